@@ -120,9 +120,9 @@ def proxy(evidence: Evidence) -> Finding:
     The misfit of a kind of network is the size of the mean of log(largest eigenvalue of H_o / largest eigenvalue of H),
     of the whole network, over seeds and the sigmas of a window (<= 0.1, 0.1 to 1, 1 to 5; beyond 5 softmax saturates).
     Averaged with their signs, ratios that only spread are no misfit. The effect is the misfit of transformers with
-    softmax minus that of MLPs (Welch's interval, for either sign). In a window the claim holds when the interval is above 0 and the
-    effect at least 0.05 (5 %), and does not when the interval is below 0.05. A pair of which one eigenvalue is not
-    positive is left out.
+    softmax minus that of MLPs (Welch's interval, for either sign). In a window the claim holds when the interval is
+    above 0 and the effect at least 0.05 (5 %), and does not when the interval is below 0.05. A pair of which one
+    eigenvalue is not positive is left out.
     """
     ratios = _ratios(evidence)
     of: dict[str, Effects] = {}
