@@ -11,6 +11,7 @@ from hessfig.config.enums import (
     Direction,
     DType,
     Gate,
+    Heading,
     Initialisation,
     Kind,
     Launcher,

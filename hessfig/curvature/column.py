@@ -156,3 +156,8 @@ def view_of(tensor: Tensor, weight: Weight) -> Tensor:
     """Return the entries of `weight` in a tensor of its parameter's shape (further axes behind)."""
     whole = tensor.unflatten(0, weight.axes) if weight.axes else tensor
     return whole if weight.index is None else whole[weight.index]
+
+
+def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Float[Tensor, " n"]:
+    """Return the entries of one side of a block, as one vector, of tensors that are shaped as the parameters."""
+    return torch.cat([view_of(tensors[one.parameter], one).flatten() for one in side])

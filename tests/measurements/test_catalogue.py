@@ -12,11 +12,14 @@ import pytest
 
 from hessfig.config import (
     Config,
+    DirectionsConfig,
     EstimatorConfig,
     GridConfig,
+    Heading,
     LandscapeConfig,
     Method,
     ModelConfig,
+    Optimiser,
     State,
     StateConfig,
     TaskConfig,
@@ -39,7 +42,13 @@ CONFIG = Config(
     grid=GridConfig(values=[1.0]),
     seeds=1,
 )
-WHOLE_TOO = {"approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)}}
+WHOLE_TOO = {
+    "approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)},
+    "along": {
+        "blocks": ["W_V", "all"],
+        "directions": DirectionsConfig(named=list(Heading), rules=list(Optimiser), gradients=2),
+    },
+}
 ONLY_DENSE = {"subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"}
 
 

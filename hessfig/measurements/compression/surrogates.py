@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
-from hessfig.curvature.column import Column, completed, view_of
+from hessfig.curvature.column import Column, completed, entries_of, view_of
 from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.quantity import Request
@@ -37,7 +37,7 @@ class Subject:
 
     def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
         """Return the block's entries of tensors that are shaped as the parameters."""
-        return torch.cat([view_of(by_parameter[one.parameter], one).flatten() for one in self.side])
+        return entries_of(by_parameter, self.side)
 
     @cached_property
     def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:

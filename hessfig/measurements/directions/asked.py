@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from hessfig.config import Config, Ray
+from operator import attrgetter
+
+from hessfig.config import Config, Heading, Optimiser, Ray
+from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
-from hessfig.measurements.settings_and_costs import reads
+from hessfig.measurements.settings_and_costs import OF_BLOCKS, reads
 from hessfig.terms import Group
 from hessfig.weights import Layout
 
@@ -14,6 +17,18 @@ _LANCZOS = ("tolerance", "steps")
 _NUMBERS = ("slope", "curvature", "departure")
 _COUNTS = ("convex_directions", "flat_directions", "concave_directions")
 _HOME = "hessfig.measurements.directions"
+_OF_PARTS = ("curvature", "product", "cosine")
+_SPLIT = ("within_weights", "across_weights", "within_layers", "across_layers")
+_WHOLE_DIRECTIONS = (
+    *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
+    *(f"{rule}_update" for rule in Optimiser),
+)
+_OF_EXPONENTS = ("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive")
+_ALONG = (
+    *(f"{name}_{number}" for name in _WHOLE_DIRECTIONS for number in (*_OF_PARTS, *_SPLIT, "slope", "length")),
+    *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
+    *_OF_EXPONENTS,
+)
 
 
 def is_dense(size: int) -> bool:
@@ -47,7 +62,24 @@ def _check_critical(config: Config, layout: Layout) -> None:
         )
 
 
+def _check_along(config: Config, layout: Layout) -> None:
+    """Raise UserError for a step rule of a package that is not installed."""
+    del layout
+    for rule in config.directions.rules:
+        check_installed(rule, f"directions.rules: {rule}")
+
+
 QUANTITIES = (
+    Quantity(
+        "along",
+        f"{_HOME}.along",
+        reads(*OF_BLOCKS, "training", directions=("named", "rules", "gradients"), spectrum=_LANCZOS),
+        _check_along,
+        serves=attrgetter("is_diagonal"),
+        gives=_ALONG,
+        needs_optimiser="any",
+        may_be_undefined=_ALONG,
+    ),
     Quantity(
         "slices",
         f"{_HOME}.slices",
