@@ -187,9 +187,10 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
             allowed="one batch, or rules that take gradients alone",
             remedy="join the batches, or leave the rule out",
         )
-    for step in range(first, first + (1 if is_own else gradients)):
+    for place in range(1 if is_own else gradients):
+        batch = None if is_measured else training_batch(config, seed=at.seed, step=first + place)
         trial.restart()
-        trial.step(step, None if is_measured else training_batch(config, seed=at.seed, step=step), seed=at.seed)
+        trial.step(first if is_own else place + 1, batch, seed=at.seed)
     return trial.moved
 
 
