@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.claims.component_rules import COUNTED, RAISED, REMOVED, TURNED
+from hessfig.analysis.claims.component_rules import RAISED, REMOVED, TURNED
 from hessfig.analysis.claims.rule import Evidence
-from hessfig.predictions.architecture import MLP, Architecture, Attention
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import growth_rate
+from hessfig.terms import MLP, Attention, Block, Kind, Part
 from tests.analysis.spectral import spectral_table
 
 SEEDS = range(6)
@@ -267,35 +269,47 @@ def varied(
 
 
 def powers(off: float, noise: float) -> Evidence:
-    """Return norms of blocks of H_o that go with the counted powers of the weights, all off by so much."""
+    """Return norms of blocks of H_o and H_f that go with the counted powers of the weights, all off by so much."""
+    layer = Architecture(kind=Kind.self_attention)
+    counted = {
+        (row, col, part, weight): growth_rate(Block(1, row, col, 1), part, layer, axis=weight).exponent
+        for row, col in (("W_Q", "W_Q"), ("W_V", "W_V"), ("W_K", "W_K"), ("W_V", "W_Q"), ("W_Q", "W_K"))
+        for part in (Part.H_o, Part.H_f)
+        for weight in ("W_Q", "W_K", "W_V")
+    }
     return of(
-        block(row, alpha ** (p + off + noise * normal(seed, row, weight)), part="H_o", seed=seed, variant=variant)
-        for row, counted in COUNTED.items()
-        for weight, p in counted.items()
+        block(row, alpha ** (p + off + noise * normal(seed, *key)), col, part=part.value, seed=seed, variant=variant)
+        for key, p in counted.items()
+        if p is not None
+        for row, col, part, weight in [key]
         for alpha in (0.25, 0.5, 1.0, 2.0, 4.0)
         for variant in [f"model.scaled_weight={weight},model.weight_scale={alpha}"]
         for seed in SEEDS
     )
 
 
-def sizes(width: float, depth: float, noise: float) -> Evidence:
-    """Return largest eigenvalues that go with width and depth to these powers."""
-    both = [
-        of(
-            {"variant": f"{setting}={n}", "seed": seed, "value": n ** (p + noise * normal(seed, setting))}
-            for n in (1, 2, 4, 8)
-            for seed in SEEDS
-        )
-        for setting, p in (("model.d_model", width), ("model.n_layers", depth))
-    ]
-    return replace(both[0], beside={"model_size_depth": both[1]})
+def sizes(width: float, depth: float, noise: float, smallest: float | None = None) -> Evidence:
+    """Return both ends of spectra that go with width and depth to these powers; `smallest`: of the other end alone."""
+
+    def rows(name: str, power: float) -> Iterable[Row]:
+        for n in (1, 2, 4, 8, 16):
+            place = {"num_layers": n} if name == "depth" else {"variant": f"model.d_model={n}"}
+            for seed in SEEDS:
+                p = power + noise * normal(seed, name)
+                yield {**place, "seed": seed, "value": n**p}
+                low = p if smallest is None else smallest + noise * normal(seed, name, "low")
+                yield {**place, "seed": seed, "quantity": "smallest_eigenvalue", "value": -(n**low)}
+
+    return replace(of(rows("width", width)), beside={"model_size_depth": of(rows("depth", depth))})
 
 
 def depth_norm(plain: float, normed: float, noise: float) -> Evidence:
-    """Return norms of the first layer that go with the number of layers to these powers."""
+    """Return norms of the first layer that go with the number of layers to these powers, at two sigmas."""
     return of(
-        block("W_V", n ** (p + noise * normal(seed, norm)), num_layers=n, seed=seed, variant=f"model.norm={norm}")
+        block("W_V", n ** (p + noise * normal(seed, norm)), num_layers=n, seed=seed, sigma=sigma, **variant)
         for norm, p in (("none", plain), ("pre", normed))
+        for variant in [{"variant": f"model.norm={norm}"}]
+        for sigma in (0.3, 1.0)
         for n in (1, 2, 4)
         for seed in SEEDS
     )
@@ -314,14 +328,21 @@ def beyond(without: float, growth: float, noise: float) -> Evidence:
 
 
 def phased(early: float, late: float, noise: float) -> Evidence:
-    """Return largest eigenvalues that move by so many decades in each end of a training of 1 000 steps."""
+    """Return largest eigenvalues that move by so many decades in the last two decades of steps, in both schedules."""
+    return along_steps(lambda seed, step: early * min(max(step - 1, 0), 1) + late * max(step - 2, 0), noise)
 
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            for step, log in ((0, 0.0), (100, early), (500, early), (1000, early + late)):
-                yield {"seed": seed, "step": float(step), "value": 10 ** (log + noise * normal(seed, step))}
 
-    return of(rows())
+def along_steps(log: Callable[[int, float], float], noise: float, seeds: Iterable[int] = SEEDS) -> Evidence:
+    """Return largest eigenvalues whose log10 is that of (seed, log10 step) beside noise, at the sweep's five steps."""
+    return of(
+        {
+            **{"seed": seed, "step": step, "variant": f"training.schedule={schedule}"},
+            "value": 10 ** (log(seed, math.log10(step)) + noise * normal(seed, step, schedule)),
+        }
+        for schedule in ("constant", "cosine")
+        for seed in seeds
+        for step in (10.0, 32.0, 100.0, 316.0, 1000.0)
+    )
 
 
 def of_batches(off: float, growth: float, noise: float) -> Evidence:
@@ -355,15 +376,16 @@ def growing_noise(decades: float, noise: float) -> Evidence:
     return of({**place, "seed": seed, "step": float(step), "value": one} for (seed, step), one in numbers.items())
 
 
-def batches(exponent: float, lost: float, noise: float) -> Evidence:
-    """Return sharpness that goes with the batch size, and accuracy that is lost per decade."""
+def batches(exponent: float, lost: float, noise: float, turn: float = 0.0) -> Evidence:
+    """Return sharpness that goes with the batch size, and accuracy lost per decade; `turn`: of a V on top."""
 
     def rows() -> Iterable[Row]:
         for seed in SEEDS:
             for size in (10, 100, 1000):
                 off, log = noise * normal(seed, size), math.log10(size)
                 place = {"variant": f"training.batch_size={size}", "seed": seed, "step": 9.0}
-                yield {**place, "value": 10 ** (exponent * log + off)}
+                turned = abs(log - 2) * turn
+                yield {**place, "value": 10 ** (exponent * log + turned + off)}
                 yield {**place, "row": "", "part": "", "quantity": "accuracy", "value": 0.9 - lost * log + off / 10}
                 yield {**place, "row": "all", "quantity": "adaptive_sharpness", "value": size**0.25}
 
@@ -433,7 +455,28 @@ QKVO = {"W_Q": 0.0, "W_K": 0.0, "W_V": 0.0, "W_O": 0.0}
 BLOCKS = {**QKVO, "W_in": 0.0, "norms": 0.0}
 SLIGHT = {"W_pos": 0.0, "W_Q": 0.05, "W_K": 0.05, "W_in": 0.1, "W_V": 0.15, "ln1_gain": 0.2}
 QUERY = ("frobenius", "W_Q", "H_o")
-DISPERSED = {QUERY: (-3.0, 1.0), ("frobenius", "W_V", "H_o"): (0.0, 0.0)}
+VALUE = ("frobenius", "W_V", "H_o")
+
+
+def scored(diminish: float, dominate: float, noise: float, *, temperature: bool = True) -> Evidence:
+    """Return H_o of queries over that of values: at the last temperature (or correlation), and how far below at the
+    first.
+
+    The factor 1 / t^2 of the temperature is in the query block, as it is in a network.
+    """
+    setting = "model.temperature" if temperature else "task.correlation"
+    values = (0.1, 1.0, 10.0) if temperature else (0.0, 0.5, 0.9)
+    logs = [dominate - diminish * (2 - rank) / 2 for rank in range(3)]
+    return of(
+        block(
+            row,
+            10 ** ((log + noise * normal(seed, rank)) * (row == "W_Q")) / (t**2 if temperature and row == "W_Q" else 1),
+            **{"part": "H_o", "seed": seed, "variant": f"{setting}={t}"},
+        )
+        for row in ("W_Q", "W_V")
+        for rank, (t, log) in enumerate(zip(values, logs, strict=True))
+        for seed in SEEDS
+    )
 
 
 def nearer(names: Mapping[str, float], noise: float) -> Evidence:
