@@ -191,7 +191,7 @@ def _spectrum(given: Any) -> SpectrumConfig:
 
 def _directions(given: Any) -> DirectionsConfig:
     of = {"named": Heading, "rules": Optimiser}
-    found = _by_name("directions", given, [*of, "gradients"])
+    found = _by_name("directions", given, [*of, "gradients", "starts"])
     for key, value in found.items():
         if key in of:
             found[key] = [of[key](one) for one in _listed(f"directions.{key}", value, of[key])]

@@ -250,8 +250,8 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    given = {"spectrum": spectrum, "directions": directions, "seed": seed, "dtype": dtype}
-    config = Measure(blocks, parts, quantities, estimator, num_probes, **given).config()
+    wanted = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, directions=directions)
+    config = wanted.config()
     names = config.quantities
     with differentiating():
         found_problem = problem.objective(config.dtype)  # refuses what is no network

@@ -347,6 +347,9 @@ class DirectionsConfig:
     gradients: int = added(
         20, "gradients at the state that make the moments of a rule which is not the training's", least=1, most=10_000
     )
+    starts: int = added(
+        4, "random starts of each search for the largest curvature in a unit ball", least=0, most=10_000
+    )
 
 
 @dataclass

@@ -78,12 +78,16 @@ def stability_threshold(problem: Objective, request: Request) -> Measured:
     preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
     """
     del problem
-    training = request.at.config.training
-    coming = (request.at.step or 0) + 1
-    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
-    rate = learning_rate(training, min(coming, training.steps) if ends else coming)
+    training, rate = request.at.config.training, coming_rate(request.at)
     values = {"stability_threshold": factor(training) / rate, "learning_rate": rate}
     return Measured([state_row(name, request, value) for name, value in values.items()])
+
+
+def coming_rate(at: At) -> float:
+    """Return the learning rate of the next update; a cosine's last one at its end."""
+    training, coming = at.config.training, (at.step or 0) + 1
+    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
+    return learning_rate(training, min(coming, training.steps) if ends else coming)
 
 
 def preconditioned_eigenvalue(problem: Objective, request: Request) -> Measured:

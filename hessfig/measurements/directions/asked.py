@@ -9,7 +9,7 @@ from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
 from hessfig.measurements.settings_and_costs import OF_BLOCKS, reads
-from hessfig.terms import Group
+from hessfig.terms import Group, StepNorm
 from hessfig.weights import Layout
 
 MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
@@ -79,6 +79,16 @@ QUANTITIES = (
         gives=_ALONG,
         needs_optimiser="any",
         may_be_undefined=_ALONG,
+    ),
+    Quantity(
+        "norm_sharpness",
+        f"{_HOME}.norm_sharpness",
+        reads("training", directions=("starts",), spectrum=_LANCZOS),
+        gives=(
+            *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
+            "sharpness_edge",
+        ),
+        needs_optimiser="any",
     ),
     Quantity(
         "slices",

@@ -82,10 +82,9 @@ class NamedDirections:
         return slope.sign() if heading == Heading.sign else slope
 
     def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
-        settings, square = self._request.spectrum, Square(column, block, Part.H)
-        options = {"tolerance": settings.tolerance, "steps": settings.steps, "generator": self._stream(block)}
+        settings, square, drawn = self._request.spectrum, Square(column, block, Part.H), self._stream(block)
         try:
-            found = extremes(square, end, **options)
+            found = extremes(square, end, tolerance=settings.tolerance, steps=settings.steps, generator=drawn)
         except NotFinite:
             return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
         return found.vectors[:, 0].cpu(), found.converged
