@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.config import TrainingConfig
-from hessfig.curvature.unit_balls import length, steepest
+from hessfig.states.training.norm_descent import length, steepest
 from hessfig.states.training.step_rules import StepRule
 from hessfig.terms import Optimiser, StepNorm
 

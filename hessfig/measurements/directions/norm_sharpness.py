@@ -12,10 +12,10 @@ from torch import Tensor
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End, extremes
-from hessfig.curvature.unit_balls import length, steepest
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row
 from hessfig.measurements.stability import coming_rate
 from hessfig.measurements.training_dynamics import state_row
+from hessfig.states.training.norm_descent import length, steepest
 from hessfig.terms import Block, Group, Part, StepNorm
 
 _ITERATIONS, _GAP = 100, 1e-3  # of a search: at most, and the share of its value at which it ends
