@@ -256,7 +256,7 @@ class Approximation(Recorded):
 
 
 class StepNorm(StrEnum):
-    """A norm over all parameters whose steepest descent is a step rule (formulas: hessfig.states.training.norm_descent)."""
+    """A norm over all parameters whose steepest descent is a step rule (states.training.norm_descent has formulas)."""
 
     euclidean = "euclidean"
     spectral = "spectral"
