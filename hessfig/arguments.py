@@ -7,23 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import (
-    Config,
-    Data,
-    DirectionsConfig,
-    DType,
-    EstimatorConfig,
-    Heading,
-    Kind,
-    Method,
-    ModelConfig,
-    Optimiser,
-    Probes,
-    SpectrumConfig,
-    TaskConfig,
-)
+from hessfig.config.enums import Data, DType, Heading, Method, Probes
+from hessfig.config.schema import Config
+from hessfig.config.science import DirectionsConfig, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, plain
-from hessfig.terms import Part
+from hessfig.terms import Kind, Optimiser, Part
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Curvature, Optimiser, Schedule, TrainingConfig
+from hessfig.config.enums import Curvature, Schedule
+from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Batch, Objective
@@ -27,7 +28,7 @@ from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule, learning_rate
 from hessfig.tasks.examples import is_full_batch, training_batch
-from hessfig.terms import Block, Group, Part
+from hessfig.terms import Block, Group, Optimiser, Part
 
 _DOUBLINGS, _HALVINGS = 40, 6
 Named = dict[str, Tensor]

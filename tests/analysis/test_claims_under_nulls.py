@@ -49,6 +49,21 @@ def common_drift(draw: int) -> Evidence:
     return tables.of(rows())
 
 
+def spread_alone(draw: int) -> Evidence:
+    """Return ratios H_o / H that are 1 but for a spread over seeds, which is far larger in transformers."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for kind, spread in (("transformer", 1.9), ("mlp", 0.02)):
+            for seed in range(10 * draw, 10 * draw + 10):
+                for sigma in (0.05, 0.07, 0.5, 0.7, 2.0, 3.0, 4.0, 5.0):
+                    place = {"variant": f"model.kind={kind},model.attention=softmax", "seed": seed, "sigma": sigma}
+                    yield {**place, "part": "H", "value": 3.0}
+                    off = spread * tables.normal(seed, kind, sigma)
+                    yield {**place, "part": "H_o", "value": 3.0 * float(np.exp(off))}
+
+    return tables.of(rows())
+
+
 NULLS: dict[str, list[Callable[[int], Evidence]]] = {"phases": [constant, power_law], "proxies": [common_drift]}
 
 

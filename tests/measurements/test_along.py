@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config import MLP, Config, Data, DirectionsConfig, DType, Heading, Kind, ModelConfig, Norm, Optimiser
+from hessfig.config.enums import Data, DType, Heading
+from hessfig.config.schema import Config
+from hessfig.config.science import DirectionsConfig, ModelConfig
 from hessfig.curvature.problem import Objective, Suffix
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
@@ -21,7 +23,7 @@ from hessfig.models.blocks import blocks_of
 from hessfig.rng import probe_stream
 from hessfig.states.stored_states import trained
 from hessfig.tasks.examples import training_batch
-from hessfig.terms import PARTS, Part
+from hessfig.terms import MLP, PARTS, Kind, Norm, Optimiser, Part
 from tests.curvature.oracle import places, whole_oracle
 from tests.toys import toy_problem, toy_task, training_config
 

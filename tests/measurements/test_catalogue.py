@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import (
-    Config,
+from hessfig.config.enums import Heading, State
+from hessfig.config.schema import Config
+from hessfig.config.science import (
     DirectionsConfig,
     EstimatorConfig,
     GridConfig,
-    Heading,
     LandscapeConfig,
-    Method,
     ModelConfig,
-    Optimiser,
-    State,
     StateConfig,
     TaskConfig,
     TrainingConfig,
@@ -30,6 +27,7 @@ from hessfig.measurements.catalogue import quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.sweep.measure import draw_problem, measure, request_of
 from hessfig.sweep.plan import Sweep
+from hessfig.terms import Optimiser
 
 CONFIG = Config(
     model=ModelConfig(d_model=2),

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.config.enums import Data, DType, Loss
+from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
 from hessfig.tasks import digits
 from hessfig.tasks.batch import draw_batch

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from hessfig.config import Config, Heading, Optimiser, Ray
+from hessfig.config.enums import Heading, Ray
+from hessfig.config.schema import Config
 from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
 from hessfig.measurements.settings_and_costs import OF_BLOCKS, reads
-from hessfig.terms import Group, StepNorm
+from hessfig.terms import Group, Optimiser, StepNorm
 from hessfig.weights import Layout
 
 MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Heading, Optimiser
+from hessfig.config.enums import Heading
 from hessfig.curvature.column import Column, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
@@ -17,7 +17,7 @@ from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.quantity import Request
 from hessfig.measurements.stability import Named, update_of
-from hessfig.terms import Block, Part
+from hessfig.terms import Block, Optimiser, Part
 
 Vector = Float[Tensor, " n"]
 
