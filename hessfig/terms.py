@@ -1,7 +1,5 @@
 """The vocabulary shared by everything: parts of the Hessian, weights, groups and blocks, shapes of networks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

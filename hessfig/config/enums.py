@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401 - choices of the common vocabulary are settings too
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

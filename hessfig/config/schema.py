@@ -5,8 +5,6 @@ group `group(its class, the role of its settings)`; see hessfig.config.facts for
 be told of a new setting.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The settings that make other numbers: data, network, state, training, grid, and how it is measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of the training: its steps, the states it keeps, and a task that can be trained on."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

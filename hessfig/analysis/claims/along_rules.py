@@ -92,9 +92,9 @@ def paths(evidence: Evidence) -> Finding:
 
     The gradient of |g| is H g / |g| = (H_o g + H_f g) / |g|: the logit path and the functional path. The effect is
     log10 of |H_o g| over |H_f g| in all weights, averaged over the measured steps after 0, seed by seed; for the
-    language model trained by AdamW, for the vision transformer and for the CNN. The claim holds when the interval of the
-    language model is above 0 with a mean of at least 0.1 and those of both vision networks lie below 0.1, and does not
-    when one is on the other side. The effect is that of the language model.
+    language model trained by AdamW, for the vision transformer and for the CNN. The claim holds when the interval of
+    the language model is above 0 with a mean of at least 0.1 and those of both vision networks lie below 0.1, and
+    does not when one is on the other side. The effect is that of the language model.
     """
     vision = evidence.other("along_vision")
     samples = {
