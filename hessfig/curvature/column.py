@@ -159,11 +159,11 @@ def view_of(tensor: Tensor, weight: Weight) -> Tensor:
     return whole if weight.index is None else whole[weight.index]
 
 
-<<<<<<< HEAD
 def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Float[Tensor, " n"]:
     """Return the entries of one side of a block, as one vector, of tensors that are shaped as the parameters."""
     return torch.cat([view_of(tensors[one.parameter], one).flatten() for one in side])
-=======
+
+
 class DecayedColumn:
     """A column of the Hessian of a loss with decay / 2 |w|^2: H and H_f of a weight with itself have decay I added.
 
@@ -203,4 +203,3 @@ def _spans(side: Sequence[Weight]) -> dict[str, slice]:
     """Return where every whole parameter stands among the entries of one side of a block."""
     stops = list(accumulate(weight.size for weight in side))
     return {weight.parameter: slice(stop - weight.size, stop) for weight, stop in zip(side, stops, strict=True)}
->>>>>>> main
