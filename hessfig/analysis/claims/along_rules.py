@@ -51,7 +51,11 @@ def exponents(evidence: Evidence) -> Finding:
     alphas = {part: _exponents(evidence.at_step(-1), part) for part in (Part.H, Part.H_o)}
     if any(one.empty for one in alphas[Part.H].values()):
         return missing(f"exponents of convolutions ({KIND}=cnn), attention and W_in ({KIND}=vit)")
-    judge = {"convolutions": near(2.0, WITHIN), "attention": near(1.0, WITHIN), "W_in": partial(stays_below, most=1.0)}
+    judge: dict[str, Judge] = {
+        "convolutions": near(2.0, WITHIN),
+        "attention": near(1.0, WITHIN),
+        "W_in": partial(stays_below, most=1.0),
+    }
     effects = {name: Effect(sample, judge[name]) for name, sample in alphas[Part.H].items()}
     beside = {name: Effect(sample, judge[name]).interval() for name, sample in alphas[Part.H_o].items()}
     words = ", ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in beside.items())
@@ -105,7 +109,7 @@ def paths(evidence: Evidence) -> Finding:
     if any(one.empty for one in samples.values()):
         return missing("products of H_o and H_f with the gradient after step 0, in language and in vision")
     below = partial(stays_below, most=LEAST_DECADES)
-    judge = {"language model": at_least(LEAST_DECADES), "vision transformer": below, "CNN": below}
+    judge: dict[str, Judge] = {"language model": at_least(LEAST_DECADES), "vision transformer": below, "CNN": below}
     return together({name: Effect(sample, judge[name]) for name, sample in samples.items()})
 
 
