@@ -11,6 +11,7 @@ from hessfig.analysis.claims.judges import (
     Effect,
     Effects,
     Finding,
+    Judge,
     at_least,
     by_conditions,
     missing,
