@@ -328,6 +328,26 @@ class DirectionsConfig:
     steps: int = setting(100, "steps of descent", least=2, most=_MOST_STEPS)
     evaluations: int = setting(200, "gradients that a search for a critical point may take", least=1, most=_MOST_STEPS)
     tolerance: float = setting(1e-8, "a critical point is found where the gradient's norm is no larger", above=0)
+    named: list[enums.Heading] = added(
+        [one for one in enums.Heading if one != enums.Heading.smallest],
+        "directions of the quantity along: gradient, its signs, update, singular, random, eigenvectors",
+        once=True,
+        allowed=f"a list of {', '.join(enums.Heading)}",
+        example="[gradient,update]",
+    )
+    rules: list[Optimiser] = added(
+        [],
+        "step rules whose updates along takes at the same state; none named: the training's own",
+        once=True,
+        allowed=f"a list of {', '.join(Optimiser)}",
+        example="[adamw,muon]",
+    )
+    gradients: int = added(
+        20, "gradients at the state that make the moments of a rule which is not the training's", least=1, most=10_000
+    )
+    starts: int = added(
+        4, "random starts of each search for the largest curvature in a unit ball", least=0, most=10_000
+    )
 
 
 @dataclass

@@ -159,6 +159,11 @@ def view_of(tensor: Tensor, weight: Weight) -> Tensor:
     return whole if weight.index is None else whole[weight.index]
 
 
+def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Float[Tensor, " n"]:
+    """Return the entries of one side of a block, as one vector, of tensors that are shaped as the parameters."""
+    return torch.cat([view_of(tensors[one.parameter], one).flatten() for one in side])
+
+
 class DecayedColumn:
     """A column of the Hessian of a loss with decay / 2 |w|^2: H and H_f of a weight with itself have decay I added.
 

@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from hessfig.config.enums import Ray
+from hessfig.config.enums import Heading, Ray
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
@@ -18,7 +18,7 @@ from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation, Optimiser, StepNorm
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
@@ -27,6 +27,20 @@ _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measure
 _COMPRESSION, _DIRECTIONS = "hessfig.measurements.compression", "hessfig.measurements.directions"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
+_WHOLE_DIRECTIONS = (
+    *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
+    *(f"{rule}_update" for rule in Optimiser),
+)
+_OF_PARTS = ("curvature", "product", "cosine")
+_OF_DIRECTIONS = (
+    *(*_OF_PARTS, "within_weights", "across_weights", "within_layers", "across_layers"),
+    *("slope", "length"),
+)
+_ALONG = (
+    *(f"{name}_{number}" for name in _WHOLE_DIRECTIONS for number in _OF_DIRECTIONS),
+    *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
+    *("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive"),
+)
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
     Quantity("frobenius", _NORMS, of.norm_settings, need.check_norms, of.norm_operations, knows_decay=True),
@@ -239,6 +253,27 @@ _ROWS = (
         gives=("descent_horizon", "descent_rate", "descent_run_curvature", "descent_line_curvature"),
         knows_decay=True,
         may_be_undefined=("descent_horizon",),
+    ),
+    _of_blocks(
+        "along",
+        f"{_DIRECTIONS}.along",
+        of.reads(
+            *(*of.OF_BLOCKS, "training"), directions=("named", "rules", "gradients"), spectrum=("tolerance", "steps")
+        ),
+        need.check_rules,
+        gives=_ALONG,
+        needs_optimiser="any",
+        may_be_undefined=_ALONG,
+    ),
+    Quantity(
+        "norm_sharpness",
+        f"{_DIRECTIONS}.norm_sharpness",
+        of.reads("training", directions=("starts",), spectrum=("tolerance", "steps")),
+        gives=(
+            *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
+            "sharpness_edge",
+        ),
+        needs_optimiser="any",
     ),
 )
 CATALOGUE = {row.name: row for row in _ROWS}

@@ -25,7 +25,7 @@ from hessfig.curvature.brain_surgeon import (
     surgery,
     zeroed,
 )
-from hessfig.curvature.column import Column, completed, view_of
+from hessfig.curvature.column import Column, completed, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
@@ -55,7 +55,7 @@ class Subject:
 
     def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
         """Return the block's entries of tensors that are shaped as the parameters."""
-        return torch.cat([view_of(by_parameter[one.parameter], one).flatten() for one in self.side])
+        return entries_of(by_parameter, self.side)
 
     @cached_property
     def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:

@@ -9,6 +9,7 @@ from hessfig.config.checks import number_of_samples
 from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
+from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
@@ -305,6 +306,13 @@ def check_distance(config: Config, layout: Layout) -> None:
 def is_dense(size: int) -> bool:
     """Whether all eigenvectors of a Hessian of this size are computed."""
     return size <= MOST_DENSE
+
+
+def check_rules(config: Config, layout: Layout) -> None:
+    """Raise UserError for a step rule of a package that is not installed."""
+    del layout
+    for rule in config.directions.rules:
+        check_installed(rule, f"directions.rules: {rule}")
 
 
 def check_slices(config: Config, layout: Layout) -> None:

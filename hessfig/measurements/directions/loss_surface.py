@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from hessfig.config.enums import Products
 from hessfig.config.science import ModelConfig, SpectrumConfig
-from hessfig.curvature.column import view_of
+from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.densities import dense_matrix
@@ -41,7 +41,7 @@ class Surface:
             numbers[name] = torch.arange(first, first + parameter.numel()).view(parameter.shape)
             first += parameter.numel()
         side = problem.layout.side(0, Group.all.value)
-        self._places = torch.cat([view_of(numbers[one.parameter], one).flatten() for one in side])
+        self._places = entries_of(numbers, side)
         self._flat = parameters_to_vector(held.values()).detach().clone()
         self.start = self._of(self._flat)
         self.rounding = 1e3 * torch.finfo(problem.dtype).eps
