@@ -5,8 +5,6 @@ eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations).
 with the same seed share weights and batches, so they are compared by the interval of their differences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -40,6 +38,22 @@ def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: in
     return _interval(mean, se, count - 1, count, level, tests)
 
 
+def welch_interval(
+    values: Iterable[float], other: Iterable[float], *, level: float = LEVEL, tests: int = 1
+) -> Interval:
+    """Return the difference of the means of two independent samples with Welch's interval (Satterthwaite's degrees).
+
+    For networks that share neither weights nor batches, where there are no pairs. `count` is that of the smaller one.
+    """
+    found = [student_interval(one) for one in (values, other)]
+    parts = [(one.se**2, one.count - 1) for one in found]
+    spread = sum(square for square, _ in parts)
+    lost = sum(square**2 / dof for square, dof in parts if dof > 0)
+    dof = spread**2 / lost if lost > 0 else sum(dof for _, dof in parts)
+    count = min(one.count for one in found)
+    return _interval(found[0].mean - found[1].mean, math.sqrt(spread), dof, count, level, tests)
+
+
 def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
     """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
 
@@ -48,22 +62,6 @@ def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: 
     sample = np.asarray(list(values), dtype=float)
     found = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
     return _through(found, math.exp)
-
-
-def welch_interval(
-    samples: tuple[Iterable[float], Iterable[float]], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
-    """Return the interval of the difference of two means of independent samples (Welch): spreads may differ.
-
-    `count` is the smaller of the two; nan without two finite numbers in each.
-    """
-    one, other = (student_interval(sample) for sample in samples)
-    mean, count = one.mean - other.mean, min(one.count, other.count)
-    parts = np.array([one.se**2, other.se**2])
-    se, dofs = math.sqrt(parts.sum()), np.array([one.count - 1, other.count - 1])
-    if not se > 0:
-        return Interval(mean, se, *((mean, mean) if se == 0 else (math.nan, math.nan)), count)
-    return _interval(mean, se, se**4 / float((parts**2 / dofs).sum()), count, level, tests)
 
 
 MOST_CORRELATED = 0.999  # a correlation of one has no z; ranks along few steps are of size one by chance too

@@ -1,7 +1,5 @@
 """Dense derivatives by automatic differentiation, the networks they are taken of, and exponents by scaling."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
@@ -204,7 +202,10 @@ class ScaledNetwork(Generic[Key]):
 
     def norms(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """The Frobenius norm of every block at the input sigma X."""
+        return {pair: torch.linalg.matrix_norm(block) for pair, block in self.blocks(part, sigma).items()}
+
+    def blocks(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
+        """Every block at the input sigma X."""
         X = sigma * self.X
         Y = self.network(X, self.weights) - self.Y if self.at_fixed_residual else self.Y
-        blocks = hessian_blocks(lambda weights: self.network(X, weights), square_loss(Y), self.weights, part)
-        return {pair: torch.linalg.matrix_norm(block) for pair, block in blocks.items()}
+        return hessian_blocks(lambda weights: self.network(X, weights), square_loss(Y), self.weights, part)

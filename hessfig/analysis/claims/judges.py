@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from hessfig.analysis.intervals import Interval, student_interval, welch_interval
+from hessfig.analysis.intervals import Interval, student_interval
 
 
 class ClaimVerdict(StrEnum):
@@ -115,12 +114,9 @@ def near_power(power: float) -> Judge:
 
 @dataclass(frozen=True)
 class Effect:
-    """A number that a claim rests on: a value per seed, how its interval is found, and how that is judged.
+    """A number that a claim rests on: a value per seed, how its interval is found, and how that is judged."""
 
-    `kind` is given the sample: one number per seed, or what else it makes an interval of.
-    """
-
-    sample: Any
+    sample: Iterable[float]
     judge: Judge
     kind: Callable[..., Interval] = student_interval
 
@@ -131,11 +127,6 @@ class Effect:
     def verdict(self, tests: int = 1) -> ClaimVerdict:
         """Return its verdict by that interval."""
         return self.judge(self.interval(tests))
-
-
-def apart(one: Iterable[float], other: Iterable[float], judge: Judge) -> Effect:
-    """Return the effect `one` minus `other` of networks that share no weights: Welch's interval, seeds unpaired."""
-    return Effect((list(one), list(other)), judge, welch_interval)
 
 
 Effects = Mapping[str, Effect]

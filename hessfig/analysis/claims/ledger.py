@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
+from hessfig.analysis.claims.along_rules import ALONG
 from hessfig.analysis.claims.component_rules import COMPONENTS
 from hessfig.analysis.claims.encoder_rules import ENCODERS
 from hessfig.analysis.claims.growth_rules import GROWTH
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, ALONG)
 
 
 def claims() -> dict[str, Claim]:
@@ -170,9 +171,9 @@ def explanation(one: Judged) -> list[tuple[str, str]]:
 
 def quoted(claim: Claim) -> str:
     """Return the source's words with their place; of a question of the package's own there are none."""
-    if claim.is_ours:
-        return ""
-    return f'"{claim.words}" ({claim.where})' if claim.words else "not quoted: paraphrase"
+    if claim.words:
+        return f'"{claim.words}" ({claim.where})'
+    return "" if claim.is_ours else "not quoted: paraphrase"
 
 
 def seeds_in_words(claim: Claim) -> str:

@@ -143,7 +143,7 @@ def hessian(evidence: Evidence) -> judges.Finding:
     if not all(any(name in effect for effect in effects) for name in ("norm", "condition number")):
         return judges.missing("norms and condition numbers of the Hessians of k samples")
     worst = _farthest({name: one.interval() for name, one in effects.items()}, -0.5)
-    count = len(next(iter(effects.values())).sample)
+    count = next(iter(effects.values())).interval().count
     return judges.together(effects, worst, f"intervals over {count} batches or seeds; the effect is that of {worst}")
 
 
