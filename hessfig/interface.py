@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hessfig.arguments import Measure, Spec, device_of, one_of, whole
-from hessfig.config import Config, DType
+from hessfig.config.enums import DType
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few, plain
 from hessfig.measurements.catalogue import MAY_BE_UNDEFINED, quantity
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
-    from hessfig.config import ApproximationConfig
+    from hessfig.config.science import ApproximationConfig
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Objective
@@ -135,7 +136,7 @@ class Problem:
         UserError
             For a name that the block cannot have.
         """
-        from hessfig.config import ApproximationConfig
+        from hessfig.config.science import ApproximationConfig
         from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
         from hessfig.curvature.batched import undisturbed
         from hessfig.curvature.block_operator import Entries
@@ -209,6 +210,7 @@ def measure(
     estimator: str = "auto",
     num_probes: int = 20,
     spectrum: Mapping[str, Any] | None = None,
+    directions: Mapping[str, Any] | None = None,
     seed: int = 0,
     dtype: str = "float64",
     device: str = "cpu",
@@ -225,7 +227,8 @@ def measure(
     estimator   "auto" (exact by a formula where that is cheap, dense where a column of a small network has at most 256
                 entries, else by probes; docs/accuracy.md), "hutchinson", "aligned", "xtrace" or "dense"
     num_probes  random vectors per column of blocks
-    spectrum    settings of eigenvalues and densities, as in hessfig.config.SpectrumConfig: {"k": 3, "steps": 80}
+    spectrum    settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}
+    directions  settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}
     seed        of all random vectors; equal seeds give equal bits, here and on the command line
     dtype, device   of the computation: "float64" or "float32"; "cpu", "cuda" or "cuda:N"
 
@@ -248,7 +251,8 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    config = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype).config()
+    wanted = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, directions=directions)
+    config = wanted.config()
     names = config.quantities
     with differentiating():
         found_problem = problem.objective(config.dtype)  # refuses what is no network

@@ -1,7 +1,5 @@
 """Which figure of which sweep is asked for: by settings, by what was drawn before, and everything for a report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -12,9 +10,9 @@ import hessfig
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.printed import WHOLE, check_windows
-from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder, unchanged_preset
+from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import SettingDifference
+from hessfig.config.compose.provenance import SettingDifference, manifest_of, preset_in, table_folder, unchanged_preset
 from hessfig.config.enums import Average, FigureGroup
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies

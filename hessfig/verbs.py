@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hessfig.errors import UserError
 
 if TYPE_CHECKING:
-    from hessfig.config.compose import Job
+    from hessfig.config.compose.job import Job
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Verb:
 
     def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
         """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
-        from hessfig.config.compose import jobs
+        from hessfig.config.compose.job import jobs
         from hessfig.config.compose.overrides import check_words
 
         check_words(words, own, several=several)
@@ -198,7 +198,7 @@ VERBS = {
         ),
         Verb(
             name="predict",
-            about="say with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
+            about="print with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
             examples=(
                 "hessfig predict model.attention=sigmoid blocks=all",
                 "hessfig predict sweep=components format=csv",
@@ -239,7 +239,7 @@ VERBS = {
         ),
         Verb(
             name="status",
-            about="say how much of a sweep is measured, and what table is there",
+            about="report how much of a sweep is measured, and which table exists",
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status",
             groups=("sweep",),

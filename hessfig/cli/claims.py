@@ -1,7 +1,5 @@
 """What `hessfig claims` does: every claim judged and written down, or one explained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +41,6 @@ def _departures(folder: Path, sweep: str) -> list[str]:
 
     if not (folder / MANIFEST).exists() or sweep not in choices("sweep"):
         return []
-    from hessfig.config.compose import departures  # slow to import
+    from hessfig.config.compose.provenance import departures  # slow to import
 
     return departures(folder / MANIFEST, sweep)

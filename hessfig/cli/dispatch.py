@@ -1,7 +1,5 @@
 """One command, one or several runs of its verb: settings checked and composed, each run with a folder of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys
@@ -9,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
 from hessfig.cli.terminal import say
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.facts import OTHER_TABLE
 from hessfig.config.settings import role_of
 from hessfig.errors import UserError

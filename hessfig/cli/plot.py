@@ -1,12 +1,10 @@
 """What `hessfig plot` does: a figure drawn from a sweep's table, or a study of the theory computed and drawn."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.presets import STUDY, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
 from hessfig.figures.sheets import draw

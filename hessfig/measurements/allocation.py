@@ -1,4 +1,4 @@
-"""How many probes `estimator=auto` takes: as few as the spread over seeds deserves, found on networks of its own."""
+"""How many probes `estimator=auto` takes: as few as the spread over seeds allows, found on networks of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hessfig.config import Config, Method
+from hessfig.config.enums import Method
+from hessfig.config.schema import Config
 from hessfig.measurements.settings_and_costs import is_exact, is_few
 from hessfig.models.blocks import blocks_of
 from hessfig.weights import Layout

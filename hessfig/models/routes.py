@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hessfig.config import ModelConfig
-from hessfig.config import Products as Choice
+from hessfig.config.enums import Products as Choice
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
-from hessfig.curvature.column import Column
+from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
-from hessfig.curvature.layered import Layered
-from hessfig.curvature.problem import Objective, OtherNetwork
+from hessfig.curvature.problem import Layered, Objective, OtherNetwork
 from hessfig.curvature.ranks import headed
 from hessfig.curvature.vocabulary_head import can_take
-from hessfig.curvature.weight_decay import DecayedColumn
 from hessfig.terms import Block
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """Cells that no table lists and no current sweep asks for, and what killed writers left: found, and removed."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -13,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, Kind
+from hessfig.config.enums import Kind
+from hessfig.config.schema import Config
 from hessfig.config.user_code import specs_of
 from hessfig.errors import UserError
 from hessfig.files import age, clock_of, leftovers, read_small, unwritable

@@ -1,7 +1,5 @@
 """The folder of a training that is watched from outside: cells, table and manifest that grow while it goes on."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Mapping
@@ -9,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config
 from hessfig.config.keys import as_plain, in_manifest
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of

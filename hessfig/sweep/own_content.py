@@ -1,11 +1,9 @@
 """The content of a network of the user's own: a hash of what its factory returns, and of what that computes."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 
-from hessfig.config import Config
+from hessfig.config.schema import Config
 from hessfig.config.user_code import guarded
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError

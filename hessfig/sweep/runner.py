@@ -1,15 +1,13 @@
 """Run a sweep: reuse what is finished, measure the rest in workers, then write table and manifest."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hessfig.config import Config
 from hessfig.config.machine import cores
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of

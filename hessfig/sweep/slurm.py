@@ -1,7 +1,5 @@
 """A sweep's Slurm job: its tasks measure shares of the cells in a shared folder, where they are watched appearing."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -11,8 +9,8 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from hessfig.config import Config
 from hessfig.config.machine import slurm_memory
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
 from hessfig.record import entry_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def prenorm(without: float, normed: Law, noise: float) -> Evidence:
 
 
 def depths(growth: float, theirs: float, noise: float) -> Evidence:
-    """Return exponents in sigma that grow by so much from one layer to three."""
+    """Return exponents in sigma, of H and of H_o, that grow by so much from one layer to three."""
 
     def rows(name: str, change: float) -> Iterable[Row]:
         for depth in (1, 2, 3):
@@ -86,7 +87,8 @@ def depths(growth: float, theirs: float, noise: float) -> Evidence:
                 for layer in range(1, depth + 1):
                     for sigma in SIGMAS:
                         place = {"layer": layer, "row_layer": layer, "num_layers": depth, "seed": seed}
-                        yield block("W", sigma**p, sigma=sigma, **place)
+                        for part in ("H", "H_o"):
+                            yield block("W", sigma**p, part=part, sigma=sigma, **place)
 
     return of(rows("ours", growth), mlp=of(rows("mlp", theirs)))
 
@@ -97,7 +99,7 @@ def at_scores(ends: Mapping[float, tuple[float, float]], noise: float) -> Eviden
     def rows() -> Iterable[Row]:
         for sigma, (first, last) in ends.items():
             for seed in SEEDS:
-                for step, t in enumerate((0.1, 1, 10)):
+                for step, t in enumerate((1e-4, 1, 1e4)):
                     share = first + (last - first) * step / 2 + noise * normal(seed, sigma, t)
                     share = min(max(share, 0.0), 1.0)
                     place = {"variant": f"model.kind=self_attention,model.temperature={t}", "seed": seed}
@@ -108,22 +110,24 @@ def at_scores(ends: Mapping[float, tuple[float, float]], noise: float) -> Eviden
 
 
 def of_heads(fewest: float, most: float, noise: float) -> Evidence:
-    """Return shares of zero entries of the attention's H_f, and norms, with one to four heads."""
+    """Return shares of zero entries of the attention's H_f with one and with four heads."""
+    place = {"row": "attention", "layer": 1, "row_layer": 1, "part": "H_f", "quantity": "zero_share"}
+    return of(
+        {**place, "variant": f"model.n_heads={heads}", "seed": seed, "value": share + noise * normal(seed, heads)}
+        for seed in SEEDS
+        for heads, share in ((1, fewest), (4, most))
+    )
 
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            for heads, share in ((1, fewest), (4, most)):
-                place = {"variant": f"model.n_heads={heads}", "seed": seed, "layer": 1, "row_layer": 1, "part": "H_f"}
-                yield {
-                    **place,
-                    "row": "attention",
-                    "quantity": "zero_share",
-                    "value": share + noise * normal(seed, heads),
-                }
-                for part, value in (("H_f", 0.9), ("H_o", 0.1)):
-                    yield block("W_Q", value, part=part, variant=place["variant"], seed=seed)
 
-    return of(rows())
+def norms_of_heads(fewest: float, most: float, noise: float) -> Evidence:
+    """Return norms of a block of which H_f has such a share, with one and with four heads."""
+    return of(
+        block("W_Q", value, part=part, variant=f"model.n_heads={heads}", seed=seed)
+        for seed in SEEDS
+        for heads, mean in ((1, fewest), (4, most))
+        for share in [min(max(mean + noise * normal(seed, heads), 0.001), 0.999)]
+        for part, value in (("H_f", share), ("H_o", 1 - share))
+    )
 
 
 def single(pair: float, one: float, noise: float) -> Evidence:
@@ -228,28 +232,34 @@ def growing(name: str, laws: Mapping[str, float], noise: float, **place: Any) ->
     )
 
 
-def layered(lower: float, steeper: float, law: float, noise: float) -> Evidence:
-    """Return value blocks of two layers: the top one higher, the first steeper beyond 1; and a chain off its law."""
+def layered(lower: float, steeper: float, off: float, noise: float) -> Evidence:
+    """Return blocks of two layers: value blocks of which the top one is higher, the first steeper beyond 1, and others
+    whose exponents are a share `off` their laws, as is that of a chain.
+    """
+    single = Architecture()
+    laws = {
+        (row, part): float(growth_rate(Block(1, row, row, 1), part, single).exponent or 0)
+        for row, part in (("W_Q", Part.H), ("W_Q", Part.H_o), ("W_Q", Part.H_f), ("W_V", Part.H_o))
+    }
 
     def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            off = {name: noise * normal(seed, name) for name in ("lower", "steeper", "law")}
-            for layer in (1, 2):
-                for sigma in SIGMAS:
-                    extra = (steeper + off["steeper"]) * (layer == 1) * max(math.log10(sigma), 0)
-                    log = 2 * math.log10(sigma) + (lower + off["lower"]) * (layer == 2) + extra
-                    place = {"layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed}
-                    yield block("W_V", 10**log, sigma=sigma, **place)
+        for seed, layer, sigma in product(SEEDS, (1, 2), SIGMAS):
+            place = {"layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed, "sigma": sigma}
+            extra = (steeper + noise * normal(seed, "steeper")) * (layer == 1) * max(math.log10(sigma), 0)
+            log = 2 * math.log10(sigma) + (lower + noise * normal(seed, "lower")) * (layer == 2) + extra
+            yield block("W_V", 10**log, **place)
+            for (row, part), power in laws.items():
+                p = power * (1 + off + noise * normal(seed, row, part.value))
+                yield block(row, sigma**p, part=part.value, **place)
 
     def chain() -> Iterable[Row]:
-        for seed in SEEDS:
-            for sigma in SIGMAS:
-                place = {"layer": 2, "row_layer": 2, "num_layers": 2, "seed": seed}
-                yield block("W_V", sigma ** (18 + law + noise * normal(seed, "law")), sigma=sigma, **place)
+        for seed, sigma in product(SEEDS, SIGMAS):
+            place = {"layer": 2, "row_layer": 2, "num_layers": 2, "seed": seed, "sigma": sigma}
+            yield block("W_V", sigma ** (18 * (1 + off + noise * normal(seed, "law"))), **place)
 
     linear = Architecture(num_layers=2, attention=Attention.linear, mlp=MLP.none, attention_skip=False)
     theirs = replace(of(chain()), architectures={("", 2): linear})
-    return of(rows(), softmax=theirs)
+    return replace(of(rows(), softmax=theirs), architectures={("", 2): replace(single, num_layers=2)})
 
 
 def varied(
@@ -406,17 +416,32 @@ def indefinite(more: float, noise: float) -> Evidence:
     )
 
 
-def entries(gap: float, noise: float) -> Evidence:
-    """Return Hessians whose (V, V) entries are larger than those of (Q, Q) by so many decades with softmax."""
+def entries(gap: float, noise: float, linear: float = 0.0) -> Evidence:
+    """Return Hessians whose (V, V) entries are larger than those of (Q, Q): by `linear` decades without softmax, and by
+    `gap` more with it.
+    """
 
     def hessians() -> Iterable[StoredHessian]:
         for kind in ("softmax", "linear"):
             for seed in SEEDS:
-                size = 10 ** ((kind == "softmax") * (gap + noise * normal(seed)))
+                size = 10 ** (linear + (kind == "softmax") * (gap + noise * normal(seed)))
                 matrix = np.diag([size, size, size, 1.0, 1.0, 1.0])
                 yield StoredHessian(f"model.attention={kind}", 0.2, seed, matrix, ["W_V", "W_Q"], [3, 3], math.nan)
 
     return Evidence(of([]).table, hessians=hessians)
+
+
+def entries_along(logs: Mapping[str, float], noise: float, last: Mapping[str, float] | None = None) -> Evidence:
+    """Return Hessians whose blocks have entries of these sizes, log10, before and after a training."""
+
+    def hessians() -> Iterable[StoredHessian]:
+        for step, found in ((0.0, logs), (1000.0, {**logs, **(last or {})})):
+            for seed in SEEDS:
+                sizes = [10 ** (log + noise * normal(seed, name, step)) for name, log in found.items()]
+                matrix = np.diag(np.repeat(sizes, 3)) + np.kron(np.diag(sizes), np.ones((3, 3)))
+                yield StoredHessian("", math.nan, seed, matrix, list(found), [3] * len(found), step)
+
+    return Evidence(of([{"step": step} for step in (0.0, 1000.0)]).table, hessians=hessians)
 
 
 def ordered(steps: Mapping[str, float], noise: float, early: Mapping[str, float] | None = None) -> Evidence:

@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from hessfig.config import Config, GridConfig
-from hessfig.config.compose import compose, jobs
+from hessfig.config.compose.job import compose, jobs
 from hessfig.config.compose.overrides import as_word, quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import choices, natural, shipped_figures, studies
-from hessfig.config.schema import GROUPS
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.science import GridConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity

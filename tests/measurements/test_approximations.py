@@ -15,17 +15,9 @@ from scipy.linalg import polar
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
-from hessfig.config import (
-    ApproximationConfig,
-    Config,
-    Data,
-    EstimatorConfig,
-    Kind,
-    Method,
-    ModelConfig,
-    TaskConfig,
-    TrainingConfig,
-)
+from hessfig.config.enums import Data, Kind, Method
+from hessfig.config.schema import Config
+from hessfig.config.science import ApproximationConfig, EstimatorConfig, ModelConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
@@ -35,7 +27,7 @@ from hessfig.measurements.approximable import check_approximations
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of
 from hessfig.models.blocks import blocks_of
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.rng import probe_stream, stream
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import measure

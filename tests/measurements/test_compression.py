@@ -11,13 +11,14 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from hessfig.config import CompressionConfig, Config, ModelConfig
+from hessfig.config.schema import Config
+from hessfig.config.science import CompressionConfig, ModelConfig
 from hessfig.curvature.brain_surgeon import compensated, damped_inverse
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.compression.pruning import spearman
+from hessfig.measurements.compression import spearman
 from hessfig.measurements.quantity import At, Measured, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.terms import ROUNDINGS, SALIENCIES, Approximation, Matrix, Part, Surrogate

@@ -13,27 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config import (
-    MLP,
-    Config,
-    DirectionsConfig,
-    DType,
-    Kind,
-    ModelConfig,
-    Norm,
-    Products,
-    Ray,
-    SpectrumConfig,
-    TaskConfig,
-)
 from hessfig.config.checks import check
+from hessfig.config.enums import MLP, DType, Kind, Norm, Products, Ray
+from hessfig.config.schema import Config
+from hessfig.config.science import DirectionsConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.directions.asked import MOST_DENSE
-from hessfig.measurements.directions.expansion import ExpansionRule
-from hessfig.measurements.directions.loss_surface import Surface
+from hessfig.measurements.directions.loss_surface import ExpansionRule, Surface
 from hessfig.measurements.quantity import At, Measured, asked_of
+from hessfig.measurements.requirements import MOST_DENSE
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
 from tests.toys import toy_config

@@ -10,14 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Config, DType, Kind, Loss, Method, ModelConfig, QueryKey, TaskConfig
+from hessfig.config.enums import MLP, DType, Kind, Loss, Method, QueryKey
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.mlp import is_structural_zero, width
 from hessfig.models.networks import PrefixMLP
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.sweep.plan import Cell, Sweep

@@ -60,7 +60,7 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
             end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
                 f"{labels.part_words(part)}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
-                f" {len(one.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}, one grid a network;"
+                f" {len(one.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}, one grid per network;"
                 f" natural logarithms.{one.where}"
             )
             here, total = where(pairs, part=part), where(means, part=part)

@@ -173,7 +173,7 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: a dot is a mean over seeds, its band the 95 % interval; slopes are least squares in logarithms on
     the sweep's first window, with errors from resampling seeds. Colours are parts of the Hessian (shades: variants).
-    Grey lines are what chance alone gives, with their own slopes: a slope that is theirs says nothing of the network.
+    Grey lines are what chance alone gives, with their own slopes: a slope like theirs is no property of the network.
     Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
     slope}). Requires: the sweep's table.csv.
     """

@@ -34,9 +34,9 @@ _ROW = ["quantity", "layer", "row"]
 def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
-    How to read it: a flat line says that the number does not care how large that weight is; a straight one is a power
-    law. Points are geometric means over seeds, bands 95 % intervals (Student's t of the logarithms). All columns
-    meet at scale 1, which is the same network.
+    How to read it: a flat line means that the number does not depend on that weight's size; a straight one
+    is a power law. Points are geometric means over seeds, bands 95 % intervals (Student's t of the logarithms).
+    All columns meet at scale 1, which is the same network.
     Requires: the sweep's table.csv along a scale, with a varied setting for the columns (options `quantity`: a list,
     by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
     scaled_weight).
