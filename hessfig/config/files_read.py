@@ -14,9 +14,7 @@ LIBRARIES = {
     Path(folder).resolve()
     for folder in [
         *(path for key, path in sysconfig.get_paths().items() if key.endswith(("lib", "stdlib"))),
-        *(
-            path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
-        ),  # lent to it
+        *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),  # lent to it
     ]
 }
 _OF_THE_MACHINE = [Path(folder) for folder in ("/proc", "/sys", "/dev", "/etc")]
