@@ -170,7 +170,7 @@ def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: li
     for part in parts:
         one = here.of(part=part)
         if positive(one.curves).any():
-            draw_curve(ax, one.curves, colour=part_colour(part))
+            draw_curve(ax, one.curves, one.table, colour=part_colour(part))
             draw_fit(ax, one, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
         words.append(f"{labels.symbol(part)}  {_slope(one)}")

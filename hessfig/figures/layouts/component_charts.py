@@ -120,7 +120,7 @@ def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
     mark_one(ax, measured.axis)
     for name, one in zip(_PAIR, drawn, strict=True):
         if positive(one.curves).any():
-            draw_curve(ax, one.curves, colour=matrix_colour(name))
+            draw_curve(ax, one.curves, one.table, colour=matrix_colour(name))
 
 
 # What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.

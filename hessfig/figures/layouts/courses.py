@@ -20,7 +20,7 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import wanted_quantities
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, say
-from hessfig.figures.parts.panels import draw_means, spread_words
+from hessfig.figures.parts.panels import draw_means
 from hessfig.figures.parts.rows import by_network, counted, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
@@ -47,7 +47,7 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
-    means = f"Mean over {labels.seeds_words(table)}, {spread or spread_words(table['seed'].nunique())}."
+    means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
     return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
 
 

@@ -169,7 +169,7 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
         curve, alone = measured.of(layer=layer), len(layers) == 1
-        draw_curve(ax, curve.curves, colour=shade, label="" if alone else layer_words(curve, layer))
+        draw_curve(ax, curve.curves, curve.table, colour=shade, label="" if alone else layer_words(curve, layer))
     draw_guides(ax, measured)
     rising = is_rising(measured.curves)
     if len(layers) == 1:
@@ -209,8 +209,9 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     mark_one(ax, measured.axis)
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
-        draw_curve(ax, measured.of(layer=layer).curves, colour=shade)
-        _draw_guide(ax, measured.of(layer=layer))
+        curve = measured.of(layer=layer)
+        draw_curve(ax, curve.curves, curve.table, colour=shade)
+        _draw_guide(ax, curve)
     ax.set_xlim(0, 1.04 * measured.curves[X].max())
     ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
@@ -274,7 +275,7 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         for rank, layer in enumerate(layers):
             curve, label = of_depth.of(layer=layer), "" if rank else _depth_words(of_depth, depth)
             width = 0.8 + 0.35 * (len(layers) - 1 - rank)
-            draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
+            draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
     _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
