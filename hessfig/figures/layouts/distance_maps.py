@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.image import AxesImage
+from matplotlib.transforms import Bbox
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
@@ -116,6 +117,7 @@ def _draw_page(
     heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
     names = in_rows([_map_name(network, one, states) for network, one in maps], columns)
     sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.but(height=heights, most=columns)), []
+    place = sheet.outermost.get_position()
     for row, column, ax in sheet:
         network, one = lines[row][column]
         pairs, means = one.map_of(network, part)
@@ -123,10 +125,19 @@ def _draw_page(
         image = _draw_map(ax, pairs, blocks[network], scale)
         interval, other = (student_interval(means[name]) for name in ("average", "other_average"))
         words = [labels.variant_words(network[0]) or "network", one.of.step_words if len(states) > 1 else ""]
-        ax.set_title(f"{', '.join(filter(None, words))}\n{_average_words(interval, len(blocks[network]))}")
+        title = f"{', '.join(filter(None, words))}\n{_average_words(interval, len(blocks[network]))}"
+        ax.set_title(title, loc="left")
         numbers.append(_written(pairs, network, interval, other, one.of.step))
-    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
+    _place_bar(sheet, place, image)
     return sheet, pd.concat(numbers, ignore_index=True)
+
+
+def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
+    """Draw the colour bar at the right of the first line, as high as its highest map could be."""
+    small = sheet.outermost.get_position()
+    sheet.outermost.set_position(place)
+    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
+    sheet.outermost.set_position(small)
 
 
 def _map_name(network: Network, one: _Distances, states: Sequence[_Distances]) -> str:

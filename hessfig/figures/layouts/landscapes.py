@@ -302,10 +302,15 @@ def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
 
 def _labelled(name: str, curve: pd.DataFrame, slope: pd.Series, laws: Laws) -> str:
     """Return the name of a curve with its slope, if a straight line describes it on the window."""
-    drawn = curve[positive(curve) & within(curve[X], laws.window)]
-    straight = len(drawn) > 2 and np.corrcoef(np.log(drawn[X]), np.log(drawn["mean"]))[0, 1] ** 2 >= _STRAIGHT
-    value = f"slope {fitted(slope['slope'], slope['slope_se'])}" if straight else ""
+    value = f"slope {fitted(slope['slope'], slope['slope_se'])}" if _is_straight(curve, laws) else ""
     return ": ".join(filter(None, [name, value]))
+
+
+def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
+    """Return whether a power law describes a curve on the window: by the share of variance that a line explains."""
+    drawn = curve[positive(curve) & within(curve[X], laws.window)]
+    logs = np.log(drawn[[X, "mean"]].to_numpy(float))
+    return len(drawn) > 2 and bool((logs.std(axis=0) > 0).all() and np.corrcoef(logs.T)[0, 1] ** 2 >= _STRAIGHT)
 
 
 def _write_slopes(ax: Axes, published: float | None) -> None:
@@ -354,4 +359,6 @@ def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     window = label(laws.window, laws.axis.symbol)
     chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
     words = note_words(along(table, laws.axis), laws.axis, [], several_points=True)
+    if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
+        return words + chance
     return f"{words} Slopes: least squares in logarithms, {window}, where a line explains 0.9 of the variance.{chance}"

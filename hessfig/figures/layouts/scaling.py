@@ -17,8 +17,9 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import fitting
 from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say
+from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say, width_in
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means
 from hessfig.figures.parts.rows import Network, as_written, by_part, counted, networks_of, where
 from hessfig.figures.parts.saving import panel_names
@@ -74,7 +75,8 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
             say(ax, "(nothing positive)")
     set_x_scale(sheet.axes[-1], counted(table)[X])
     titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
-    sheet.label(labels.plain(axis.symbol), titles, [_row_words(*row) for row in rows])
+    along_x = fitting([labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])], 0.9 * width_in(sheet.first))
+    sheet.label(along_x, titles, [_row_words(*row) for row in rows])
     return sheet.page(suffix, as_written(pd.concat(drawn, ignore_index=True), axis))
 
 
