@@ -156,4 +156,5 @@ def _worded(name: str, value: str) -> str:
 
 def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
-    return f"{circles}{windows_in_words([window], measured.axis)}, ± bootstrap over seeds. {measured.setting}"
+    seeds = labels.seeds_words(measured.table)
+    return f"{circles}{windows_in_words([window], measured.axis)}, {seeds}, ± bootstrap over seeds. {measured.setting}"

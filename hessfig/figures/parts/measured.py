@@ -128,7 +128,8 @@ class MeasuredCurves:
 
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
-        dashed = "; dashed: power law" if guides else ""
+        broken = "dashed and dotted grey: power laws" if len(set(self.slopes["regime"])) > 1 else "dashed: power law"
+        dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
         marks = f"{variant}Dots: mean over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."

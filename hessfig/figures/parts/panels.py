@@ -183,10 +183,10 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
         ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
 
-def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: float = 0.97) -> None:
-    """Write words into a corner: 'upper left', 'lower right', ... (which ends at the share `right` of the panel)."""
+def corner(ax: Axes, words: str, where: str, *, colour: str = "black", left: float = 0.03, right: float = 0.97) -> None:
+    """Write words into a corner: 'upper left', 'lower right', ... (between the shares `left` and `right` of it)."""
     vertical, horizontal = where.split()
-    x = {"left": 0.03, "right": right}[horizontal]
+    x = {"left": left, "right": right}[horizontal]
     y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
     style: dict[str, Any] = {"color": colour, "fontsize": TINY, "bbox": BACKING, "linespacing": 1.15}
     ax.text(x, y, words, transform=ax.transAxes, ha=horizontal, va=va, **style)
