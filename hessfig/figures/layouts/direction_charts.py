@@ -46,7 +46,7 @@ def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
     second-order expansion, dotted lines the distances at which that departs by the stated share of the loss's largest
-    change so far. Above a panel: the direction u, and u.H u. In a plane, colours and solid lines are the loss, dashes
+    change so far. Above a panel: u.H u of its direction u. In a plane, colours and solid lines are the loss, dashes
     the expansion at the same levels, red dots where it departs along rays from the state (black). The first seed is
     drawn, numbers of all are in the table. Requires: a sweep of the quantity slices.
     """
@@ -129,9 +129,12 @@ def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     rays = states[0].names["rays"]
     names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
+    note += (
+        " Rows, their directions u: eigenvectors of the largest, the smallest and a bulk eigenvalue; the others named."
+    )
     sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=0.95, down=0.36))  # words stand above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
-    sheet.label("distance from the state", [one.where for one in states], ["loss"] * len(rays))
+    sheet.label("distance from the state", [one.where for one in states], [f"loss: {ray}" for ray in rays])
     return sheet.page(suffix, pd.concat(drawn))
 
 
@@ -146,7 +149,7 @@ def _line(ax: Axes, run: RecordedRun, one: StoredLosses, k: int) -> pd.DataFrame
         if np.isfinite(departure) and departure <= t[-1]:
             ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
     bent = f"{_number(run, one, f'{ray}_ray_curvature'):.2g}".replace("-", "−")
-    ax.set_title(f"u: {_RAYS.get(ray, ray)}; u·Hu = {bent}", loc="right", fontsize=TINY, pad=2)
+    ax.set_title(f"u·Hu = {bent}", loc="right", fontsize=TINY, pad=2)
     numbers = {"distance": t, "loss": losses, "expansion": expansions}
     return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, "direction": ray, **numbers})
 
