@@ -7,18 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import (
-    Config,
-    Data,
-    DType,
-    EstimatorConfig,
-    Kind,
-    Method,
-    ModelConfig,
-    Probes,
-    SpectrumConfig,
-    TaskConfig,
-)
+from hessfig.config.enums import Data, DType, Kind, Method, Probes
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.terms import Part
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hessfig.arguments import Measure, Spec, device_of, one_of, whole
-from hessfig.config import Config, DType
+from hessfig.config.enums import DType
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few, plain
 from hessfig.measurements.catalogue import MAY_BE_UNDEFINED, quantity
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
-    from hessfig.config import ApproximationConfig
+    from hessfig.config.science import ApproximationConfig
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Objective
@@ -135,7 +136,7 @@ class Problem:
         UserError
             For a name that the block cannot have.
         """
-        from hessfig.config import ApproximationConfig
+        from hessfig.config.science import ApproximationConfig
         from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
         from hessfig.curvature.batched import undisturbed
         from hessfig.curvature.block_operator import Entries
@@ -225,7 +226,7 @@ def measure(
     estimator   "auto" (exact by a formula where that is cheap, dense where a column of a small network has at most 256
                 entries, else by probes; docs/accuracy.md), "hutchinson", "aligned", "xtrace" or "dense"
     num_probes  random vectors per column of blocks
-    spectrum    settings of eigenvalues and densities, as in hessfig.config.SpectrumConfig: {"k": 3, "steps": 80}
+    spectrum    settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}
     seed        of all random vectors; equal seeds give equal bits, here and on the command line
     dtype, device   of the computation: "float64" or "float32"; "cpu", "cuda" or "cuda:N"
 

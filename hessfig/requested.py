@@ -12,9 +12,9 @@ import hessfig
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.printed import WHOLE, check_windows
-from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder, unchanged_preset
+from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import SettingDifference
+from hessfig.config.compose.provenance import SettingDifference, manifest_of, preset_in, table_folder, unchanged_preset
 from hessfig.config.enums import Average, FigureGroup
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.shown_tables import Table, described_html, table_html
-from hessfig.config.compose import as_made, command_of, compose, table_folder, unchanged_preset
+from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
+from hessfig.config.compose.provenance import as_made, command_of, table_folder, unchanged_preset
 from hessfig.config.enums import Data, Kind
 from hessfig.config.keys import as_plain, in_manifest
 from hessfig.config.presets import STUDY
@@ -31,7 +32,7 @@ from hessfig.verbs import VERBS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hessfig.config.compose import Job
+    from hessfig.config.compose.job import Job
     from hessfig.figures.parts.relabelled import ShownFigure
 
 _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hessfig.errors import UserError
 
 if TYPE_CHECKING:
-    from hessfig.config.compose import Job
+    from hessfig.config.compose.job import Job
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Verb:
 
     def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
         """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
-        from hessfig.config.compose import jobs
+        from hessfig.config.compose.job import jobs
         from hessfig.config.compose.overrides import check_words
 
         check_words(words, own, several=several)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarking import after_warm_up
 
-from hessfig.config import DType, Method, Products
+from hessfig.config.enums import DType, Method, Products
 from hessfig.sweep.plan import Cell
 from hessfig.terms import Matrix, Part
 

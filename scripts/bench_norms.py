@@ -26,7 +26,9 @@ import benchmarking
 from bench_engines import ENGINES, EXACT, PROBES, PUBLISHED_2, measure_engine
 from bench_summary import Runs, print_table, summaries
 
-from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Norm, TaskConfig
+from hessfig.config.enums import Method, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 

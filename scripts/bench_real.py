@@ -128,7 +128,9 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
 
 
 def _problem(options: argparse.Namespace) -> Any:
-    from hessfig.config import Config, Data, DType, ModelConfig, Scored, TaskConfig
+    from hessfig.config.enums import Data, DType, Scored
+    from hessfig.config.schema import Config
+    from hessfig.config.science import ModelConfig, TaskConfig
     from hessfig.states.point import drawn
 
     sizes = {name: getattr(options, name) for name in ("n_layers", "n_heads", "d_model", "vocabulary")}

@@ -27,7 +27,8 @@ from typing import Any
 import benchmarking
 from spectral_runs import DENSITY, LARGEST, LONG, OURS, long_density, measure_density, measure_largest, where_time_goes
 
-from hessfig.config import Config, ModelConfig, TaskConfig
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from hessfig.config import Config
 from hessfig.config.checks import check
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.sweep.pool import ALLOCATOR, PRELOAD, THREADS

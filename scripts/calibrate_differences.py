@@ -23,7 +23,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.config import MLP, Config, DType, ModelConfig, TaskConfig
+from hessfig.config.enums import MLP, DType
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import rademacher

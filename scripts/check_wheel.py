@@ -26,7 +26,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("hessfig", "conf", "data", "docs")
-FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "SECURITY.md")
+FILES = (
+    *("pyproject.toml", "setup.py", "MANIFEST.in"),
+    *("README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "SECURITY.md"),
+)
 TOY = "model.d_model=8 task.digits=1 task.batch_size=4 grid.points=6 seeds=3 workers=1"
 OWN_SWEEP = """# @package _global_
 defaults:

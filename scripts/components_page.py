@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.presented import between_marks, markdown_table
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
 from hessfig.sessions import predicted_rows as rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "components.md"

@@ -30,8 +30,10 @@ import pandas as pd
 import torch
 
 from hessfig.analysis.intervals import probe_interval
-from hessfig.config import Config, EstimatorConfig, Method, Products
 from hessfig.config.compose.job import compose
+from hessfig.config.enums import Method, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig
 from hessfig.curvature.column import SPLIT, SidedColumn, completed
 from hessfig.curvature.double_backward import DoubleBackward
 from hessfig.curvature.problem import Objective

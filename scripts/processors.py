@@ -31,19 +31,9 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.analysis.presented import between_marks, markdown_table
 from hessfig.analysis.slopes.fit import fit_slope
-from hessfig.config import (
-    Config,
-    DType,
-    EstimatorConfig,
-    Method,
-    ModelConfig,
-    Norm,
-    Optimiser,
-    State,
-    StateConfig,
-    TaskConfig,
-    TrainingConfig,
-)
+from hessfig.config.enums import DType, Method, Norm, State
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.problem import rademacher
 from hessfig.predictions.growth_rates import growth_rate
 from hessfig.rng import one_thread, stream
@@ -54,6 +44,7 @@ from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
+from hessfig.terms import Optimiser
 
 ROOT = Path(__file__).parents[1]
 PAGE, MARKS, COMMAND = ROOT / "docs" / "accuracy.md", "processors", "python scripts/processors.py --write"

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, TaskConfig
+from hessfig.config.enums import Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.models.exact.support import Level, exactness
 from hessfig.sweep.variant import Variant
 

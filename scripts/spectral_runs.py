@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from benchmarking import peak_gib, settled
 
-from hessfig.config import DType
+from hessfig.config.enums import DType
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part

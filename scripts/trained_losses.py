@@ -19,7 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
+from hessfig.config.enums import Data, Scored
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import STORED, completed

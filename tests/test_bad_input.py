@@ -284,7 +284,7 @@ def test_the_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
     """Folders with blanks, quotes and umlauts: the command that is shown composes to that very folder."""
     import shlex
 
-    from hessfig.config.compose import compose
+    from hessfig.config.compose.job import compose
 
     remedy = run_command(Path(folder) / "sigma")
     words = shlex.split(remedy)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
 from hessfig.states.exported import plain_files
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Sweep

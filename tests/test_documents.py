@@ -183,7 +183,9 @@ KIND = NetworkKind(layout=layout, skeleton=skeleton)
 
 
 def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, TaskConfig
+    from hessfig.config.enums import Method
+    from hessfig.config.schema import Config
+    from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
     from hessfig.models import kinds as folder
     from hessfig.models.registry import kinds
     from hessfig.sweep.measure import measure

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hessfig import rng
-from hessfig.config import Config
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
+from hessfig.config.schema import Config
 from hessfig.curvature.problem import rademacher
 from hessfig.models.registry import kind
 from hessfig.states.exported import plain_files

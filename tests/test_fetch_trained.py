@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
+from hessfig.config.enums import Data, Scored
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds.huggingface import STORED, completed
 from hessfig.models.registry import kind

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hessfig.config import packed
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
 from hessfig.config.keys import in_manifest
 from hessfig.record import CHECKSUM, checksum
 from tests import forging

@@ -11,7 +11,7 @@ import pytest
 
 from hessfig.cli.dispatch import apart
 from hessfig.cli.main import main
-from hessfig.config.compose import jobs
+from hessfig.config.compose.job import jobs
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Answer
 from tests.runs import TOY, rows

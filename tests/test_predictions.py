@@ -14,9 +14,9 @@ import torch
 import hessfig
 from hessfig.analysis.presented import between_marks
 from hessfig.cli.main import main
-from hessfig.config import Data, DType, TaskConfig
-from hessfig.config.compose import compose
-from hessfig.config.enums import PowersOf
+from hessfig.config.compose.job import compose
+from hessfig.config.enums import Data, DType, PowersOf
+from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.blocks import TIED
 from hessfig.predictions import network_series

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from hessfig.cli.main import _take_environment
-from hessfig.config import Config, machine
+from hessfig.config import machine
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.sweep import pool
 from tests.conftest import Answer

@@ -6,26 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Config,
-    Data,
-    DType,
-    EstimatorConfig,
-    GridConfig,
-    Kind,
-    Loss,
-    Method,
-    ModelConfig,
-    Norm,
-    Products,
-    QueryKey,
-    State,
-    StateConfig,
-    TaskConfig,
-    TrainingConfig,
-)
+from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm, Products, QueryKey, State
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.registry import kind

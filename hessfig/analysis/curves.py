@@ -119,27 +119,24 @@ def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     return shares.reset_index()
 
 
-def seed_shares(
-    table: pd.DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS, power: int = 1
-) -> pd.DataFrame:
+def seed_shares(table: pd.DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS) -> pd.DataFrame:
     """Return the shares of `functional_shares` seed by seed, in columns `seed` and `share` next to block and place.
 
-    `split`: the outer and the functional part. The norms are taken to `power` before their share is formed.
+    `split`: the outer and the functional part.
     """
     numbers = along(of_quantity(table), axis)
     counted = numbers[~numbers["status"].isin(LEFT_OUT)].set_index([*_PLACE, "seed"])
-    outer, functional = (counted[counted["part"] == part]["value"] ** power for part in split)
+    outer, functional = (counted[counted["part"] == part]["value"] for part in split)
     both = functional + outer
     return (functional / both.where(both > 0)).dropna().rename("share").reset_index()
 
 
 def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
-    """Return the share ||H_fT||_F^2 / (||H_oT||_F^2 + ||H_fT||_F^2) of every block and place x.
+    """Return the share ||H_fT||_F / (||H_oT||_F + ||H_fT||_F) of every block and place x.
 
-    Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0 and 1) and count. Squares,
-    for these add up over blocks, and their sum is ||H||_F^2 up to 2 <H_oT, H_fT>, which is small.
+    Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0 and 1) and count.
     """
-    by_place = seed_shares(table, axis, AT_SCORES, power=2).groupby(_PLACE, sort=False, dropna=False)["share"]
+    by_place = seed_shares(table, axis, AT_SCORES).groupby(_PLACE, sort=False, dropna=False)["share"]
     found = by_place.agg(lambda shares: student_interval(shares)).reset_index()
     intervals = pd.DataFrame([vars(one) for one in found.pop("share")], columns=["mean", "low", "high", "count"])
     return found.join(intervals.assign(low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)))

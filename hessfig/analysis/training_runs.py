@@ -15,22 +15,36 @@ from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
 
 
-def rank_correlations(one: pd.Series, other: pd.Series) -> pd.Series:
+def rank_correlations(one: pd.Series, other: pd.Series, *, beyond_step: bool = False) -> pd.Series:
     """Return Spearman's correlation along steps for every seed of two series indexed by (seed, step).
 
+    With `beyond_step` it is the partial correlation given the step, and 0 where one of the two only follows the step.
     NaN for a seed of fewer than three common steps, or where one of the two does not change.
     """
     both = pd.concat({"one": one, "other": other}, axis=1).dropna()
-    found = {seed: _spearman(rows) for seed, rows in both.groupby(level="seed")}
+    found = {seed: _spearman(rows, beyond_step) for seed, rows in both.groupby(level="seed")}
     return pd.Series(found, dtype=float)
 
 
-def _spearman(rows: pd.DataFrame) -> float:
+def _spearman(rows: pd.DataFrame, beyond_step: bool) -> float:
     ranks = rows.rank()
     flat = (ranks.nunique() < 2).any()
-    return float("nan") if len(rows) < 3 or flat else float(ranks["one"].corr(ranks["other"]))
+    if len(rows) < 3 or flat:
+        return math.nan
+    if not beyond_step:
+        return float(ranks["one"].corr(ranks["other"]))
+    left = _residuals(ranks, rows.index.to_frame()["step"].rank())
+    return float(left["one"].corr(left["other"])) if (left.std() > _ROUNDING * len(rows)).all() else 0.0
 
 
+def _residuals(ranks: pd.DataFrame, steps: pd.Series) -> pd.DataFrame:
+    """Return what a line in the ranks of the steps leaves of other ranks."""
+    centred, around = steps - steps.mean(), ranks - ranks.mean()
+    slopes = around.mul(centred, axis=0).sum() / (centred**2).sum()
+    return around - np.outer(centred, slopes)
+
+
+_ROUNDING = 1e-9
 THRESHOLD = "stability_threshold"
 EDGE_TOLERANCE = (
     0.1  # a run is at the edge when its mean share over the last third lies within this of one; of iterates

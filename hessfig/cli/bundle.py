@@ -19,8 +19,8 @@ from hessfig.cli.flags import Command, own_words
 from hessfig.cli.flags import read as read_flags
 from hessfig.cli.reproduce import draw_all, job_again, made, words_of
 from hessfig.cli.terminal import say
-from hessfig.config import Config, Kind, StateConfig
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
+from hessfig.config.enums import Kind
 from hessfig.config.packed import (
     ARCHIVE,
     BATCHES,
@@ -34,7 +34,8 @@ from hessfig.config.packed import (
     requirements_of,
     zipped,
 )
-from hessfig.config.schema import GROUPS
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.science import StateConfig
 from hessfig.config.user_code import files_of, is_own, specs_of
 from hessfig.config.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, first_few, plain, run_command

@@ -43,6 +43,6 @@ def _departures(folder: Path, sweep: str) -> list[str]:
 
     if not (folder / MANIFEST).exists() or sweep not in choices("sweep"):
         return []
-    from hessfig.config.compose import departures  # slow to import
+    from hessfig.config.compose.provenance import departures  # slow to import
 
     return departures(folder / MANIFEST, sweep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hessfig.cli.terminal import say
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.compose.overrides import quoted
 from hessfig.config.facts import Role
 from hessfig.config.machine import check_device_name

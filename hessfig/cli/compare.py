@@ -10,7 +10,7 @@ from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
 from hessfig.analysis.comparison.paired import Paired
 from hessfig.analysis.comparison.references import NothingToCompare
-from hessfig.config.compose import departures
+from hessfig.config.compose.provenance import departures
 from hessfig.config.enums import Published
 from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError, run_command

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
 from hessfig.cli.terminal import say
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.facts import OTHER_TABLE
 from hessfig.config.settings import role_of
 from hessfig.errors import UserError

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from hessfig.cli.cluster import run_ranks, run_shard, run_slurm
 from hessfig.cli.terminal import say
-from hessfig.config import Launcher
-from hessfig.config.compose import Job, command_of, compose, differences, manifest_of, title
-from hessfig.config.compose.job import Variants
-from hessfig.config.compose.provenance import SettingDifference
+from hessfig.config.compose.job import Job, Variants, compose
+from hessfig.config.compose.provenance import SettingDifference, command_of, differences, manifest_of, title
+from hessfig.config.enums import Launcher
 from hessfig.config.presets import choices
 from hessfig.errors import UserError, command_line, plain
 from hessfig.files import is_file

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.presets import STUDY, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
 from hessfig.figures.sheets import draw

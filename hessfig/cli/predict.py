@@ -6,7 +6,7 @@ import csv
 import sys
 
 from hessfig.cli.flags import check_format
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.enums import Printed
 from hessfig.sessions import COLUMNS_PREDICTED as COLUMNS
 from hessfig.sessions import predicted_rows

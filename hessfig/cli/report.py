@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hessfig.cli.flags import check_format
-from hessfig.config.compose import Job
+from hessfig.config.compose.job import Job
 from hessfig.config.enums import Printed
 from hessfig.report.at_a_glance import write_glance
 from hessfig.report.drawn_figures import Contents

@@ -20,7 +20,7 @@ from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import RecordedRun
-    from hessfig.config.compose import Job
+    from hessfig.config.compose.job import Job
 
 ROWS, KIND = "reproduced.csv", "comparison by rows"
 Made = tuple["RecordedRun", Mapping[str, Any]]
@@ -100,7 +100,7 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
 
     Raises UserError where there are none, for code that the command does not allow, and for files outside of a bundle.
     """
-    from hessfig.config.compose import settled_again
+    from hessfig.config.compose.job import settled_again
     from hessfig.config.user_dir import own_folder
 
     if not manifest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hessfig.cli.flags import own_words
-from hessfig.config.compose import Job, as_made, matching_folder, table_folder
+from hessfig.config.compose.job import Job
+from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
 from hessfig.errors import UserError, plain
 from hessfig.sessions import fitted_slopes
 from hessfig.verbs import VERBS

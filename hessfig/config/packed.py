@@ -15,8 +15,8 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hessfig.config import Config
-from hessfig.config.compose import PATHS, Job
+from hessfig.config.compose.job import PATHS, Job
+from hessfig.config.schema import Config
 from hessfig.config.user_code import files_of, guarded, specs_of
 from hessfig.errors import UserError, first_few, plain
 from hessfig.files import fingerprint, read_small

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hessfig.config import Config, Method
+from hessfig.config.enums import Method
+from hessfig.config.schema import Config
 from hessfig.measurements.settings_and_costs import is_exact, is_few
 from hessfig.models.blocks import blocks_of
 from hessfig.weights import Layout

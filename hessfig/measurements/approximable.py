@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hessfig.config import Config, Method, State
+from hessfig.config.enums import Method, State
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import check_dense
 from hessfig.measurements.settings_and_costs import dense_settings, diagonal, reads

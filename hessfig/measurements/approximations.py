@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.config import Method, ModelConfig
+from hessfig.config.enums import Method
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.approximations.matrices import (
     Basis,
     Diagonal,

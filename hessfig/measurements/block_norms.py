@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.config import EstimatorConfig, Method, ModelConfig
+from hessfig.config.enums import Method
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.column import (
     PROBES_AT_ONCE,
     SPLIT,

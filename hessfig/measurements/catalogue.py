@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from hessfig.config import Config
+from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable

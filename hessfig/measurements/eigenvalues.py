@@ -14,7 +14,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hessfig.config import Probes, SpectrumConfig
+from hessfig.config.enums import Probes
+from hessfig.config.science import SpectrumConfig
 from hessfig.curvature.column import Column
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.densities import Quadrature, dense_eigenvalues, quadrature

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hessfig.config import Direction
 from hessfig.config.checks import number_of_samples
+from hessfig.config.enums import Direction
 from hessfig.curvature.gradients import Along, LossGradient, Samples
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError

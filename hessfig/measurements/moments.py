@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from hessfig.config import Method
+from hessfig.config.enums import Method
 from hessfig.curvature.column import SidedColumn, completed, summands, view_of
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Objective, Suffix, rademacher

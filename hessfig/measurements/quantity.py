@@ -10,7 +10,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
+from hessfig.config.enums import DType, Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
 from hessfig.models.registry import kind
 from hessfig.record import Status

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.checks import number_of_samples
+from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, State
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
@@ -14,7 +16,7 @@ from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure
 from hessfig.models.registry import kind, kinds_where
-from hessfig.terms import AT_SCORES, Block, Group, Part, split_in
+from hessfig.terms import AT_SCORES, Block, Group, Optimiser, Part, split_in
 from hessfig.weights import Layout, Weight
 
 DENSE_BOUND = 8e9  # bytes of a worker

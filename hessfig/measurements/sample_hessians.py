@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hessfig.config import Method
+from hessfig.config.enums import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
 from hessfig.curvature.problem import Batch, Objective, rademacher
 from hessfig.curvature.spectral.densities import eigenvalues

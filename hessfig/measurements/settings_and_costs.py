@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hessfig.config import Config, Kind, Method
+from hessfig.config.enums import Kind, Method
 from hessfig.config.keys import as_plain
+from hessfig.config.schema import Config
 from hessfig.measurements.quantity import columns
 from hessfig.models.blocks import blocks_of
 from hessfig.models.exact.support import Level, cost, exactness, is_counted, probe_cost

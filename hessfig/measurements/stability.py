@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Schedule, TrainingConfig
+from hessfig.config.enums import Schedule
+from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Objective

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import Optimiser, Schedule, TrainingConfig
+from hessfig.config.enums import Schedule
+from hessfig.config.science import TrainingConfig
 from hessfig.errors import UserError, first_few
 from hessfig.measurements.catalogue import quantity
+from hessfig.terms import Optimiser
 
 _KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
     getattr(torch.optim, one.facts.made_by): one for one in Optimiser if one.facts.has_formula and one.facts.moments

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from hessfig.config import Method
+from hessfig.config.enums import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.densities import xtrace

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Curvature, DType, Loss, TrainingConfig
+from hessfig.config.enums import Curvature, DType, Loss
+from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.layered import Layered, scored_outputs

@@ -9,18 +9,9 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Gate,
-    ModelConfig,
-    Norm,
-    Positions,
-    QueryKey,
-    Scores,
-    TaskConfig,
-    with_defaults,
-)
+from hessfig.config.enums import MLP, Attention, Gate, Norm, Positions, QueryKey, Scores
+from hessfig.config.schema import with_defaults
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, typed
 from hessfig.models.registry import kind
 from hessfig.terms import GATED, SMOOTH, Block, Group, Matrix, Part

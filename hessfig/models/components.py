@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config import MLP, Attention, AttentionBias, Gate, ModelConfig, NormKind, Positions, QueryKey, Scores, Sink
+from hessfig.config.enums import MLP, Attention, AttentionBias, Gate, NormKind, Positions, QueryKey, Scores, Sink
+from hessfig.config.science import ModelConfig
 
 UNIT_EPS = 1e-12  # of the length of queries and keys in cosine scores
 ROPE_BASE = 10_000.0

@@ -10,7 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config import MLP, ModelConfig, Norm, Positions, QueryKey, Sink, with_defaults
+from hessfig.config.enums import MLP, Norm, Positions, QueryKey, Sink
+from hessfig.config.schema import with_defaults
+from hessfig.config.science import ModelConfig
 from hessfig.models.components import ACTIVATIONS, Attending, GatedMLP, PlainMLP, norm_layer, outside_window
 from hessfig.terms import GATED
 

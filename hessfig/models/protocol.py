@@ -17,7 +17,8 @@ from hessfig.weights import Layout
 if TYPE_CHECKING:
     from torch import nn
 
-    from hessfig.config import Config, ModelConfig
+    from hessfig.config.schema import Config
+    from hessfig.config.science import ModelConfig
     from hessfig.curvature.problem import Objective
 
 

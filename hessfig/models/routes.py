@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hessfig.config import ModelConfig
-from hessfig.config import Products as Choice
+from hessfig.config.enums import Products as Choice
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import Column
 from hessfig.curvature.differences import DifferencedColumn

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors.torch import save
 from torch import Tensor
 
-from hessfig.config import Config
 from hessfig.config.enums import State
 from hessfig.config.keys import in_manifest
+from hessfig.config.schema import Config
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import Config, DType, Initialisation, ModelConfig, SigmaScales
+from hessfig.config.enums import DType, Initialisation, SigmaScales
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.components import GAINS
 from hessfig.models.protocol import Draw

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from hessfig.config import Config, State
+from hessfig.config.enums import State
+from hessfig.config.schema import Config
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.models.stored.weight_files import read_weights

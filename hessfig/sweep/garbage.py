@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, Kind
+from hessfig.config.enums import Kind
+from hessfig.config.schema import Config
 from hessfig.config.user_code import specs_of
 from hessfig.errors import UserError
 from hessfig.files import age, clock_of, leftovers, read_small, unwritable

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hessfig.config import Config, DType
+from hessfig.config.enums import DType
 from hessfig.config.machine import cores, memory_of_worker
+from hessfig.config.schema import Config
 from hessfig.config.settings import value_of
 from hessfig.errors import UserError
 from hessfig.models.registry import kind

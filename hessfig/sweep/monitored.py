@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config
 from hessfig.config.keys import as_plain, in_manifest
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import hessfig
-from hessfig.config import Config
 from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
+from hessfig.config.schema import Config
 from hessfig.config.user_code import files_read
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 
-from hessfig.config import Config
+from hessfig.config.schema import Config
 from hessfig.config.user_code import guarded
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError

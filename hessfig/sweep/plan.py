@@ -10,7 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, State, sigma_values
+from hessfig.config.enums import State
+from hessfig.config.grid import sigma_values
+from hessfig.config.schema import Config
 from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few, needs_pilots
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point

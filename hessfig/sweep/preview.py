@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hessfig.config import Config
+from hessfig.config.schema import Config
 from hessfig.errors import plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hessfig.config import Config
 from hessfig.config.machine import cores
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of

@@ -11,8 +11,8 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from hessfig.config import Config
 from hessfig.config.machine import slurm_memory
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
 from hessfig.record import entry_of

@@ -12,9 +12,9 @@ import torch
 import torch.distributed.nn.functional  # before there is a group: its defaults would keep the first one alive
 from torch import distributed
 
-from hessfig.config import Config
-from hessfig.config import Products as Choice
+from hessfig.config.enums import Products as Choice
 from hessfig.config.machine import WORKER
+from hessfig.config.schema import Config
 from hessfig.curvature.ranks import sharing, told, told_by_all
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
+from hessfig.config.enums import DType, Reuse
+from hessfig.config.grid import sigma_values
 from hessfig.config.keys import in_key
+from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import check_decay, quantity, source_of

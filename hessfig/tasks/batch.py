@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.config.enums import Data, DType, Loss
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.losses import CrossEntropy, SquaredError
 from hessfig.curvature.problem import Batch
 from hessfig.rng import stream

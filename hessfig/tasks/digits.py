@@ -93,8 +93,15 @@ def pictures(path: str | None, sha256: str | None = None) -> Pictures:
 
 @cache
 def _bundled() -> Pictures:
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UserError(
+            "the bundled pictures of digits are part of scikit-learn, which is not installed",
+            got="task=digits without task.path",
+            allowed="a file of one's own (task.path=FILE.npz), or scikit-learn",
+            remedy="pip install 'hessfig[digits]'",
+        ) from error
     found = load_digits()
     return Pictures(found.images / _BRIGHTEST, found.target.astype("int64"))
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import Data, DType, TaskConfig, TrainingData
+from hessfig.config.enums import Data, DType, TrainingData
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.tasks import text
@@ -16,7 +17,7 @@ from hessfig.tasks.addition import LONG, has_cascade, sequences, with_cascades
 from hessfig.tasks.batch import CHOSEN, batch_of, draw_batch, test_pictures
 
 if TYPE_CHECKING:
-    from hessfig.config import Config
+    from hessfig.config.schema import Config
 
 AT_ONCE = 4096  # sums that are looked through for cascades in one go
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import MaskedAs, TaskConfig
+from hessfig.config.enums import MaskedAs
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError

@@ -204,7 +204,10 @@ class ScaledNetwork(Generic[Key]):
 
     def norms(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """The Frobenius norm of every block at the input sigma X."""
+        return {pair: torch.linalg.matrix_norm(block) for pair, block in self.blocks(part, sigma).items()}
+
+    def blocks(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
+        """Every block at the input sigma X."""
         X = sigma * self.X
         Y = self.network(X, self.weights) - self.Y if self.at_fixed_residual else self.Y
-        blocks = hessian_blocks(lambda weights: self.network(X, weights), square_loss(Y), self.weights, part)
-        return {pair: torch.linalg.matrix_norm(block) for pair, block in blocks.items()}
+        return hessian_blocks(lambda weights: self.network(X, weights), square_loss(Y), self.weights, part)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
 from hessfig.config.keys import as_plain
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Matrix, Part

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.claims.component_rules import COUNTED, RAISED, REMOVED, TURNED
+from hessfig.analysis.claims.component_rules import RAISED, REMOVED, TURNED
 from hessfig.analysis.claims.rule import Evidence
-from hessfig.predictions.architecture import MLP, Architecture, Attention
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import growth_rate
+from hessfig.terms import MLP, Attention, Block, Kind, Part
 from tests.analysis.spectral import spectral_table
 
 SEEDS = range(6)
@@ -75,7 +78,7 @@ def prenorm(without: float, normed: Law, noise: float) -> Evidence:
 
 
 def depths(growth: float, theirs: float, noise: float) -> Evidence:
-    """Return exponents in sigma that grow by so much from one layer to three."""
+    """Return exponents in sigma, of H and of H_o, that grow by so much from one layer to three."""
 
     def rows(name: str, change: float) -> Iterable[Row]:
         for depth in (1, 2, 3):
@@ -84,7 +87,8 @@ def depths(growth: float, theirs: float, noise: float) -> Evidence:
                 for layer in range(1, depth + 1):
                     for sigma in SIGMAS:
                         place = {"layer": layer, "row_layer": layer, "num_layers": depth, "seed": seed}
-                        yield block("W", sigma**p, sigma=sigma, **place)
+                        for part in ("H", "H_o"):
+                            yield block("W", sigma**p, part=part, sigma=sigma, **place)
 
     return of(rows("ours", growth), mlp=of(rows("mlp", theirs)))
 
@@ -95,7 +99,7 @@ def at_scores(ends: Mapping[float, tuple[float, float]], noise: float) -> Eviden
     def rows() -> Iterable[Row]:
         for sigma, (first, last) in ends.items():
             for seed in SEEDS:
-                for step, t in enumerate((0.1, 1, 10)):
+                for step, t in enumerate((1e-4, 1, 1e4)):
                     share = first + (last - first) * step / 2 + noise * normal(seed, sigma, t)
                     share = min(max(share, 0.0), 1.0)
                     place = {"variant": f"model.kind=self_attention,model.temperature={t}", "seed": seed}
@@ -106,22 +110,24 @@ def at_scores(ends: Mapping[float, tuple[float, float]], noise: float) -> Eviden
 
 
 def of_heads(fewest: float, most: float, noise: float) -> Evidence:
-    """Return shares of zero entries of the attention's H_f, and norms, with one to four heads."""
+    """Return shares of zero entries of the attention's H_f with one and with four heads."""
+    place = {"row": "attention", "layer": 1, "row_layer": 1, "part": "H_f", "quantity": "zero_share"}
+    return of(
+        {**place, "variant": f"model.n_heads={heads}", "seed": seed, "value": share + noise * normal(seed, heads)}
+        for seed in SEEDS
+        for heads, share in ((1, fewest), (4, most))
+    )
 
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            for heads, share in ((1, fewest), (4, most)):
-                place = {"variant": f"model.n_heads={heads}", "seed": seed, "layer": 1, "row_layer": 1, "part": "H_f"}
-                yield {
-                    **place,
-                    "row": "attention",
-                    "quantity": "zero_share",
-                    "value": share + noise * normal(seed, heads),
-                }
-                for part, value in (("H_f", 0.9), ("H_o", 0.1)):
-                    yield block("W_Q", value, part=part, variant=place["variant"], seed=seed)
 
-    return of(rows())
+def norms_of_heads(fewest: float, most: float, noise: float) -> Evidence:
+    """Return norms of a block of which H_f has such a share, with one and with four heads."""
+    return of(
+        block("W_Q", value, part=part, variant=f"model.n_heads={heads}", seed=seed)
+        for seed in SEEDS
+        for heads, mean in ((1, fewest), (4, most))
+        for share in [min(max(mean + noise * normal(seed, heads), 0.001), 0.999)]
+        for part, value in (("H_f", share), ("H_o", 1 - share))
+    )
 
 
 def single(pair: float, one: float, noise: float) -> Evidence:
@@ -226,28 +232,34 @@ def growing(name: str, laws: Mapping[str, float], noise: float, **place: Any) ->
     )
 
 
-def layered(lower: float, steeper: float, law: float, noise: float) -> Evidence:
-    """Return value blocks of two layers: the top one higher, the first steeper beyond 1; and a chain off its law."""
+def layered(lower: float, steeper: float, off: float, noise: float) -> Evidence:
+    """Return blocks of two layers: value blocks of which the top one is higher, the first steeper beyond 1, and others
+    whose exponents are a share `off` their laws, as is that of a chain.
+    """
+    single = Architecture()
+    laws = {
+        (row, part): float(growth_rate(Block(1, row, row, 1), part, single).exponent or 0)
+        for row, part in (("W_Q", Part.H), ("W_Q", Part.H_o), ("W_Q", Part.H_f), ("W_V", Part.H_o))
+    }
 
     def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            off = {name: noise * normal(seed, name) for name in ("lower", "steeper", "law")}
-            for layer in (1, 2):
-                for sigma in SIGMAS:
-                    extra = (steeper + off["steeper"]) * (layer == 1) * max(math.log10(sigma), 0)
-                    log = 2 * math.log10(sigma) + (lower + off["lower"]) * (layer == 2) + extra
-                    place = {"layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed}
-                    yield block("W_V", 10**log, sigma=sigma, **place)
+        for seed, layer, sigma in product(SEEDS, (1, 2), SIGMAS):
+            place = {"layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed, "sigma": sigma}
+            extra = (steeper + noise * normal(seed, "steeper")) * (layer == 1) * max(math.log10(sigma), 0)
+            log = 2 * math.log10(sigma) + (lower + noise * normal(seed, "lower")) * (layer == 2) + extra
+            yield block("W_V", 10**log, **place)
+            for (row, part), power in laws.items():
+                p = power * (1 + off + noise * normal(seed, row, part.value))
+                yield block(row, sigma**p, part=part.value, **place)
 
     def chain() -> Iterable[Row]:
-        for seed in SEEDS:
-            for sigma in SIGMAS:
-                place = {"layer": 2, "row_layer": 2, "num_layers": 2, "seed": seed}
-                yield block("W_V", sigma ** (18 + law + noise * normal(seed, "law")), sigma=sigma, **place)
+        for seed, sigma in product(SEEDS, SIGMAS):
+            place = {"layer": 2, "row_layer": 2, "num_layers": 2, "seed": seed, "sigma": sigma}
+            yield block("W_V", sigma ** (18 * (1 + off + noise * normal(seed, "law"))), **place)
 
     linear = Architecture(num_layers=2, attention=Attention.linear, mlp=MLP.none, attention_skip=False)
     theirs = replace(of(chain()), architectures={("", 2): linear})
-    return of(rows(), softmax=theirs)
+    return replace(of(rows(), softmax=theirs), architectures={("", 2): replace(single, num_layers=2)})
 
 
 def varied(
@@ -267,35 +279,47 @@ def varied(
 
 
 def powers(off: float, noise: float) -> Evidence:
-    """Return norms of blocks of H_o that go with the counted powers of the weights, all off by so much."""
+    """Return norms of blocks of H_o and H_f that go with the counted powers of the weights, all off by so much."""
+    layer = Architecture(kind=Kind.self_attention)
+    counted = {
+        (row, col, part, weight): growth_rate(Block(1, row, col, 1), part, layer, axis=weight).exponent
+        for row, col in (("W_Q", "W_Q"), ("W_V", "W_V"), ("W_K", "W_K"), ("W_V", "W_Q"), ("W_Q", "W_K"))
+        for part in (Part.H_o, Part.H_f)
+        for weight in ("W_Q", "W_K", "W_V")
+    }
     return of(
-        block(row, alpha ** (p + off + noise * normal(seed, row, weight)), part="H_o", seed=seed, variant=variant)
-        for row, counted in COUNTED.items()
-        for weight, p in counted.items()
+        block(row, alpha ** (p + off + noise * normal(seed, *key)), col, part=part.value, seed=seed, variant=variant)
+        for key, p in counted.items()
+        if p is not None
+        for row, col, part, weight in [key]
         for alpha in (0.25, 0.5, 1.0, 2.0, 4.0)
         for variant in [f"model.scaled_weight={weight},model.weight_scale={alpha}"]
         for seed in SEEDS
     )
 
 
-def sizes(width: float, depth: float, noise: float) -> Evidence:
-    """Return largest eigenvalues that go with width and depth to these powers."""
-    both = [
-        of(
-            {"variant": f"{setting}={n}", "seed": seed, "value": n ** (p + noise * normal(seed, setting))}
-            for n in (1, 2, 4, 8)
-            for seed in SEEDS
-        )
-        for setting, p in (("model.d_model", width), ("model.n_layers", depth))
-    ]
-    return replace(both[0], beside={"model_size_depth": both[1]})
+def sizes(width: float, depth: float, noise: float, smallest: float | None = None) -> Evidence:
+    """Return both ends of spectra that go with width and depth to these powers; `smallest`: of the other end alone."""
+
+    def rows(name: str, power: float) -> Iterable[Row]:
+        for n in (1, 2, 4, 8, 16):
+            place = {"num_layers": n} if name == "depth" else {"variant": f"model.d_model={n}"}
+            for seed in SEEDS:
+                p = power + noise * normal(seed, name)
+                yield {**place, "seed": seed, "value": n**p}
+                low = p if smallest is None else smallest + noise * normal(seed, name, "low")
+                yield {**place, "seed": seed, "quantity": "smallest_eigenvalue", "value": -(n**low)}
+
+    return replace(of(rows("width", width)), beside={"model_size_depth": of(rows("depth", depth))})
 
 
 def depth_norm(plain: float, normed: float, noise: float) -> Evidence:
-    """Return norms of the first layer that go with the number of layers to these powers."""
+    """Return norms of the first layer that go with the number of layers to these powers, at two sigmas."""
     return of(
-        block("W_V", n ** (p + noise * normal(seed, norm)), num_layers=n, seed=seed, variant=f"model.norm={norm}")
+        block("W_V", n ** (p + noise * normal(seed, norm)), num_layers=n, seed=seed, sigma=sigma, **variant)
         for norm, p in (("none", plain), ("pre", normed))
+        for variant in [{"variant": f"model.norm={norm}"}]
+        for sigma in (0.3, 1.0)
         for n in (1, 2, 4)
         for seed in SEEDS
     )
@@ -314,14 +338,21 @@ def beyond(without: float, growth: float, noise: float) -> Evidence:
 
 
 def phased(early: float, late: float, noise: float) -> Evidence:
-    """Return largest eigenvalues that move by so many decades in each end of a training of 1 000 steps."""
+    """Return largest eigenvalues that move by so many decades in the last two decades of steps, in both schedules."""
+    return along_steps(lambda seed, step: early * min(max(step - 1, 0), 1) + late * max(step - 2, 0), noise)
 
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            for step, log in ((0, 0.0), (100, early), (500, early), (1000, early + late)):
-                yield {"seed": seed, "step": float(step), "value": 10 ** (log + noise * normal(seed, step))}
 
-    return of(rows())
+def along_steps(log: Callable[[int, float], float], noise: float, seeds: Iterable[int] = SEEDS) -> Evidence:
+    """Return largest eigenvalues whose log10 is that of (seed, log10 step) beside noise, at the sweep's five steps."""
+    return of(
+        {
+            **{"seed": seed, "step": step, "variant": f"training.schedule={schedule}"},
+            "value": 10 ** (log(seed, math.log10(step)) + noise * normal(seed, step, schedule)),
+        }
+        for schedule in ("constant", "cosine")
+        for seed in seeds
+        for step in (10.0, 32.0, 100.0, 316.0, 1000.0)
+    )
 
 
 def of_batches(off: float, growth: float, noise: float) -> Evidence:
@@ -355,15 +386,16 @@ def growing_noise(decades: float, noise: float) -> Evidence:
     return of({**place, "seed": seed, "step": float(step), "value": one} for (seed, step), one in numbers.items())
 
 
-def batches(exponent: float, lost: float, noise: float) -> Evidence:
-    """Return sharpness that goes with the batch size, and accuracy that is lost per decade."""
+def batches(exponent: float, lost: float, noise: float, turn: float = 0.0) -> Evidence:
+    """Return sharpness that goes with the batch size, and accuracy lost per decade; `turn`: of a V on top."""
 
     def rows() -> Iterable[Row]:
         for seed in SEEDS:
             for size in (10, 100, 1000):
                 off, log = noise * normal(seed, size), math.log10(size)
                 place = {"variant": f"training.batch_size={size}", "seed": seed, "step": 9.0}
-                yield {**place, "value": 10 ** (exponent * log + off)}
+                turned = abs(log - 2) * turn
+                yield {**place, "value": 10 ** (exponent * log + turned + off)}
                 yield {**place, "row": "", "part": "", "quantity": "accuracy", "value": 0.9 - lost * log + off / 10}
                 yield {**place, "row": "all", "quantity": "adaptive_sharpness", "value": size**0.25}
 
@@ -384,17 +416,32 @@ def indefinite(more: float, noise: float) -> Evidence:
     )
 
 
-def entries(gap: float, noise: float) -> Evidence:
-    """Return Hessians whose (V, V) entries are larger than those of (Q, Q) by so many decades with softmax."""
+def entries(gap: float, noise: float, linear: float = 0.0) -> Evidence:
+    """Return Hessians whose (V, V) entries are larger than those of (Q, Q): by `linear` decades without softmax, and by
+    `gap` more with it.
+    """
 
     def hessians() -> Iterable[StoredHessian]:
         for kind in ("softmax", "linear"):
             for seed in SEEDS:
-                size = 10 ** ((kind == "softmax") * (gap + noise * normal(seed)))
+                size = 10 ** (linear + (kind == "softmax") * (gap + noise * normal(seed)))
                 matrix = np.diag([size, size, size, 1.0, 1.0, 1.0])
                 yield StoredHessian(f"model.attention={kind}", 0.2, seed, matrix, ["W_V", "W_Q"], [3, 3], math.nan)
 
     return Evidence(of([]).table, hessians=hessians)
+
+
+def entries_along(logs: Mapping[str, float], noise: float, last: Mapping[str, float] | None = None) -> Evidence:
+    """Return Hessians whose blocks have entries of these sizes, log10, before and after a training."""
+
+    def hessians() -> Iterable[StoredHessian]:
+        for step, found in ((0.0, logs), (1000.0, {**logs, **(last or {})})):
+            for seed in SEEDS:
+                sizes = [10 ** (log + noise * normal(seed, name, step)) for name, log in found.items()]
+                matrix = np.diag(np.repeat(sizes, 3)) + np.kron(np.diag(sizes), np.ones((3, 3)))
+                yield StoredHessian("", math.nan, seed, matrix, list(found), [3] * len(found), step)
+
+    return Evidence(of([{"step": step} for step in (0.0, 1000.0)]).table, hessians=hessians)
 
 
 def ordered(steps: Mapping[str, float], noise: float, early: Mapping[str, float] | None = None) -> Evidence:
@@ -433,7 +480,28 @@ QKVO = {"W_Q": 0.0, "W_K": 0.0, "W_V": 0.0, "W_O": 0.0}
 BLOCKS = {**QKVO, "W_in": 0.0, "norms": 0.0}
 SLIGHT = {"W_pos": 0.0, "W_Q": 0.05, "W_K": 0.05, "W_in": 0.1, "W_V": 0.15, "ln1_gain": 0.2}
 QUERY = ("frobenius", "W_Q", "H_o")
-DISPERSED = {QUERY: (-3.0, 1.0), ("frobenius", "W_V", "H_o"): (0.0, 0.0)}
+VALUE = ("frobenius", "W_V", "H_o")
+
+
+def scored(diminish: float, dominate: float, noise: float, *, temperature: bool = True) -> Evidence:
+    """Return H_o of queries over that of values: at the last temperature (or correlation), and how far below at the
+    first.
+
+    The factor 1 / t^2 of the temperature is in the query block, as it is in a network.
+    """
+    setting = "model.temperature" if temperature else "task.correlation"
+    values = (0.1, 1.0, 10.0) if temperature else (0.0, 0.5, 0.9)
+    logs = [dominate - diminish * (2 - rank) / 2 for rank in range(3)]
+    return of(
+        block(
+            row,
+            10 ** ((log + noise * normal(seed, rank)) * (row == "W_Q")) / (t**2 if temperature and row == "W_Q" else 1),
+            **{"part": "H_o", "seed": seed, "variant": f"{setting}={t}"},
+        )
+        for row in ("W_Q", "W_V")
+        for rank, (t, log) in enumerate(zip(values, logs, strict=True))
+        for seed in SEEDS
+    )
 
 
 def nearer(names: Mapping[str, float], noise: float) -> Evidence:

@@ -38,7 +38,7 @@ def write_softmax(outputs: Path) -> Path:
 
 
 def test_a_claim_is_judged_when_all_its_tables_are_there(tmp_path: Path) -> None:
-    both = tables.depths(12.0, 0.0, 0.1)
+    both = tables.depths(48.0, 0.0, 0.1)
     write_sweep(both.table.assign(sweep="softmax"), tmp_path)
     (lacking,) = judge([claim_of("depth-data")], tmp_path, none)
     assert lacking.verdict == "follows from a theorem" and lacking.finding is None
@@ -67,9 +67,9 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     text = paths[1].read_text()
     free = sum(bool(claim.others or claim.theorems) for claim in claims().values())
     assert f"{len(claims())} claims: " in text and f", {len(claims()) - free} not run. Of 0 verdicts" in text
-    verdicts = (frame.loc["block-order", "verdict"], frame.loc["block-order-encoders", "verdict"])
+    verdicts = (frame.loc["phases", "verdict"], frame.loc["block-order-encoders", "verdict"])
     assert verdicts == ("not run", "not tested here")
-    assert frame.loc["block-order", "run"].startswith("hessfig run sweep=")
+    assert frame.loc["phases", "run"].startswith("hessfig run sweep=")
     assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
     assert "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
     assert all(line.count("|") - line.count("\\|") in (5, 7) for line in text.splitlines() if line.startswith("| "))
@@ -106,7 +106,8 @@ def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     found = between_marks(
         text, "verdicts", claims_page.verdicts(tmp_path, "| jacobian | of before |"), claims_page.COMMAND
     )
-    assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds |" in found
+    said = "| follows from a theorem | eq5, tab1; measured: holds (a gap of exponents) |"
+    assert "| softmax-heterogeneity | 3" in found and said in found
     assert "\n| jacobian | of before |\n" in found
     with pytest.raises(ValueError, match="lacks the marks"):
         between_marks("no marks", "records", "", claims_page.COMMAND)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import architectures, read_manifest, read_run, varied
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Attention
 from hessfig.record import CHECKSUM, checksum

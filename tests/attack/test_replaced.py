@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hessfig.config import Config, ModelConfig, TaskConfig
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.states.initialised import build_network
 from tests.attack.ledger import Ledger
 from tests.runs import COMMAND, hessfig, rows

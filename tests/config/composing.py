@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hessfig.config import Config
-from hessfig.config.compose import Job, jobs
+from hessfig.config.compose.job import Job, jobs
+from hessfig.config.schema import Config
 
 
 def job(*words: str, own: Path | None = None) -> Job:

@@ -6,23 +6,11 @@ import math
 
 import pytest
 
-from hessfig.config import (
-    Attention,
-    Config,
-    Data,
-    EstimatorConfig,
-    GridConfig,
-    Kind,
-    Loss,
-    Method,
-    ModelConfig,
-    Norm,
-    QueryKey,
-    SweepConfig,
-    TaskConfig,
-)
 from hessfig.config.checks import check
+from hessfig.config.enums import Attention, Data, Kind, Loss, Method, Norm, QueryKey
 from hessfig.config.machine import check_device
+from hessfig.config.schema import Config, SweepConfig
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 
 GAUSSIAN = TaskConfig(data=Data.gaussian, loss=Loss.mse)

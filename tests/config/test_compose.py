@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from hessfig.config import Config, GridConfig
-from hessfig.config.compose import compose, jobs
+from hessfig.config.compose.job import compose, jobs
 from hessfig.config.compose.overrides import as_word, quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import choices, natural, shipped_figures, studies
-from hessfig.config.schema import GROUPS
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.science import GridConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
@@ -51,7 +51,7 @@ SPECTRA = [
     *["gauss_newton", "weight_norms", "weight_norms_whole"],
 ]
 # Measured for a claim of the ledger alone.
-FOR_CLAIMS = ["entries_seeds", "condition_norms", "data_size_batches", "heads_zeros"]
+FOR_CLAIMS = ["entries_seeds", "condition_norms", "data_size_batches", "heads_zeros", "phases"]
 LANDSCAPE = [
     *["landscape", "landscape_integrals", "stationarity", "data_size"],
     *["model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary", "sublayers"],
@@ -167,7 +167,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {
-        *["depth", "language", "language_course", "language_noise", "critical_batch", *ENCODERS]
+        *["depth", "language", "language_course", "language_noise", "critical_batch", "phases", *ENCODERS]
     }
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",

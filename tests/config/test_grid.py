@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from hessfig.config import GridConfig, Spacing, sigma_values
+from hessfig.config.enums import Spacing
+from hessfig.config.grid import sigma_values
+from hessfig.config.science import GridConfig
 
 
 def test_the_papers_grid() -> None:

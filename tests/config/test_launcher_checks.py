@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config import Config, Launcher, LauncherConfig
 from hessfig.config.checks import check
+from hessfig.config.enums import Launcher
 from hessfig.config.machine import memory, memory_of_worker, size_in_bytes, slurm_memory
+from hessfig.config.schema import Config, LauncherConfig
 from hessfig.errors import UserError
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose import (
-    Job,
+from hessfig.config.compose.job import Job
+from hessfig.config.compose.provenance import (
     departures,
     differences,
     manifest_of,

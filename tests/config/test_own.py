@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose import jobs
+from hessfig.config.compose.job import jobs
 from hessfig.config.compose.overrides import check_words
 from hessfig.config.presets import choices
 from hessfig.config.user_dir import own_folder

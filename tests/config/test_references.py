@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose import jobs
+from hessfig.config.compose.job import jobs
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError
 from hessfig.sessions import run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config import Config
 from hessfig.config.keys import kept_steps, step_values
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from tests.config.composing import job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config.compose import jobs
+from hessfig.config.compose.job import jobs
 from hessfig.errors import UserError
 from tests.config.composing import configs, job
 

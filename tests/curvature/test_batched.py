@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config import ModelConfig, Products
+from hessfig.config.enums import Products
+from hessfig.config.science import ModelConfig
 from hessfig.curvature import batched
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.curvlinops import ColumnOperator

@@ -14,7 +14,8 @@ from scipy.sparse.linalg import aslinearoperator, eigsh, lobpcg, svds
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config import DType, ModelConfig
+from hessfig.config.enums import DType
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.errors import UserError
 from hessfig.terms import Approximation, Need

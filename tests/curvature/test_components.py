@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Config, EstimatorConfig, Kind, Method, ModelConfig, Products
+from hessfig.config.enums import Kind, Method, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import EstimatorConfig, Loss, Method, Products
+from hessfig.config.enums import Loss, Method, Products
+from hessfig.config.science import EstimatorConfig
 from hessfig.curvature.differences import DifferencedColumn, step
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError

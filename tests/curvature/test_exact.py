@@ -6,7 +6,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
+from hessfig.config.enums import MLP, Attention, DType, Kind, Loss, Norm, QueryKey, Scored
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
-from hessfig.config import MLP, ModelConfig, Norm, TaskConfig
+from hessfig.config.enums import MLP, Norm
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of
 from hessfig.models.exact import kronecker

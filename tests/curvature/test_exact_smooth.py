@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config import MLP, ModelConfig, Products
+from hessfig.config.enums import MLP, Products
+from hessfig.config.science import ModelConfig
 from hessfig.measurements.block_norms import dense_norms
 from hessfig.models.blocks import matrices_of
 from hessfig.models.exact.exact_blocks import ExactEngine

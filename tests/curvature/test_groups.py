@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import ModelConfig, Norm, Products
+from hessfig.config.enums import Norm, Products
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.routes import Engines

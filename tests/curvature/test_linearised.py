@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Attention, Data, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
+from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Norm, QueryKey
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hessfig.config import ModelConfig, Norm, TaskConfig
+from hessfig.config.enums import Norm
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Objective
 from hessfig.models.tape.columns import LinearisedNetwork

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Loss, ModelConfig
+from hessfig.config.enums import Loss
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.column import Column
 from hessfig.curvature.curvlinops import ColumnOperator, xtrace_squared_frobenius
 from hessfig.curvature.problem import Batch, Objective, rademacher

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hessfig
-from hessfig.config import Products
+from hessfig.config.enums import Products
 from hessfig.curvature.column import SPLIT, Column
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import EstimatorConfig, Kind, Method, ModelConfig, Norm, Products
+from hessfig.config.enums import Kind, Method, Norm, Products
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import Objective, OtherNetwork
 from hessfig.measurements.block_norms import Estimator
 from hessfig.models.exact.exact_blocks import ExactEngine

@@ -9,22 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Data,
-    DType,
-    EstimatorConfig,
-    Kind,
-    Loss,
-    Method,
-    ModelConfig,
-    Norm,
-    Products,
-    QueryKey,
-    Sink,
-    TaskConfig,
-)
+from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm, Products, QueryKey, Sink
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.column import squared_norms, summands
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.measurements.block_norms import Estimator, dense_blocks

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import Loss, ModelConfig, Norm, Products, QueryKey
+from hessfig.config.enums import Loss, Norm, Products, QueryKey
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from hessfig.config import ModelConfig
+from hessfig.config.science import ModelConfig
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec

@@ -203,7 +203,7 @@ def test_a_figure_prints_the_levels_that_levels_csv_holds(made: Made, tmp_path: 
 
 
 def test_the_default_paper_is_that_of_the_config() -> None:
-    from hessfig.config import Config
+    from hessfig.config.schema import Config
 
     figure = Config().figure
     asked = Paper(figure.width, figure.note, figure.formats, figure.panels, Config().style)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hessfig.config import ModelConfig, TaskConfig
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.measurements.block_norms import aligned, dense_norms, hutchinson
 from hessfig.measurements.quantity import Estimate
 from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork

@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
+from hessfig.config.enums import Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
 from hessfig.measurements.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
 from hessfig.rng import stream
 from hessfig.sweep import preview

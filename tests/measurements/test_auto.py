@@ -11,9 +11,10 @@ from torch import nn
 
 import hessfig
 from hessfig.analysis.intervals import deviate, probe_interval
-from hessfig.config import Config, EstimatorConfig, Method, ModelConfig
 from hessfig.config.compose.job import compose
-from hessfig.config.enums import AUTO
+from hessfig.config.enums import AUTO, Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.config.settings import settings
 from hessfig.measurements.block_norms import hutchinson
 from hessfig.measurements.settings_and_costs import FEW, norm_settings, probe_settings

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import (
-    Config,
+from hessfig.config.enums import Method, State
+from hessfig.config.schema import Config
+from hessfig.config.science import (
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,
-    Method,
     ModelConfig,
-    State,
     StateConfig,
     TaskConfig,
     TrainingConfig,

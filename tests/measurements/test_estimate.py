@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
+from hessfig.config.enums import Method, Products
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.measurements.block_norms import Estimator
 from hessfig.measurements.quantity import Estimate
 from hessfig.rng import stream

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Kind, ModelConfig, TaskConfig
+from hessfig.config.enums import Kind
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature import column as module
 from hessfig.curvature.column import SPLIT, chunks, completed, squared_norms
 from hessfig.curvature.problem import rademacher

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
+from hessfig.config.enums import DType, Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep.variant import Variant
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 import hessfig
-from hessfig.config import MLP, Attention, Config, EstimatorConfig, Kind, Method, ModelConfig, Norm
+from hessfig.config.enums import MLP, Attention, Kind, Method, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.layered import scored_outputs
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Row

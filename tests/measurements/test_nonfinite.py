@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config import Config, EstimatorConfig, Kind, Method, ModelConfig, Products
+from hessfig.config.enums import Kind, Method, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured, Quantity, row_of

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import hessfig
-from hessfig.config import Config, Data, EstimatorConfig, Kind, Method, ModelConfig, Norm, SpectrumConfig, TaskConfig
+from hessfig.config.enums import Data, Kind, Method, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import measure

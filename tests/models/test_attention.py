@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Attention, DType, ModelConfig, QueryKey
+from hessfig.config.enums import Attention, DType, QueryKey
+from hessfig.config.science import ModelConfig
 from hessfig.models.networks import SelfAttention
 from hessfig.rng import stream
 from tests.toys import build_model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hessfig.config import Attention, Kind, ModelConfig, QueryKey
+from hessfig.config.enums import Attention, Kind, QueryKey
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from tests.toys import toy_problem
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from hessfig.config import MLP, Kind, ModelConfig, QueryKey
+from hessfig.config.enums import MLP, Kind, QueryKey
+from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of, matrices_of
 from hessfig.terms import Block, Matrix

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hessfig.config import MLP, Config, Data, DType, Kind, Loss, ModelConfig, Norm, TaskConfig
+from hessfig.config.enums import MLP, Data, DType, Kind, Loss, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Config, EstimatorConfig, Kind, Method, ModelConfig, TaskConfig
 from hessfig.config.checks import check
+from hessfig.config.enums import Kind, Method
 from hessfig.config.keys import in_key
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models import components as of
 from hessfig.models.networks import BareAttention

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from hessfig.config import MLP, DType, Initialisation, Kind, ModelConfig, Norm, ScaledWeight, SigmaScales
+from hessfig.config.enums import MLP, DType, Initialisation, Kind, Norm, ScaledWeight, SigmaScales
+from hessfig.config.science import ModelConfig
 from tests.toys import build_model
 
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Config, Data, ModelConfig, Products
+from hessfig.config.enums import Data, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.problem import Objective

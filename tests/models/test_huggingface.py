@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Products
+from hessfig.config.enums import Method, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import _marks
 from hessfig.models.registry import kind

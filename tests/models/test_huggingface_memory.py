@@ -10,7 +10,9 @@ import pytest
 PROGRAM = """
 import re
 import torch
-from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
+from hessfig.config.enums import Data, Scored
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.vocabulary_head import HeadedColumn
 from hessfig.models.kinds.huggingface import STORED

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import Config
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.stored.token_batches import Plan
 from hessfig.states.point import drawn

@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hessfig.config import Config
 from hessfig.config.checks import check
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.registry import kind
 from hessfig.models.stored.token_batches import bytes_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hessfig.config import Config
+from hessfig.config.schema import Config
 from hessfig.models.blocks import blocks_of, matrices_of, weight_size
 from hessfig.models.kinds.transformer import layout
 from hessfig.terms import Block, Matrix

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Config, DType, Kind, Loss, Method, ModelConfig, QueryKey, TaskConfig
+from hessfig.config.enums import MLP, DType, Kind, Loss, Method, QueryKey
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Config, Data, Kind, ModelConfig, TaskConfig
+from hessfig.config.enums import Data, Kind
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds.python import find_factory
 from hessfig.models.registry import kind, kinds

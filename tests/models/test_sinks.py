@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessfig.config import MLP, DType, ModelConfig, Norm, QueryKey, Sink
+from hessfig.config.enums import MLP, DType, Norm, QueryKey, Sink
+from hessfig.config.science import ModelConfig
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.exact.support import Level, exactness

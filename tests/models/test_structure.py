@@ -7,7 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import Kind, ModelConfig, Norm, QueryKey
+from hessfig.config.enums import Kind, Norm, QueryKey
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher
 from hessfig.models.blocks import is_structural_zero, matrices_of

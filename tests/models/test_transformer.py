@@ -9,7 +9,9 @@ import torch
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources.native import NativeModel
 
-from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey, with_defaults
+from hessfig.config.enums import MLP, Attention, DType, Norm, QueryKey
+from hessfig.config.schema import with_defaults
+from hessfig.config.science import ModelConfig
 from hessfig.models.networks import Transformer
 from hessfig.rng import stream
 from tests.toys import ARCHITECTURES, build_model, toy_problem

@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hessfig.config import Config, ModelConfig, Products
 from hessfig.config.checks import check
+from hessfig.config.enums import Products
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.registry import kind

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import MLP, Attention, Config, Data, DType, Kind, Loss, Method, ModelConfig, Norm, TaskConfig
+from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks

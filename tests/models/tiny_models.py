@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
+from hessfig.config.enums import Data, Scored
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.column import view_of
 from hessfig.terms import Part
 from hessfig.weights import Weight

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from hessfig.cli.main import main
-from hessfig.config.compose import compose
+from hessfig.config.compose.job import compose
 from hessfig.config.keys import as_plain
 from hessfig.record import COLUMNS, MANIFEST, TABLE
 from tests.analysis.synthetic import SIGMA, make_table, write_sweep

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hessfig.config import Config, EstimatorConfig, Method, Norm, State, StateConfig
+from hessfig.config.enums import Method, Norm, State
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, StateConfig
 from hessfig.errors import UserError
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import DType, Optimiser
+from hessfig.config.enums import DType
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.states.training import checkpoints
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import EIGENBASES, StepRule
+from hessfig.terms import Optimiser
 from tests.toys import training_config
 
 SIZES = range(2, 18)  # in which of them another order makes other bits depends on the processor

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hessfig.config import DType, Norm, TaskConfig
+from hessfig.config.enums import DType, Norm
+from hessfig.config.science import TaskConfig
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure

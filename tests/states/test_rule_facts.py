@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import Config, TrainingConfig, TrainingData
+from hessfig.config.enums import TrainingData
+from hessfig.config.schema import Config
+from hessfig.config.science import TrainingConfig
 from hessfig.curvature.problem import Batch
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule

@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hessfig.config import Config, DType, ModelConfig, Norm, Optimiser, TaskConfig
+from hessfig.config.enums import DType, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.training_checks import check_training
 from hessfig.curvature.layered import scored_outputs
 from hessfig.errors import UserError
@@ -22,6 +24,7 @@ from hessfig.states.training.loop import ensure
 from hessfig.states.training.second_order import BatchLoss, _damped, dense_hessian, products_of_a_solver, solver
 from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
+from hessfig.terms import Optimiser
 from tests.toys import training_config
 
 DIVIDING = [one for one in Optimiser if one.facts.divides]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hessfig.config import Curvature, DType, Optimiser
+from hessfig.config.enums import Curvature, DType
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
@@ -22,6 +22,7 @@ from hessfig.states.training.step_rules import (
     refreshes_curvature,
 )
 from hessfig.states.training.trajectory import Trajectory
+from hessfig.terms import Optimiser
 from tests.toys import training_config
 
 

@@ -13,8 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from hessfig.config import Attention, Config, DType, Kind, Optimiser, State, StateConfig, TaskConfig, TrainingData
-from hessfig.config.schema import ModelConfig
+from hessfig.config.enums import Attention, DType, Kind, State, TrainingData
+from hessfig.config.schema import Config, ModelConfig
+from hessfig.config.science import StateConfig, TaskConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.states.training import checkpoints, loop
@@ -26,6 +27,7 @@ from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.tasks.examples import training_batch
+from hessfig.terms import Optimiser
 from tests.toys import ARCHITECTURES, training_config
 
 STEPS = (0, 3, 30)

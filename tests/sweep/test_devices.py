@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, Norm, Products, TaskConfig
+from hessfig.config.enums import DType, Method, Norm, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant

@@ -7,7 +7,9 @@ import math
 import numpy
 import pytest
 
-from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Method, ModelConfig, Products, TaskConfig
+from hessfig.config.enums import Attention, DType, Loss, Method, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.measurements import quantity as module
 from hessfig.models.protocol import NetworkKind
 from hessfig.sweep.measure import draw_problem, measure

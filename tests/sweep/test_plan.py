@@ -6,20 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hessfig.config import (
-    Config,
-    DType,
-    EstimatorConfig,
-    FigureConfig,
-    GridConfig,
-    Method,
-    ModelConfig,
-    Products,
-    State,
-    StateConfig,
-    SweepConfig,
-    TaskConfig,
-)
+from hessfig.config.enums import DType, Method, Products, State
+from hessfig.config.schema import Config, FigureConfig, SweepConfig
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig
 from hessfig.measurements.quantity import columns
 from hessfig.record import digest
 from hessfig.sweep.plan import Cell, Sweep

@@ -15,19 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hessfig.config import (
-    Config,
-    Data,
-    DType,
-    EstimatorConfig,
-    Kind,
-    Method,
-    ModelConfig,
-    Reuse,
-    State,
-    StateConfig,
-    TaskConfig,
-)
+from hessfig.config.enums import Data, DType, Kind, Method, Reuse, State
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, StateConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.states import point
 from hessfig.states.initialised import build_network

@@ -20,7 +20,9 @@ import pytest
 
 import hessfig
 from hessfig.analysis.manifest import read_run
-from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, Method, ModelConfig, TaskConfig
+from hessfig.config.enums import Kind, Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from hessfig.register import publish

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Launcher, LauncherConfig
+from hessfig.config.enums import Launcher
+from hessfig.config.schema import LauncherConfig
 from hessfig.sweep.slurm import sbatch_script
 from tests.toys import toy_config
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Config, EstimatorConfig, Method, ModelConfig
+from hessfig.config.enums import Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Config, Kind, Launcher, LauncherConfig, ModelConfig
+from hessfig.config.enums import Kind, Launcher
+from hessfig.config.schema import Config, LauncherConfig
+from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep import slurm
 from hessfig.sweep.plan import Sweep

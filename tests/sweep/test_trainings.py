@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Optimiser, StateConfig
+from hessfig.config.enums import Method
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, StateConfig
 from hessfig.states.training.loop import Progress
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.trainings import needs, words
+from hessfig.terms import Optimiser
 from tests.runs import COMMAND, hessfig, rows
 from tests.toys import training_config
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import DType, Scored, TaskConfig
+from hessfig.config.enums import DType, Scored
+from hessfig.config.science import TaskConfig
 from hessfig.rng import stream
 from hessfig.tasks.addition import addition_batch
 from hessfig.tasks.batch import draw_batch

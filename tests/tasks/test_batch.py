@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.config.enums import Data, DType, Loss
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.problem import Batch
 from hessfig.tasks.batch import draw_batch
 

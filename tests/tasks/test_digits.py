@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import sys
 import time
 import tracemalloc
 import zipfile
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.config.enums import Data, DType, Loss
+from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
+from hessfig.tasks import digits
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.digits import number_of_training, pictures, split
 
@@ -32,6 +35,13 @@ def test_the_bundled_pictures_are_split_once_and_for_all() -> None:
     assert np.array_equal(np.sort(every, axis=0), np.sort(pictures(None).images.reshape(1797, -1), axis=0))
     assert (every.min(), every.max()) == (0.0, 1.0)
     assert set(training.labels) == set(test.labels) == set(range(10))
+
+
+def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    digits._bundled.cache_clear()
+    with pytest.raises(UserError, match=r"(?s)part of scikit-learn.*pip install 'hessfig\[digits\]'"):
+        pictures(None)
 
 
 def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> None:

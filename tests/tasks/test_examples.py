@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessfig.config import Config, Optimiser, TaskConfig, TrainingConfig, TrainingData
+from hessfig.config.enums import TrainingData
+from hessfig.config.schema import Config
+from hessfig.config.science import TaskConfig, TrainingConfig
 from hessfig.tasks.addition import has_cascade, sequences
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.examples import is_full_batch, training_batch, unseen_cascades, unseen_sums
+from hessfig.terms import Optimiser
 
 FRESH = Config(task=TaskConfig(digits=5, batch_size=8), training=TrainingConfig(batch_size=16))
 FIXED = replace(FRESH, training=TrainingConfig(batch_size=3, data=TrainingData.fixed))

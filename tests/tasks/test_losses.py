@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import hessian
 
-from hessfig.config import Loss, TaskConfig
+from hessfig.config.enums import Loss
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.losses import Linearised, output_gradient, per_sample
 from hessfig.rng import stream
 from hessfig.tasks.batch import loss_module

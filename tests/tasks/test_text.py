@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import MLP, Config, Data, DType, Loss, ModelConfig, Norm, TaskConfig, TrainingConfig
+from hessfig.config.enums import MLP, Data, DType, Loss, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.config import Data, TaskConfig
+from hessfig.config.enums import Data
+from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
 from hessfig.tasks.tokens import Encode, Ids, length_of, sequences
 

@@ -24,6 +24,7 @@ PAPER = "the paper's: one GPT-2-like layer, d_model 128, addition, as printed"
 BARE = "the theorem's bare layer"
 SMALL: Window = (None, 0.1)
 LARGE: Window = (1.0, None)
+PRACTICAL: Window = (None, 1.0)  # what the source calls the practical range
 
 
 def exponents(rows: pd.DataFrame, x: str, *by: str, window: Window = WHOLE) -> pd.Series:
@@ -57,6 +58,7 @@ def _exponent(x: pd.Series, values: pd.Series) -> float:
 
 LEAST_GAP = 0.25  # of exponents that are whole numbers in theory
 LEAST_GROWTH = 1.0  # a power of the data
+RELATIVE = 0.05  # of an exponent of any size
 MUCH_SMALLER, MUCH_SMALLER_STILL = 0.5, 0.25
 BY_ATTENTION, LAYERS = "model.attention", "model.n_layers"
 _PAIR = ("W_Q", "W_V")
@@ -85,7 +87,8 @@ def softmax(evidence: Evidence) -> judges.Finding:
         "linear": judges.near(0, LEAST_GAP),
     }
     return judges.together(
-        {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by}
+        {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by},
+        words="a gap of exponents",
     )
 
 
@@ -98,9 +101,10 @@ def softmax(evidence: Evidence) -> judges.Finding:
 def entries(evidence: Evidence) -> judges.Finding:
     """Claim: entries of the value and query blocks are of different size with softmax and of like size without.
 
-    log10 of the median of |entries| of H(V, V) over that of H(Q, Q), zeros left out, seed by seed; with softmax less
-    without. The claim holds when the interval of this effect is above 0 and the mean at least 0.25 decades, and does
-    not when the interval is below that.
+    log10 of the median of |entries| of H(V, V) over that of H(Q, Q), zeros left out, seed by seed. The effect is this
+    with softmax minus without. The claim holds when its interval is above 0 and the mean at least 0.25 decades, and
+    without softmax the interval lies within 0.25 of 0; it does not when the first is below 0.25, or the second excludes
+    0 with a mean at least 0.25 off.
     """
     found: dict[str, dict[int, float]] = {}
     for one in evidence.hessians():
@@ -115,7 +119,8 @@ def entries(evidence: Evidence) -> judges.Finding:
     effect = judges.Effect((logs["softmax"] - logs["linear"]).dropna(), judges.at_least(LEAST_GAP))
     told = {f"log10 of the ratio of medians, {kind}": student_interval(one) for kind, one in logs.items()}
     return judges.together(
-        {"difference": effect}, words="; ".join(f"{name} {one.mean:.2f}" for name, one in told.items())
+        {"difference": effect, "without softmax": judges.Effect(logs["linear"], judges.near(0, LEAST_GAP))},
+        words="; ".join(f"{name} {one.mean:.2f}" for name, one in told.items()),
     )
 
 
@@ -129,18 +134,28 @@ def entries(evidence: Evidence) -> judges.Finding:
 def depth(evidence: Evidence) -> judges.Finding:
     """Claim: the data dependence of linear attention grows with depth, that of linear MLPs does not.
 
-    Exponents of ||H||_F in sigma, averaged over diagonal blocks, seed by seed; the growth is that of the deepest
-    networks less that of one layer. The claim holds when for linear attention the interval of the growth is above 0
-    with a mean of at least 1, a power of the data, and for linear MLPs it is below 1; it does not when attention's is
-    below 1 or that of MLPs above. The effect is the growth for linear attention.
+    Exponents in sigma, averaged over diagonal blocks, seed by seed; the growth is that of the deepest networks minus
+    that of the shallowest. D layers of linear attention hold 3^D covariances, hence 2 * 3^D powers of sigma, in H_o of
+    every layer and in H of the last one. The claim holds when for linear attention the intervals of the growth of H_o,
+    and of H of the last layer, lie within 5 % of the difference of these powers (48 from one layer to three), and for
+    linear MLPs that of H is below 1; it does not when one of the first excludes it with a mean at least 5 % off, or
+    that of MLPs is above. The effect is the growth of H_o for linear attention.
     """
-    attention, mlp = _growth(evidence), _growth(evidence.other("mlp"))
-    if not (len(attention) and len(mlp)):
-        return judges.missing("norms of linear attention and of linear MLPs for several depths")
+    linear = diagonal(norms(evidence))
+    outer = _growth(diagonal(norms(evidence, part=Part.H_o)))
+    last, mlp = (
+        _growth(linear[linear["layer"] == linear["num_layers"]]),
+        _growth(diagonal(norms(evidence.other("mlp")))),
+    )
+    if not (len(outer) and len(last) and len(mlp)):
+        return judges.missing("norms of H_o and H of linear attention, and of H of linear MLPs, for several depths")
+    power = 2.0 * (3 ** int(linear["num_layers"].max()) - 3 ** int(linear["num_layers"].min()))
+    exact = judges.near(power, RELATIVE * power)
     return judges.together(
         {
-            "growth, linear attention": judges.Effect(attention, judges.at_least(LEAST_GROWTH)),
-            "growth, linear MLP": judges.Effect(mlp, partial(judges.stays_below, most=LEAST_GROWTH)),
+            "growth of H_o, linear attention": judges.Effect(outer, exact),
+            "growth of H of the last layer, linear attention": judges.Effect(last, exact),
+            "growth of H, linear MLP": judges.Effect(mlp, partial(judges.stays_below, most=LEAST_GROWTH)),
         }
     )
 
@@ -176,33 +191,80 @@ def prenorm(evidence: Evidence) -> judges.Finding:
     return replace(finding, words=f"{finding.words}; below 1/4: {', '.join(quarter) or 'nowhere'}")
 
 
-@claim(*("layers", f"{ORMANIEC}, appendix G", "depth", "softmax"), figure="6", there=PAPER, here=f"{PAPER}, 20 seeds")
-def layers(evidence: Evidence) -> judges.Finding:
-    """Claim: earlier layers lie lower, the top layer alone keeps its law beyond sigma = 1, and in Figure 7 for H too.
+@claim("layers-lower", f"{ORMANIEC}, appendix G", "depth", figure="6", there=PAPER, here=f"{PAPER}, 20 seeds")
+def lower(evidence: Evidence) -> judges.Finding:
+    """Claim: blocks of earlier layers are smaller where sigma is below 1.
 
-    Seed by seed, the value block of the deepest networks: (lower) log10 of ||H||_F of the top layer over that of the
-    first, sigma <= 0.1; (steeper) the exponent for sigma >= 1 of the first layer less that of the top layer; (law) the
-    exponent of H at the top layer of linear attention less its prediction. (lower) and (steeper) must exceed 0 by at
-    least 0.25 and (law) lie within 0.25 of 0. The claim holds when all three do; holds only if names those that do. The
-    effect is the first that holds.
+    The effect is log10 of ||H||_F of the value block of the top layer over that of the first, in the deepest networks,
+    averaged over sigma <= 1, seed by seed. The claim holds when the interval is above 0 and the mean at least 0.25
+    decades, and does not when the interval is below 0.25.
     """
-    deep, chain = (_deepest(norms(one)) for one in (evidence, evidence.other("softmax")))
-    top = deep["layer"].max() if len(deep) else 0
-    if top < 2 or chain.empty:
-        return judges.missing(
-            "norms of the value block of every layer of deep networks, with softmax and of linear attention"
-        )
-    logs = by_seed(in_logs(deep[within(deep["sigma"], SMALL)]), "layer")
+    deep, top = _deepest(norms(evidence))
+    if top < 2:
+        return judges.missing("norms of the value block of every layer of deep networks")
+    logs = by_seed(in_logs(deep[within(deep["sigma"], PRACTICAL)]), "layer")
+    return judges.single(judges.Effect(_ends(logs, top), judges.at_least(LEAST_GAP)))
+
+
+@claim("layers-steeper", f"{ORMANIEC}, appendix G", "depth", figure="6", there=PAPER, here=f"{PAPER}, 20 seeds")
+def steeper(evidence: Evidence) -> judges.Finding:
+    """Claim: beyond sigma = 1 blocks of deeper networks show higher powers of sigma in their earlier layers.
+
+    The effect is the exponent in sigma, sigma >= 1, of ||H||_F of the value block of the first layer minus that of the
+    top layer, in the deepest networks, seed by seed. The claim holds when the interval is above 0 and the mean at least
+    0.25, and does not when the interval is below 0.25.
+    """
+    deep, top = _deepest(norms(evidence))
+    if top < 2:
+        return judges.missing("norms of the value block of every layer of deep networks")
     far = exponents(deep, "sigma", "layer", window=LARGE)
-    follows = exponents(chain[chain["layer"] == chain["layer"].max()], "sigma")
-    predicted = _predicted(evidence.other("softmax"), int(chain["num_layers"].max()))
-    samples = {"lower": _ends(logs, top), "steeper": -_ends(far, top), "law": (follows - predicted).dropna()}
-    judged_by = {
-        "lower": judges.at_least(LEAST_GAP),
-        "steeper": judges.at_least(LEAST_GAP),
-        "law": judges.near(0, LEAST_GAP),
-    }
-    return judges.by_conditions({name: {"": judges.Effect(one, judged_by[name])} for name, one in samples.items()})
+    return judges.single(judges.Effect(-_ends(far, top), judges.at_least(LEAST_GAP)))
+
+
+@claim("layers-law", f"{ORMANIEC}, appendix G", "depth", "softmax", figure="6", there=PAPER, here=f"{PAPER}, 20 seeds")
+def law(evidence: Evidence) -> judges.Finding:
+    """Claim: the top layer of deep networks keeps its law: that of one layer beyond sigma = 1, and 2 * 3^D in Figure 7.
+
+    Exponents in sigma over their predictions, seed by seed, in the top layer of the deepest networks: with softmax, for
+    sigma >= 1, of H of the query block and of H_o of the value block over those of a single layer; of linear attention
+    in a chain, of H of the value block over its own. In a network the claim holds when all intervals lie within 5 % of
+    1, and does not when one excludes 1 with a mean at least 5 % off. The effect is the first ratio.
+    """
+    blocks = {"query, H": ("W_Q", Part.H), "value, H_o": ("W_V", Part.H_o)}
+    chain = evidence.other("softmax")
+    deep = {words: _over_law(evidence, *block, window=LARGE) for words, block in blocks.items()}
+    of = {"softmax": deep, "linear chain": {"value, H": _over_law(chain, "W_V", Part.H, window=WHOLE, own=True)}}
+    if not all(len(one) for parts in of.values() for one in parts.values()):
+        return judges.missing(
+            "norms of blocks of the top layers of deep networks, with softmax and of linear attention"
+        )
+    judge = judges.near(1, RELATIVE)
+    effects = {name: {words: judges.Effect(one, judge) for words, one in parts.items()} for name, parts in of.items()}
+    return judges.by_conditions(effects)
+
+
+@claim("layers-exact", f"{ORMANIEC}, appendix G", "depth", figure="6", there=PAPER, here=f"{PAPER}, 20 seeds")
+def exact(evidence: Evidence) -> judges.Finding:
+    """Claim: for sigma below 1 the query blocks of H_o and H_f and the value block of H_o scale exactly as those of one
+    layer, in every layer of a deep network.
+
+    Exponents in sigma, sigma <= 1, of the three blocks in each layer of the deepest networks over those predicted for a
+    single layer, seed by seed. For a block the claim holds when the intervals of all layers lie within 5 % of 1, and
+    does not when one excludes 1 with a mean at least 5 % off. The effect is the ratio that is farthest from 1.
+    """
+    blocks = {f"{row}, {part}": (row, part) for row, part in (("W_Q", Part.H_o), ("W_Q", Part.H_f), ("W_V", Part.H_o))}
+    of: dict[str, judges.Effects] = {}
+    for words, (row, part) in blocks.items():
+        top = int(evidence.table["num_layers"].max()) if len(evidence.table) else 0
+        found = {f"layer {k}": _over_law(evidence, row, part, window=PRACTICAL, layer=k) for k in range(1, top + 1)}
+        known = {name: judges.Effect(one, judges.near(1, RELATIVE)) for name, one in found.items() if len(one)}
+        of |= {words: known} if known else {}
+    if not of:
+        return judges.missing("norms of the query and value blocks of every layer of deep networks")
+    worst = {name: max(parts.values(), key=lambda one: abs(one.interval().mean - 1)) for name, parts in of.items()}
+    return judges.by_conditions(
+        of, worst, shown=lambda found: max(found, key=lambda name: abs(found[name].effect.mean - 1))
+    )
 
 
 @claim(
@@ -213,9 +275,9 @@ def layers(evidence: Evidence) -> judges.Finding:
 def jacobian(evidence: Evidence) -> judges.Finding:
     """Claim: the Jacobian grows as sigma in the value weight and as sigma^3 in the query weight.
 
-    Exponents in sigma of jacobian_norm, sigma <= 0.1, seed by seed. The claim holds when the intervals lie within 0.25
-    of 1 (W_V) and of 3 (W_Q), and does not when one excludes its power with a mean at least 0.25 off. The effect is the
-    exponent of W_Q.
+    The source gives bounds, O(|X|) and O(|X|^3); judged is whether they are attained as laws. Exponents in sigma of
+    jacobian_norm, sigma <= 0.1, seed by seed. The claim holds when the intervals lie within 0.25 of 1 (W_V) and of 3
+    (W_Q), and does not when one excludes its power with a mean at least 0.25 off. The effect is the exponent of W_Q.
     """
     found = exponents(evidence.numbers("jacobian_norm"), "sigma", "row", window=SMALL)
     if not {"W_Q", "W_V"} <= set(found.index.get_level_values("row")):
@@ -240,9 +302,11 @@ def gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
     return (query - value).dropna()
 
 
-def _growth(evidence: Evidence) -> pd.Series:
-    """Return the mean exponent of the deepest networks less that of the shallowest, by seed."""
-    slopes = exponents(diagonal(norms(evidence)), "sigma", "num_layers", "layer", "row")
+def _growth(rows: pd.DataFrame) -> pd.Series:
+    """Return the mean exponent of the deepest networks minus that of the shallowest, by seed."""
+    slopes = exponents(rows, "sigma", "num_layers", "layer", "row") if len(rows) else pd.Series(dtype=float)
+    if slopes.empty:
+        return slopes
     depths = sorted(set(slopes.index.get_level_values("num_layers")))
     if len(depths) < 2:
         return pd.Series(dtype=float)
@@ -250,22 +314,34 @@ def _growth(evidence: Evidence) -> pd.Series:
     return (means.loc[depths[-1]] - means.loc[depths[0]]).dropna()
 
 
-def _deepest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the norms of the value block of every layer of the deepest network."""
-    values = diagonal(rows[rows["row"] == "W_V"])
-    return values[values["num_layers"] == values["num_layers"].max()]
+def _deepest(rows: pd.DataFrame, row: str = "W_V") -> tuple[pd.DataFrame, int]:
+    """Return the norms of a diagonal block in every layer of the deepest network, and the number of its top layer."""
+    blocks = diagonal(rows[rows["row"] == row])
+    deep = blocks[blocks["num_layers"] == blocks["num_layers"].max()]
+    return deep, int(deep["layer"].max()) if len(deep) else 0
 
 
 def _ends(of_layers: pd.Series, top: int) -> pd.Series:
-    """Return the number of the top layer less that of the first, by seed."""
+    """Return the number of the top layer minus that of the first, by seed."""
     return (of_layers.xs(top, level="layer") - of_layers.xs(1, level="layer")).dropna()
 
 
-def _predicted(evidence: Evidence, depth: int) -> float:
-    """Return the predicted exponent of H of the value block of the last layer; nan where no network is known."""
-    known = [one for (_, layers), one in evidence.architectures.items() if layers == depth]
-    rate = growth_rate(Block(depth, "W_V", "W_V", depth), Part.H, known[0]).exponent if known else None
-    return float("nan") if rate is None else float(rate)
+def _over_law(
+    evidence: Evidence, row: str, part: Part, *, window: Window, layer: int = 0, own: bool = False
+) -> pd.Series:
+    """Return the exponent of a block in a layer (0: the top one) of the deepest networks over its prediction, by seed.
+
+    The prediction is that of a network of one layer, or with `own` of the network itself; nothing where none is known.
+    """
+    deep, top = _deepest(norms(evidence, part=part), row)
+    known = [one for (_, depth), one in evidence.architectures.items() if depth == top]
+    if not (known and top >= 2):
+        return pd.Series(dtype=float)
+    place, shape = (top, known[0]) if own else (1, replace(known[0], num_layers=1))
+    rate = growth_rate(Block(place, row, row, place), part, shape).exponent
+    if rate is None:
+        return pd.Series(dtype=float)
+    return (exponents(deep[deep["layer"] == (layer or top)], "sigma", window=window) / rate).dropna()
 
 
-GROWTH = (softmax, entries, depth, prenorm, layers, jacobian)
+GROWTH = (softmax, entries, depth, prenorm, lower, steeper, law, exact, jacobian)

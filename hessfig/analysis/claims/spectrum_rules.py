@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.growth_rules import LARGE, ORMANIEC, SMALL, least_squares
+from hessfig.analysis.axis import settings_of, with_settings
+from hessfig.analysis.claims.growth_rules import ORMANIEC, SMALL, least_squares
 from hessfig.analysis.claims.judges import (
     ClaimVerdict,
     Effect,
@@ -23,10 +25,10 @@ from hessfig.analysis.claims.judges import (
     single,
 )
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal
-from hessfig.analysis.intervals import Interval
+from hessfig.analysis.intervals import Interval, welch_interval
 from hessfig.analysis.slopes.printed import Window, label, within
-from hessfig.analysis.spectral_distances import KERNELS, Kernel, is_weight, pair_distances
-from hessfig.analysis.stored_spectra import SpectrumKey
+from hessfig.analysis.spectral_distances import KERNELS, NOISE, Kernel, is_weight, pair_distances
+from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.terms import Part
 
 KIND, ATTENTION, NORM = "model.kind", "model.attention", "model.norm"
@@ -39,6 +41,8 @@ LEAST_SHARE = 0.05
 LEAST_DECADES = 0.1  # a quarter more or less
 LEAST_EXPONENT = 0.1
 MIDDLE: Window = (0.1, 1.0)
+UNSATURATED: Window = (1.0, 5.0)
+_AFTER_SLIDES = "hessfig, after the slides"
 _QUERY_KEY = ("W_Q", "W_K")
 _ZHANG = "BERT, GPT-2 and ViT-base against ResNet18 and VGG11, at initialisation and trained"
 _VISION_AND_TEXT = (
@@ -49,8 +53,8 @@ _FIRST = "vision transformer, fixed kernel"
 
 
 @claim(
-    *("softmax-indefinite", f"{ORMANIEC}, section 4.1, and Park and Kim (2022)", "spectra"),
-    there="one GPT-2-like layer; ViTs",
+    *("softmax-indefinite", f"{ORMANIEC}, section 4.1", "spectra"),
+    there="one GPT-2-like layer",
     here="one layer, d_model 16, 5 seeds",
 )
 def indefinite(evidence: Evidence) -> Finding:
@@ -58,7 +62,8 @@ def indefinite(evidence: Evidence) -> Finding:
 
     The share of negative eigenvalues of H in the blocks of W_Q, W_K and W_V, averaged, with softmax less with linear
     attention, pair by pair of seeds, by norm of the network. With a norm the claim holds when the interval of this
-    effect is above 0 and the mean at least 0.05, and does not when the interval is below 0.05.
+    effect is above 0 and the mean at least 0.05, and does not when the interval is below 0.05. (Without a norm linear
+    attention has H_f = 0 on the diagonal, Remark 4.1, and hence no negative eigenvalues: that half is a theorem's.)
     """
     rows = diagonal(evidence.numbers("share_negative", ATTENTION, NORM, part=Part.H.value))
     shares = by_seed(rows[rows["row"].isin(["W_Q", "W_K", "W_V"])], NORM, ATTENTION)
@@ -77,10 +82,11 @@ def indefinite(evidence: Evidence) -> Finding:
 def heterogeneity(evidence: Evidence) -> Finding:
     """Claim: untrained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
 
-    The average Jensen-Shannon distance between the spectra of the full Hessian's blocks, of weights of the layers
-    alone: of a CNN over all pairs of its convolutions, of a transformer over the pairs within a layer, as many for
-    each layer; averaged over the norms that a kind of network has. The effect is that of a transformer less that of
-    the CNN, pair by pair of seeds, for the vision transformer and for the language model, under a kernel of one width
+    The average Jensen-Shannon distance between the spectra of the full Hessian's blocks, of hidden weights alone: of a
+    CNN over all pairs of its convolutions but the first, which reads the picture as a transformer's input map does; of
+    a transformer over the pairs within a layer, as many for each layer; averaged over the norms that a kind of network
+    has. The effect is the mean of a transformer minus that of the CNN (Welch's interval: the networks share nothing
+    that would pair their seeds), for the vision transformer and for the language model, under a kernel of one width
     for all networks (fixed) and under the published one. Under a condition the claim holds when the interval is above
     0 and the effect at least 0.02, and does not when the interval is below 0.02. The effect is that of the vision
     transformer under the fixed kernel.
@@ -103,29 +109,34 @@ def heterogeneity_at_end(evidence: Evidence) -> Finding:
 
 
 @claim(
-    *("gauss-newton-worse", "slides", "gauss_newton"),
-    there="the scalar-token model (theorem scalar-ggn corrects it)",
-    here="one layer, d_model 16, untrained, 10 seeds",
+    *("gauss-newton-worse", _AFTER_SLIDES, "gauss_newton"),
+    there="the scalar-token model (theorem scalar-ggn corrects it); of whole networks the question is ours",
+    here="one layer, d_model 16, untrained, 10 seeds, sigma up to 5",
 )
 def proxy(evidence: Evidence) -> Finding:
     """Claim: the Gauss-Newton part is a worse proxy of the largest eigenvalue for transformers than for MLPs.
 
-    The misfit of the proxy is |log(largest eigenvalue of H_o / largest eigenvalue of H)| of the whole network, averaged
-    over the sigmas of a window (<= 0.1, 0.1 to 1, >= 1); the effect is that of transformers with softmax less that of
-    MLPs, pair by pair of seeds. In a window the claim holds when the interval is above 0 and the effect at least 0.05
-    (5 %), and does not when the interval is below 0.05. A pair of which one eigenvalue is not positive is left out.
+    The misfit of a kind of network is the size of the mean of log(largest eigenvalue of H_o / largest eigenvalue of H),
+    of the whole network, over seeds and the sigmas of a window (<= 0.1, 0.1 to 1, 1 to 5; beyond 5 softmax saturates).
+    Averaged with their signs, ratios that only spread are no misfit. The effect is the misfit of transformers with
+    softmax minus that of MLPs (Welch's interval). In a window the claim holds when the interval is above 0 and the
+    effect at least 0.05 (5 %), and does not when the interval is below 0.05. A pair of which one eigenvalue is not
+    positive is left out.
     """
-    misfits = _misfits(evidence)
-    windows = {label(window): misfits[within(misfits["sigma"], window)] for window in (SMALL, MIDDLE, LARGE)}
-    samples = {name: sample for name, rows in windows.items() if len(sample := _less(rows))}
-    if not samples:
+    ratios = _ratios(evidence)
+    of: dict[str, Effects] = {}
+    for window in (SMALL, MIDDLE, UNSATURATED):
+        rows = ratios[within(ratios["sigma"], window)]
+        kinds = [by_seed(rows[rows[KIND] == kind]) for kind in (TRANSFORMER, MLP)]
+        of |= {label(window): {"": _worse(*kinds)}} if all(map(len, kinds)) else {}
+    if not of:
         return missing("largest eigenvalues of H_o and H of the whole network, for transformers and MLPs")
-    return by_conditions(each(samples, at_least(LEAST_MISFIT)))
+    return by_conditions(of)
 
 
 @claim(
-    *("gauss-newton-worse-trained", "slides", "gauss_newton_after"),
-    there="the scalar-token model",
+    *("gauss-newton-worse-trained", _AFTER_SLIDES, "gauss_newton_after"),
+    there="the scalar-token model; of trained networks the question is ours",
     here="one layer, d_model 16, 2 000 steps of addition, 5 seeds",
 )
 def proxy_along(evidence: Evidence) -> Finding:
@@ -133,18 +144,18 @@ def proxy_along(evidence: Evidence) -> Finding:
 
     The misfit of gauss-newton-worse along each training, at equal losses: linear in the logarithm of the loss between
     measured steps, at five losses evenly spaced in logarithms over the range that both networks of a seed pass through.
-    The effect is the mean of transformers less that of MLPs; the claim holds when the interval is above 0 and the
-    effect at least 0.05, and does not when the interval is below 0.05. (At interpolation H_f is 0 for every network, so
-    that the last step alone could tell nothing.)
+    The effect is the misfit of transformers minus that of MLPs, of ratios averaged over the five; the claim holds when
+    the interval is above 0 and the effect at least 0.05, and does not when the interval is below 0.05. (At
+    interpolation H_f is 0 for every network, so that the last step alone could tell nothing.)
     """
-    misfits = _misfits(evidence)
+    ratios = _ratios(evidence)
     losses = with_settings(evidence.numbers("loss"), KIND, ATTENTION)
     key = [KIND, ATTENTION, "seed", "step"]
-    both = misfits.merge(losses[[*key, "value"]].rename(columns={"value": "loss"}), on=key) if len(losses) else losses
-    sample = _at_equal_loss(both) if len(both) else pd.Series(dtype=float)
-    if sample.empty:
+    both = ratios.merge(losses[[*key, "value"]].rename(columns={"value": "loss"}), on=key) if len(losses) else losses
+    kinds = _at_equal_loss(both) if len(both) else [pd.Series(dtype=float)]
+    if kinds[0].empty:
         return missing("losses next to largest eigenvalues of H_o and H along trainings that pass through equal losses")
-    return single(Effect(sample, at_least(LEAST_MISFIT)))
+    return single(_worse(*kinds))
 
 
 @claim(
@@ -177,50 +188,66 @@ def stretch(evidence: Evidence) -> Finding:
 
 
 @claim(
-    *("condition-norms", "hessfig, after the slides", "condition_norms"),
+    *("condition-norms", _AFTER_SLIDES, "condition_norms"),
     figure="weight_norms",
-    there="the scalar model (theorem scalar-cond); beyond it the question is ours",
+    there="the scalar model (theorem scalar-cond)",
     here="one layer, d_model 16, the whole network, 5 seeds",
+    others="the slides speak of the scalar model; of whole networks the question is ours",
 )
 def sensitivity(evidence: Evidence) -> Finding:
     """Claim: beyond the scalar model too the condition number depends on the norms of query and key weights.
 
-    The robust condition number of H (largest over the 5 % quantile of the absolute eigenvalues) of the whole network
-    where it is measured, else of the query and key blocks, against the scale alpha of W_Q and of W_K, seed by seed, in
-    two contrasts each: the exponent (least squares of log kappa on log alpha) and the bend (mean over alpha of log10 of
-    sqrt(kappa(alpha) kappa(1/alpha)) / kappa(1)). The claim holds when one of these intervals (95 % for all together)
-    excludes 0 with a mean of at least 0.1 in size, and does not when all lie within 0.1 of 0. The effect is the
-    contrast that is largest in size.
+    The Hessian of a whole network is singular, hence its condition number infinite: judged is the largest over the 5 %
+    quantile of the absolute eigenvalues that are not zero (above 1e-10 of the largest), whose share, the rank, is
+    reported; where no spectra of the whole are stored, the robust condition number of the query and key blocks. Against
+    the scale alpha of W_Q and of W_K, seed by seed, in two contrasts each: the exponent (least squares of log kappa on
+    log alpha) and the bend (mean over alpha of log10 of sqrt(kappa(alpha) kappa(1/alpha)) / kappa(1)). The claim holds
+    when one of these intervals (95 % for all together) excludes 0 with a mean of at least 0.1 in size, and does not
+    when all lie within 0.1 of 0. The effect is the contrast that is largest in size.
     """
-    rows = evidence.numbers("condition_number", WEIGHT, SCALE, part=Part.H.value)
-    rows = rows[rows[WEIGHT].isin(_QUERY_KEY) & (rows["value"] > 0)]
-    whole = rows[rows["row"] == "all"]
-    rows = whole if len(whole) else rows[rows["row"].isin(_QUERY_KEY)]
+    rows = _of_nonzero(evidence)
+    words = f"rank {rows['rank'].min():.0%} to {rows['rank'].max():.0%}" if len(rows) else ""
     if rows.empty:
-        infinite = (
-            (evidence.table["quantity"] == "condition_number") & (evidence.table["status"] == "nonfinite")
-        ).any()
-        why = ": they are infinite, for more than 5 % of the eigenvalues are 0" if infinite else ""
-        return missing(f"finite condition numbers against the scale of W_Q and W_K{why}")
-    logs = rows.assign(alpha=rows[SCALE].astype(float), log=np.log10(rows["value"]))
+        stored = evidence.numbers("condition_number", WEIGHT, SCALE, part=Part.H.value)
+        rows = stored[stored["row"].isin(_QUERY_KEY)]
+    rows = rows[rows[WEIGHT].isin(_QUERY_KEY) & (rows["value"] > 0)]
+    if rows.empty:
+        return missing("spectra of the whole network, or condition numbers, against the scale of W_Q and W_K")
+    effects = _contrasts(rows.assign(alpha=rows[SCALE].astype(float), log=np.log10(rows["value"])))
+    contrasts = {name: one.interval(len(effects)) for name, one in effects.items()}
+    shown = largest(contrasts, abs)
+    return found(contrasts[shown], any_of(effects), "; ".join(filter(None, [shown, words])), contrasts)
+
+
+def _contrasts(logs: pd.DataFrame) -> Effects:
+    """Return the exponent and the bend of log10 of the condition number in alpha, by weight and block."""
     samples: dict[str, list[float]] = {}
     for (weight, row, _), one in logs.groupby([WEIGHT, "row", "seed"], sort=True):
         curve = one.groupby("alpha")["log"].mean()
         exponent = least_squares(np.log10(curve.index.to_numpy()), curve.to_numpy())
         samples.setdefault(f"exponent of kappa({row}) in |{weight}|", []).append(exponent)
         samples.setdefault(f"bend of kappa({row}) in |{weight}|", []).append(_bend(curve))
-    effects = {name: Effect(values, _sensitive) for name, values in samples.items()}
-    contrasts = {name: one.interval(len(effects)) for name, one in effects.items()}
-    shown = largest(contrasts, abs)
-    return found(contrasts[shown], any_of(effects), shown, contrasts)
+    return {name: Effect(values, _sensitive) for name, values in samples.items()}
+
+
+def _of_nonzero(evidence: Evidence) -> pd.DataFrame:
+    """Return the condition number and the rank, as a share, of the whole network's H from stored spectra."""
+    rows = []
+    for block in evidence.spectra(lambda place: place.row == "all" and place.part == Part.H):
+        if isinstance(block, Spectrum):
+            sizes = np.abs(block.eigenvalues)
+            kept = sizes[sizes > NOISE * sizes.max()]
+            place = {"variant": block.place.variant, "row": "all", "seed": block.place.seed}
+            rows.append({**place, "value": kept.max() / np.quantile(kept, 0.05), "rank": len(kept) / len(sizes)})
+    return with_settings(pd.DataFrame(rows), WEIGHT, SCALE) if rows else pd.DataFrame()
 
 
 def _sensitive(interval: Interval) -> ClaimVerdict:
     return departs(interval, LEAST_EXPONENT)
 
 
-def _misfits(evidence: Evidence) -> pd.DataFrame:
-    """Return |log(largest eigenvalue of H_o / of H)| of the whole network of transformers with softmax and of MLPs."""
+def _ratios(evidence: Evidence) -> pd.DataFrame:
+    """Return log(largest eigenvalue of H_o / of H) of the whole network, of transformers with softmax and of MLPs."""
     rows = evidence.numbers("largest_eigenvalue", KIND, ATTENTION, row="all")
     rows = rows[(rows["index"] <= 1) & rows[ATTENTION].isin(["softmax", ""])].fillna({"step": -1.0, "sigma": 0.0})
     place = [KIND, ATTENTION, "sigma", "step", "seed"]
@@ -228,48 +255,50 @@ def _misfits(evidence: Evidence) -> pd.DataFrame:
     if not {Part.H, Part.H_o} <= set(wide.columns):
         return pd.DataFrame(columns=[*place, "value"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        misfits = np.abs(np.log(wide[Part.H_o] / wide[Part.H])).rename("value").reset_index()
-    return misfits[np.isfinite(misfits["value"])]
+        ratios = np.log(wide[Part.H_o] / wide[Part.H]).rename("value").reset_index()
+    return ratios[np.isfinite(ratios["value"])]
 
 
-def _less(rows: pd.DataFrame) -> pd.Series:
-    """Return the mean of transformers less that of MLPs, by seed."""
-    one, other = (by_seed(rows[rows[KIND] == kind]) for kind in (TRANSFORMER, MLP))
-    return (one - other).dropna()
+def _worse(transformers: pd.Series, mlps: pd.Series) -> Effect:
+    """Return the misfit of transformers minus that of MLPs, from mean log ratios by seed."""
+    one, other = (ratios * np.sign(ratios.mean()) for ratios in (transformers, mlps))
+    return Effect(one, at_least(LEAST_MISFIT), partial(welch_interval, other=other))
 
 
 def _more_than_cnn(vision: Evidence, language: Evidence) -> Finding:
     """Return the finding of distances of transformers less those of CNNs, by transformer and kernel."""
-    samples: dict[str, pd.Series] = {}
-    for name, kernel in KERNELS.items():
-        seen = _distances(vision, kernel)
-        read = _distances(language, kernel)
+    of: dict[str, Effects] = {}
+    for name, kernel in {"fixed": KERNELS["fixed"], **KERNELS}.items():
+        seen, read = _distances(vision, kernel), _distances(language, kernel)
         cnn = by_seed(seen[seen[KIND] == CNN])
         transformers = {"vision transformer": by_seed(seen[seen[KIND] == VIT]), "language model": by_seed(read)}
-        less = {f"{words}, {name} kernel": (one - cnn).dropna() for words, one in transformers.items()}
-        samples |= {words: sample for words, sample in less.items() if len(sample)}
-    if _FIRST not in samples:
+        for words, one in transformers.items():
+            if len(one) and len(cnn):
+                effect = Effect(one, at_least(LEAST_DISTANCE), partial(welch_interval, other=cnn))
+                of[f"{words}, {name} kernel"] = {"": effect}
+    if _FIRST not in of:
         return missing(f"spectra of the weights of layers of {KIND}={VIT} and {KIND}={CNN}")
-    ordered = {_FIRST: samples[_FIRST], **samples}
-    return by_conditions(each(ordered, at_least(LEAST_DISTANCE)), shown=lambda conditions: _FIRST)
+    return by_conditions(of, shown=lambda conditions: _FIRST)
 
 
 def _distances(evidence: Evidence, kernel: Kernel) -> pd.DataFrame:
     """Return the distance of every pair of blocks that counts: of a CNN all, of others those within a layer."""
-    pairs, _ = pair_distances(evidence.spectra(_in_layers), kernel)
+    pairs, _ = pair_distances(evidence.spectra(_is_hidden), kernel)
     pairs = with_settings(pairs, KIND).rename(columns={"distance": "value"})
     same = (pairs["one"] == pairs["other"]) & (pairs["one_layer"] == pairs["other_layer"])
     within_layer = (pairs[KIND] == CNN) | (pairs["one_layer"] == pairs["other_layer"])
     return pairs[within_layer & ~same & np.isfinite(pairs["value"])]
 
 
-def _in_layers(place: SpectrumKey) -> bool:
-    return is_weight(place) and place.part == Part.H and place.layer > 0 and place.row.startswith("W")
+def _is_hidden(place: SpectrumKey) -> bool:
+    """Return whether a place is the block of H of a weight that reads no input: not a CNN's first convolution."""
+    first = 1 if settings_of(place.variant).get(KIND) == CNN else 0
+    return is_weight(place) and place.part == Part.H and place.layer > first and place.row.startswith("W")
 
 
-def _at_equal_loss(both: pd.DataFrame) -> pd.Series:
-    """Return the mean misfit of transformers less that of MLPs at five equal losses, by seed."""
-    found = {}
+def _at_equal_loss(both: pd.DataFrame) -> list[pd.Series]:
+    """Return the log ratios of transformers and of MLPs, each averaged over five equal losses, by seed."""
+    found: list[dict[int, float]] = [{}, {}]
     for seed, here in both[both["loss"] > 0].groupby("seed"):
         runs = [here[here[KIND] == kind].sort_values("loss") for kind in (TRANSFORMER, MLP)]
         if all(len(run) > 1 for run in runs):
@@ -277,9 +306,9 @@ def _at_equal_loss(both: pd.DataFrame) -> pd.Series:
             low, high = max(log[0] for log in logs), min(log[-1] for log in logs)
             places = np.linspace(low, high, 5)
             if low < high:
-                one, other = (np.interp(places, log, run["value"]) for log, run in zip(logs, runs, strict=True))
-                found[seed] = float((one - other).mean())
-    return pd.Series(found, dtype=float)
+                for values, log, run in zip(found, logs, runs, strict=True):
+                    values[int(seed)] = float(np.interp(places, log, run["value"]).mean())
+    return [pd.Series(values, dtype=float) for values in found]
 
 
 def _outermost(evidence: Evidence) -> pd.Series:

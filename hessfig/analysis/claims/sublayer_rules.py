@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +12,7 @@ import pandas as pd
 from hessfig.analysis.arrays import StoredHessian
 from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.rule import Evidence, claim, norms, wide
+from hessfig.analysis.intervals import Interval
 from hessfig.terms import Part
 
 VIT = "a vision transformer on 8 x 8 digits: one block, width 16, 98 % right"
@@ -48,24 +48,25 @@ def values_trained(evidence: Evidence) -> judges.Finding:
     interval is above 0 and the mean at least 0.1 decades, and does not when the interval is below 0.1. The effect is
     that of the vision transformer.
     """
-    samples = _values_over({AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)})
+    ends = {AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)}
+    samples = _values_over({name: _norms(one) for name, one in ends.items()})
     if AFTER not in samples:
         return judges.missing("norms of the blocks of W_Q, W_K and W_V of a vision transformer after a training")
     return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
 
 
-@claim(*("values-largest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+@claim(*("values-largest", "arXiv 2510.16927", "sublayers"), there=VIT_THERE, here=f"{VIT}; 8 seeds")
 def values_largest(evidence: Evidence) -> judges.Finding:
     """Claim: the value block has the largest entries among the attention's blocks.
 
-    Seed by seed, after and before training: log10 of the Frobenius norm of the full Hessian's (V, V) block over the
-    largest of those of (Q, Q), (K, K) and (O, O), which have as many entries. Trained the claim holds when the interval
-    is above 0 and the mean at least 0.1 decades, and does not when the interval is below 0.1; untrained is told apart.
-    The effect is that after training.
+    Seed by seed, after and before training: log10 of the 99 % quantile of |entries| of the full Hessian's (V, V) block
+    over the largest of those of (Q, Q), (K, K) and (O, O). Under a condition the claim holds when the interval is above
+    0 and the mean at least 0.1 decades, and does not when the interval is below 0.1. The effect is that after training.
     """
-    samples = _values_over({AFTER: evidence.at_step(-1), BEFORE: evidence.at_step(0)}, _SAME_SIZE)
+    found = {AFTER: _largest_entries(evidence.at_step(-1)), BEFORE: _largest_entries(evidence.at_step(0))}
+    samples = _values_over({name: one for name, one in found.items() if len(one)}, _SAME_SIZE)
     if not samples:
-        return judges.missing("norms of the blocks of W_Q, W_K, W_V and W_O")
+        return judges.missing("stored Hessians with the blocks of W_Q, W_K, W_V and W_O (quantities=[hessian])")
     return judges.by_conditions(
         judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
     )
@@ -88,7 +89,10 @@ def keys_values(evidence: Evidence) -> judges.Finding:
             samples[name] = np.log10(sizes[["W_K", "W_V"]].min(axis=1) / sizes[others].max(axis=1))
     if not samples:
         return judges.missing("norms of the blocks of a layer at steps of a training")
-    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
+    finding = judges.by_conditions(
+        judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
+    )
+    return replace(finding, words=f"{finding.words}; at this scale, width 16")
 
 
 @claim(
@@ -102,13 +106,22 @@ def coupling(evidence: Evidence) -> judges.Finding:
     The coupling of two weights is ||H(a, b)||_F / sqrt(||H(a, a)||_F ||H(b, b)||_F). The effect is the ratio of the
     mean coupling across (an attention weight with a feed-forward weight) to that within the two groups (pairs of
     different weights), seed by seed. At a sigma (and step, where there are several) the claim holds when the interval
-    of the ratio is below 1/2, and does not when it is above.
+    of the ratio is below 1/2; it is true but small (less than the factor of 2 that is asked for) when the interval is
+    below 1 and above 1/2; and it does not hold when the interval is above 1/2 and reaches 1. At small sigma couplings
+    of W_Q and W_K with all others are small because their own blocks are.
     """
     ratios = {place: _across_over_within(rows) for place, rows in _at_places(norms(evidence))}
     samples = {place: one for place, one in ratios.items() if len(one)}
     if not samples:
         return judges.missing("norms of every pair of attention and feed-forward weights")
-    return judges.by_conditions(judges.each(samples, partial(judges.stays_below, most=MOST_RATIO)), note="")
+    return judges.by_conditions(judges.each(samples, _weaker))
+
+
+def _weaker(ratio: Interval) -> judges.ClaimVerdict:
+    """Judge whether a ratio lies below 1, and by how much: at most MOST_RATIO is what is asked for."""
+    if ratio.low > MOST_RATIO and ratio.high < 1:
+        return judges.ClaimVerdict.small
+    return judges.stays_below(ratio, MOST_RATIO)
 
 
 @claim(
@@ -120,7 +133,8 @@ def coupling_trained(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent, after a training too.
 
     The effect and its rule are those of block-independence, at the last step of the training: it holds when the
-    interval of the ratio is below 1/2, and does not when it is above.
+    interval of the ratio is below 1/2, is true but small when it lies between 1/2 and 1, and does not hold when it is
+    above 1/2 and reaches 1.
     """
     return coupling.rule(evidence.at_step(-1))
 
@@ -128,7 +142,8 @@ def coupling_trained(evidence: Evidence) -> judges.Finding:
 @claim(
     *("block-order", "arXiv 2502.19002", "language", "sublayers"),
     there="language models of 0.1 to 2 B parameters, early in training and later",
-    here="a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters); 3 seeds",
+    here="a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters, 97 characters); 3 seeds, 4 windows, 4 probes",
+    others="the source speaks of language models of 0.1 to 2 B parameters with large vocabularies",
 )
 def order(evidence: Evidence) -> judges.Finding:
     """Claim: sharpness by group, from early in training on: embeddings << query and key < feed-forward < value and
@@ -139,7 +154,8 @@ def order(evidence: Evidence) -> judges.Finding:
     step of the order (embeddings much less than query and key, less than feed-forward, less than value and output, much
     less than norms) is log10 of the later over the earlier. At a step of the training the claim holds when every
     interval is above 0 with a mean of at least 0.1 decades (0.5 where it says much), and does not when one is below
-    that. The effect is the smallest step of the order at the end. The order in the vision transformer is told.
+    that. The effect is the smallest step of the order at the end. Each step of the order at the end is reported with a
+    verdict of its own, and so is the order in the vision transformer.
     """
     steps = [step for step in evidence.steps() if step >= EARLY * max(evidence.steps())]
     tables = {f"step {step:g}": _traces(evidence.of_step(step)) for step in sorted({*steps[:1], *steps[-1:]})}
@@ -152,9 +168,10 @@ def order(evidence: Evidence) -> judges.Finding:
     finding = judges.by_conditions(
         of, {name: parts[least] for name, parts in of.items()}, shown=lambda conditions: last, note=""
     )
+    apart = [f"{name}: {one.verdict()}" for name, one in of[last].items()]
     seen = {last: logs[last], "vision transformer": _seen(evidence.other("sublayers"))}
     told = [f"{name}: {' < '.join(one.mean().sort_values().index)}" for name, one in seen.items() if len(one)]
-    return replace(finding, words="; ".join(filter(None, [finding.words, f"smallest: {least}", *told])))
+    return replace(finding, words="; ".join(filter(None, [finding.words, f"smallest: {least}", *apart, *told])))
 
 
 def _rises(logs: pd.DataFrame) -> judges.Effects:
@@ -185,14 +202,22 @@ def _seen(evidence: Evidence) -> pd.DataFrame:
     return np.log10(table.where(table > 0)) if len(table) else table
 
 
-def _values_over(networks: dict[str, Evidence], others: tuple[str, ...] = _SAME_SIZE[:2]) -> dict[str, pd.Series]:
-    """Return log10 of the norm of (V, V) over the largest of the others by network, one number per seed."""
-    found = {}
-    for name, evidence in networks.items():
-        sizes = _norms(evidence)
-        if {"W_V", *others} <= set(sizes.columns):
-            found[name] = np.log10(sizes["W_V"] / sizes[list(others)].max(axis=1)).dropna()
-    return found
+def _values_over(networks: dict[str, pd.DataFrame], others: tuple[str, ...] = _SAME_SIZE[:2]) -> dict[str, pd.Series]:
+    """Return log10 of the size of (V, V) over the largest of the others by network, one number per seed."""
+    return {
+        name: np.log10(sizes["W_V"] / sizes[list(others)].max(axis=1)).dropna()
+        for name, sizes in networks.items()
+        if {"W_V", *others} <= set(sizes.columns)
+    }
+
+
+def _largest_entries(evidence: Evidence) -> pd.DataFrame:
+    """Return the 99 % quantile of |entries| of every weight's block of stored Hessians, one row per seed."""
+    found = {
+        one.seed: {name: float(np.quantile(np.abs(one.block(name)), 0.99)) for name in _ATTENTION if name in one.names}
+        for one in evidence.hessians()
+    }
+    return pd.DataFrame.from_dict(found, orient="index")
 
 
 def _at_places(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:

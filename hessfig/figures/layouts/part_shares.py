@@ -183,7 +183,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the share of the functional part of the split at the scores against the varied setting, a line per place.
 
     How to read it: a panel per block and layer; lines are the mean over seeds of
-    ||H_fT||^2 / (||H_oT||^2 + ||H_fT||^2) at one sigma (or another place on the axis), darker for later ones, bands
+    ||H_fT|| / (||H_oT|| + ||H_fT||) at one sigma (or another place on the axis), darker for later ones, bands
     its 95 % interval (Student's t). Above 1/2, the dotted line, the functional part is the larger. A setting that is
     no number has a line per value, along sigma.
     Requires: the sweep's table.csv with H_oT and H_fT of several variants.
@@ -209,7 +209,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
         _draw_score_shares(ax, shares[here & (shares["row"] == row) & (shares["col"] == col)], run.axis)
         ax.set_title(labels.block_words(row, col) + (f", layer {layer} of {depth}" if depth > 1 else ""))
     label_side(sheet.first, _score_share_words())
-    yield sheet.page("", as_written(shares.assign(part="H_fT^2/(H_oT^2+H_fT^2)"), run.axis))
+    yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
 
 
 def _name(depth: int, layer: int, row: str, col: str) -> str:
@@ -218,7 +218,7 @@ def _name(depth: int, layer: int, row: str, col: str) -> str:
 
 def _score_share_words() -> str:
     outer, functional = (labels.symbol(part) for part in AT_SCORES)
-    return rf"$\|${functional}$\|^2/(\|${outer}$\|^2+\|${functional}$\|^2)$"
+    return rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$"
 
 
 def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hessfig.config import Config, Ray
+from hessfig.config.enums import Ray
+from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
 from hessfig.measurements.settings_and_costs import reads

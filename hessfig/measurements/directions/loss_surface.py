@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from hessfig.config import ModelConfig, Products, SpectrumConfig
+from hessfig.config.enums import Products
+from hessfig.config.science import ModelConfig, SpectrumConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Objective

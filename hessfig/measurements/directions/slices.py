@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hessfig.config import Ray
+from hessfig.config.enums import Ray
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.measurements.directions.asked import is_dense

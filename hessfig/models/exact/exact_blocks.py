@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hessfig.config import ModelConfig
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.column import chunks, squared_norms
 from hessfig.curvature.problem import Objective
 from hessfig.models.blocks import matrices_of

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hessfig.config import Attention, ModelConfig, Norm, QueryKey
+from hessfig.config.enums import Attention, Norm, QueryKey
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective, check_same
 from hessfig.models.components import score_sink, with_sink
 from hessfig.models.exact.kronecker import ItemMatrices

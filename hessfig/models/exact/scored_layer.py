@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessfig.config import MLP, ModelConfig, Norm
+from hessfig.config.enums import MLP, Norm
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.losses import CrossEntropy, output_gradient
 from hessfig.curvature.problem import Objective
 from hessfig.models.tape.steps import DERIVATIVES

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import ModelConfig
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.problem import Objective, check_same

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hessfig.config import Attention
+from hessfig.config.enums import Attention
 
 NOT_ON_THE_TAPE = (Attention.kernel,)  # its Jacobian is not symmetric
 

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import MLP, Kind, ModelConfig, Norm, Positions, Scores
+from hessfig.config.enums import MLP, Kind, Norm, Positions, Scores
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Batch
 from hessfig.models import components, networks
 from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hessfig.config import MLP, Attention
+from hessfig.config.enums import MLP, Attention
 from hessfig.models.components import PATTERNS, RMSNorm
 from hessfig.models.tape import pattern_derivatives
 from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus

@@ -12,7 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from hessfig.config import Data, DType, Loss, Scored, TaskConfig
+from hessfig.config.enums import Data, DType, Loss, Scored
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.layered import scored_outputs
 from hessfig.curvature.problem import Batch
 from hessfig.rng import one_thread

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import Optimiser
 from hessfig.curvature.layered import scored_outputs
 from hessfig.curvature.problem import Batch
+from hessfig.terms import Optimiser
 
 AT_ONCE = 256  # vectors of one batched backward pass
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}

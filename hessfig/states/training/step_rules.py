@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import Curvature, Schedule, TrainingConfig
+from hessfig.config.enums import Curvature, Schedule
+from hessfig.config.science import TrainingConfig
 from hessfig.rng import row_major, stream
 from hessfig.states.training.second_order import BatchLoss, Solver, solver
 

@@ -7,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, Curvature, Schedule, TrainingData, with_defaults
+from hessfig.config.enums import Curvature, Schedule, TrainingData
 from hessfig.config.keys import in_key
+from hessfig.config.schema import Config, with_defaults
 from hessfig.models.registry import kind
 from hessfig.record import digest
 from hessfig.terms import RULE_SETTINGS

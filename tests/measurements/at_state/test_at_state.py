@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hessfig
-from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, State, TaskConfig, TrainingData
+from hessfig.config.enums import Curvature, DType, Norm, Schedule, State, TrainingData
+from hessfig.config.schema import Config
+from hessfig.config.science import TaskConfig
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.losses import LOSSES
 from hessfig.curvature.problem import Batch, Objective
@@ -26,6 +28,7 @@ from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
+from hessfig.terms import Optimiser
 from hessfig.weights import every_parameter
 from tests.toys import training_config
 
@@ -282,7 +285,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("quantity", REFUSED)
 def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> None:
-    from hessfig.config import Data, Kind, State
+    from hessfig.config.enums import Data, Kind, State
     from hessfig.measurements.catalogue import quantity as quantity_of
     from hessfig.weights import Layout
 

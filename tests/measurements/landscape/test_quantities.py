@@ -8,18 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hessfig.config import (
-    Config,
-    Direction,
-    EstimatorConfig,
-    LandscapeConfig,
-    Loss,
-    Method,
-    ModelConfig,
-    Norm,
-    TaskConfig,
-)
 from hessfig.config.checks import check
+from hessfig.config.enums import Direction, Loss, Method, Norm
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, LandscapeConfig, ModelConfig, TaskConfig
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config import Attention, Kind, Loss, ModelConfig, Norm, TaskConfig
+from hessfig.config.enums import Attention, Kind, Loss, Norm
+from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.gradients import AT_ONCE, LossGradient, Samples, loss_of
 from hessfig.curvature.losses import LOSSES, per_sample
 from hessfig.curvature.problem import Batch, Objective

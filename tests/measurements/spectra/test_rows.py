@@ -9,17 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import (
-    Attention,
-    Config,
-    DType,
-    EstimatorConfig,
-    Method,
-    ModelConfig,
-    Probes,
-    Products,
-    SpectrumConfig,
-)
+from hessfig.config.enums import Attention, DType, Method, Probes, Products
+from hessfig.config.schema import Config
+from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure, request_of

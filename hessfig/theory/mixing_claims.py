@@ -1,0 +1,330 @@
+"""Statements on mixing weights with prescribed powers of the scores: exponents, leading terms, exceptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.predictions.mixing_exponents import Surroundings, mixing_exponents
+from hessfig.terms import PARTS, Matrix, Part
+from hessfig.theory import autodiff
+from hessfig.theory.attention_formulas import AttentionPoint
+from hessfig.theory.autodiff import ScaledNetwork, Weights
+from hessfig.theory.statement import Check, Dims, Values, attention_point, normal
+
+Q, K, V, QK = Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_QK
+BARE, SMALL, TINY = Surroundings(), 1e-5, 1e-7
+VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
+Coefficients = Mapping[int, float]
+_SOFTMAX = (0, 1, 2, 3)
+
+
+def polynomial_mixing(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> Float[Tensor, "L L"]:
+    """Return c_0 + c_1 s + c_2 s^2 + ..., entry by entry, with the coefficients by their powers."""
+    return torch.stack([c * scores**n for n, c in coefficients.items()]).sum(0)
+
+
+@dataclass(frozen=True)
+class MixingCase:
+    """Mixing weights of certain powers (None: softmax), and what lies around them."""
+
+    name: str
+    powers: Sequence[int] | None
+    around: Surroundings = BARE
+    single: bool = False
+    zero_targets: bool = False
+
+    def network(self, X: Tensor, weights: Weights, coefficients: Coefficients, bent: Tensor) -> Tensor:
+        """Return the outputs: of the mixed values F themselves, of F + (F B)^2, or of norm(X + F)."""
+        values = X if self.around.values else _unit(X)
+        scores = self._scores(values, weights)
+        mixed = torch.softmax(scores, -1) if self.powers is None else polynomial_mixing(scores, coefficients)
+        F = mixed @ values @ weights[V]
+        if self.around.first < 0:
+            return _unit(X + F)
+        return F if math.isinf(self.around.second) else F + (F @ bent).square()
+
+    def _scores(self, X: Tensor, weights: Weights) -> Tensor:
+        if self.single:
+            return X @ weights[QK] @ X.T
+        if not self.around.bend:
+            return autodiff.scores(X, weights)
+        return _unit(X @ weights[Q]) @ _unit(X @ weights[K]).T
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=-1, keepdim=True)
+
+
+_POWERS = ((0, 1, 2, 3), (0, 1, 3), (1, 2, 3), (1,), (0, 1), (0, 2, 3), (0, 3), (2,))
+_NORM_AFTER = Surroundings(first=-1.0, second=-2.0)
+CASES = [
+    *(MixingCase(f"powers {powers}", powers) for powers in _POWERS),
+    MixingCase("softmax", None),
+    *(MixingCase(f"powers {powers}, one W_QK", powers, single=True) for powers in ((0, 1, 2), (0, 1, 3))),
+    *(
+        MixingCase(f"powers {powers}, zero targets", powers, Surroundings(gradient=gradient), zero_targets=True)
+        for powers, gradient in (((0, 1, 2), 1.0), ((1, 2), 3.0))
+    ),
+    *(MixingCase(f"powers {powers}, a bend after", powers, Surroundings(second=0.0)) for powers in _POWERS[:3]),
+    *(MixingCase(f"powers {powers}, a norm after", powers, _NORM_AFTER) for powers in _POWERS[:3]),
+    *(
+        MixingCase(f"powers {powers}, unit queries and keys", powers, Surroundings(scores=0.0, bend=True))
+        for powers in ((0, 1, 3), (1, 2, 3), None)
+    ),
+    MixingCase("powers (0, 1, 2), a norm before", (0, 1, 2), Surroundings(values=0.0, scores=0.0)),
+]
+
+
+@dataclass(frozen=True)
+class DrawnMixing:
+    """A case with tokens, targets, weights and the coefficients of its powers."""
+
+    case: MixingCase
+    net: ScaledNetwork[Matrix]
+
+    def exponents(self) -> Values:
+        """Return the exponents of all blocks between two scales, by automatic differentiation."""
+        low, high = self._norms(SMALL), self._norms(2 * SMALL)
+        return {
+            name: torch.log2(high[name] / norm) if norm > 0 else torch.full_like(norm, VANISHES)
+            for name, norm in low.items()
+        }
+
+    def _norms(self, sigma: float) -> Values:
+        outer, functional = (self.net.blocks(part, sigma) for part in (Part.H_o, Part.H_f))
+        both = {pair: block + functional[pair] for pair, block in outer.items()}
+        return {
+            f"{self.case.name}: {part}({row}, {col})": torch.linalg.matrix_norm(block)
+            for part, blocks in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, both), strict=True)
+            for (row, col), block in blocks.items()
+        }
+
+    def predicted(self) -> Values:
+        """Return the exponents of the theorem."""
+        exponents = mixing_exponents(self.case.powers or _SOFTMAX, self.case.around, single=self.case.single)
+        named = {f"{self.case.name}: {part}({row}, {col})": power for (part, row, col), power in exponents.items()}
+        zeros = {f"{self.case.name}: {part}({V}, {V})": VANISHES for part in PARTS if (part, V, V) not in exponents}
+        return {name: torch.tensor(power, dtype=torch.float64) for name, power in {**zeros, **named}.items()}
+
+
+def _coefficients(powers: Sequence[int] | None, generator: torch.Generator) -> dict[int, float]:
+    """Draw a coefficient for every power, from 1/2 to 3/2 in size, of either sign."""
+    drawn = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    return {n: float((0.5 + drawn[0, n]) * torch.sign(drawn[1, n] - 0.5)) for n in powers or ()}
+
+
+def _draw(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixing:
+    point = attention_point(dims, generator)
+    weights = (
+        {V: point.weights[V], QK: normal(dims.d_V, dims.d_V, generator=generator)} if case.single else point.weights
+    )
+    coefficients, bent = _coefficients(case.powers, generator), normal(dims.d_V, dims.d_V, generator=generator)
+
+    def network(X: Tensor, weights: Weights) -> Tensor:
+        return case.network(X, weights, coefficients, bent)
+
+    return DrawnMixing(case, ScaledNetwork(point.X, point.Y * (not case.zero_targets), weights, network))
+
+
+def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
+    return [_draw(case, dims, generator) for case in CASES]
+
+
+def _joined(found: list[Values]) -> Values:
+    return {name: value for one in found for name, value in one.items()}
+
+
+@dataclass(frozen=True)
+class LeadingTerms:
+    """The leading terms of mixing weights and of their derivatives by the scores, at tokens of scale one.
+
+    `zeroth` is A_m; `first` and `second` are derivatives by scores of A_m', `twice` is the second one of A_m''.
+    """
+
+    zeroth: Float[Tensor, "L L"]
+    first: Float[Tensor, "L L L"]
+    second: Float[Tensor, "L L L L"]
+    twice: Float[Tensor, "L L L L"]
+
+
+def softmax_terms(L: int) -> LeadingTerms:
+    """Return those of softmax: equal weights 1/L, and the covariance and third cumulant of a uniform choice of keys."""
+    one = torch.eye(L, dtype=torch.float64)
+    covariance = (one - 1 / L) / L
+    three = torch.einsum("jl,jm->jlm", one, one)
+    pairs = one[:, :, None] + one[:, None, :] + one[None, :, :]
+    cumulant = (three - pairs / L + 2 / L**2) / L
+    rows = torch.ones(L, dtype=torch.float64)
+    return LeadingTerms(
+        torch.full_like(one, 1 / L),
+        torch.einsum("i,jl->ijl", rows, covariance),
+        torch.zeros(L, L, L, L, dtype=torch.float64),
+        torch.einsum("i,jlm->ijlm", rows, cumulant),
+    )
+
+
+def polynomial_terms(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> LeadingTerms:
+    """Return those of a polynomial, whose weights are a function of their own score."""
+    m, first, twice = (min((n for n in coefficients if n >= least), default=0) for least in (0, 1, 2))
+    one = torch.eye(len(scores), dtype=torch.float64)
+
+    def slope(n: int, order: int) -> Tensor:
+        return coefficients.get(n, 0.0) * math.perm(n, order) * scores ** max(n - order, 0)
+
+    return LeadingTerms(
+        slope(m, 0),
+        torch.einsum("ij,jl->ijl", slope(first, 1), one),
+        torch.einsum("ij,jl,jm->ijlm", slope(first, 2), one, one),
+        torch.einsum("ij,jl,jm->ijlm", slope(twice, 2), one, one),
+    )
+
+
+def leading_blocks(point: AttentionPoint, terms: LeadingTerms) -> dict[tuple[Part, Matrix, Matrix], Tensor]:
+    """Return what every block of H_o and H_f of a bare layer is over its power of sigma, as sigma -> 0.
+
+    The loss is the square loss of residual `point.Y`, kept at every sigma. With x_i the tokens, q_i, k_i, v_i the
+    queries and keys over d_K^(1/4) each and the values, and g the loss gradient: H_o is 2 / (L d_V) times products of
+    Jacobians, and H_f(Q, Q) = sum_i x_i x_i^T (x) sum_jlm A''_ijlm (g_i . v_j) k_l k_m^T, the others alike.
+    """
+    X, W = point.X, point.weights
+    root = math.sqrt(W[Q].shape[1])
+    q, k, v = X @ W[Q] / root, X @ W[K] / root, X @ W[V]
+    count, width = X.numel(), W[V].shape[1]
+    unit = torch.eye(width, dtype=X.dtype)
+    J = {
+        V: torch.einsum("ir,ab->iarb", terms.zeroth @ X, unit),
+        Q: torch.einsum("ir,ijl,lc,ja->iarc", X, terms.first, k, v),
+        K: torch.einsum("ic,ijl,lr,ja->iarc", q, terms.first, X, v),
+    }
+    jacobians = {name: one.reshape(count, -1) for name, one in J.items()}
+    g = 2 / count * point.Y
+    pull = torch.einsum("ia,ja->ij", g, v)
+    bends = torch.einsum("ir,lc,mR,iC,ijlm,ij->rcRC", X, k, X, q, terms.second, pull)
+    shares = torch.eye(k.shape[1], dtype=X.dtype) / root
+    functional = {
+        (Q, Q): torch.einsum("ir,iR,ijlm,ij,lc,mC->rcRC", X, X, terms.twice, pull, k, k),
+        (K, K): torch.einsum("ic,iC,ijlm,ij,lr,mR->rcRC", q, q, terms.twice, pull, X, X),
+        (Q, K): torch.einsum("ir,lR,ijl,ij,cC->rcRC", X, X, terms.first, pull, shares) + bends,
+        (V, Q): torch.einsum("ib,jr,ijl,iR,lC->rbRC", g, X, terms.first, X, k),
+        (V, K): torch.einsum("ib,jr,ijl,lR,iC->rbRC", g, X, terms.first, X, q),
+    }
+    pairs = [(V, V), (V, Q), (V, K), (Q, Q), (Q, K), (K, K)]
+    outer = {(Part.H_o, a, b): 2 / count * jacobians[a].T @ jacobians[b] for a, b in pairs}
+    flat = {(Part.H_f, a, b): one.reshape(W[a].numel(), W[b].numel()) for (a, b), one in functional.items()}
+    return outer | flat
+
+
+@dataclass(frozen=True)
+class DrawnTerms:
+    """One bare layer, its mixing weights by name, and the powers that these have."""
+
+    point: AttentionPoint
+    mixings: Mapping[str, Coefficients | None]
+
+    def blocks(self) -> Values:
+        """Return the blocks at a tiny sigma over their powers of it, by automatic differentiation."""
+        found = {}
+        for name, coefficients in self.mixings.items():
+            dense = {part: self._dense(coefficients, part) for part in (Part.H_o, Part.H_f)}
+            for (part, row, col), power in self._exponents(coefficients).items():
+                found[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
+        return found
+
+    def leading(self) -> Values:
+        """Return their limits, by the formulas."""
+        found: dict[str, Tensor] = {}
+        for name, coefficients in self.mixings.items():
+            scores = autodiff.scores(self.point.X, self.point.weights)
+            terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
+            blocks = leading_blocks(self.point, terms)
+            found |= {
+                f"{name}: {part}({row}, {col})": blocks[part, row, col]
+                for part, row, col in self._exponents(coefficients)
+            }
+        return found
+
+    def _exponents(self, coefficients: Coefficients | None) -> dict[tuple[Part, Matrix, Matrix], float]:
+        powers = mixing_exponents(_SOFTMAX if coefficients is None else coefficients)
+        return {key: power for key, power in powers.items() if key[0] != Part.H}
+
+    def _dense(self, coefficients: Coefficients | None, part: Part) -> dict[tuple[Matrix, Matrix], Tensor]:
+        case = MixingCase("", None if coefficients is None else tuple(coefficients))
+        net = _network(self.point, case, coefficients or {})
+        return net.blocks(part, TINY)
+
+
+def _network(point: AttentionPoint, case: MixingCase, coefficients: Coefficients) -> ScaledNetwork[Matrix]:
+    """Return a bare layer whose residual is the targets of the point, at every sigma."""
+
+    def network(X: Tensor, weights: Weights) -> Tensor:
+        return case.network(X, weights, coefficients, X.new_zeros(()))
+
+    return ScaledNetwork(point.X, point.Y, point.weights, network, at_fixed_residual=True)
+
+
+def _draw_terms(dims: Dims, generator: torch.Generator) -> DrawnTerms:
+    powers = {f"powers {powers}": _coefficients(powers, generator) for powers in _POWERS}
+    return DrawnTerms(attention_point(dims, generator), {**powers, "softmax": None})
+
+
+def _draw_cancelling(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwork[Matrix]]:
+    """Draw layers at the exceptions: tokens of mean zero, equal tokens, residuals that no value meets."""
+    point, last = attention_point(dims, generator), torch.zeros(dims.d_V, dtype=torch.float64)
+    last[-1] = 1
+    centred = replace(point, X=point.X - point.X.mean(0))
+    alike = replace(point, X=point.X[:1].expand_as(point.X).clone())
+    apart = replace(point, Y=point.Y * last, weights={**point.weights, V: point.weights[V] * (1 - last)})
+    softmax, powers = MixingCase("softmax", None), MixingCase("powers", (0, 1, 2))
+    coefficients = _coefficients(powers.powers, generator)
+    drawn = {"mean zero": centred, "equal": alike, "apart": apart}
+    return {
+        f"{case.name}, {name}": _network(one, case, coefficients)
+        for case in (softmax, powers)
+        for name, one in drawn.items()
+    }
+
+
+def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
+    """Return the exponents found; blocks of rounding errors alone count as vanishing."""
+    found = {}
+    for name, net in nets.items():
+        low, high = ({part: net.norms(part, sigma) for part in (Part.H_o, Part.H_f)} for sigma in (1e-2, 2e-2))
+        rounding = 1e-15 * max(norm for norms in low.values() for norm in norms.values())
+        for part, norms in low.items():
+            for (row, col), norm in norms.items():
+                power = torch.log2(high[part][row, col] / norm) if norm > rounding else torch.full_like(norm, VANISHES)
+                found[f"{name}: {part}({row}, {col})"] = power
+    return found
+
+
+def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
+    """Return what is left of the theorem's exponents at each exception."""
+    usual = {key: power for key, power in mixing_exponents(_SOFTMAX).items() if key[0] != Part.H}
+    centred = {(Part.H_o, V, V): 6.0, (Part.H_o, V, Q): 6.0, (Part.H_o, V, K): 6.0}
+    alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
+    apart = dict.fromkeys([(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES)
+    changes = {"mean zero": centred, "apart": apart}
+    found: dict[str, float] = {}
+    for name in nets:
+        mixing, _, which = name.partition(", ")
+        left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
+        found |= {f"{name}: {part}({row}, {col})": power for (part, row, col), power in left.items()}
+    return {name: torch.tensor(power, dtype=torch.float64) for name, power in found.items()}
+
+
+MIXING_STATEMENTS = {
+    "mixing-exponents": Check(
+        _draw_cases,
+        lambda drawn: _joined([one.exponents() for one in drawn]),
+        lambda drawn: _joined([one.predicted() for one in drawn]),
+        numbers={"sigma": SMALL, "twice": 2 * SMALL},
+    ),
+    "mixing-constants": Check(_draw_terms, DrawnTerms.blocks, DrawnTerms.leading, numbers={"sigma": TINY}),
+    "mixing-cancels": Check(_draw_cancelling, _cancelling_exponents, _cancelling_predictions),
+}
