@@ -408,7 +408,8 @@ def _mark(ax: Axes, end: Interval | None) -> None:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if end is not None:
         half = (end.high - end.low) / 2
-        words = f"{end.mean:.3f}" + (f" ± {half:.3f}" if half == half else "")
+        form = ".3f" if end.mean < 100 else ".3g"
+        words = f"{end.mean:{form}}" + (f" ± {half:{form}}" if half == half else "")
         words += "\nat the edge" if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE else ""
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
         ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)
