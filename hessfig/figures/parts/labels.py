@@ -63,7 +63,7 @@ _QUANTITIES = {
 }
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
 _FEW = 3  # quantities that a caption names; of more the panels say what they show
-_GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP"}
+_GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP", "W_head": "head"}
 
 
 def plain(text: str) -> str:
