@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.enums import Data, DType, Kind, Method, Probes
+from hessfig.config.enums import Data, DType, Heading, Method, Probes
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import DirectionsConfig, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, plain
-from hessfig.terms import Part
+from hessfig.terms import Kind, Optimiser, Part
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ _EXAMPLES = {
     "parts": 'parts=["H", "H_o"]',
     "quantities": 'quantities=["frobenius", "trace"]',
     "spectrum": 'spectrum={"k": 3, "steps": 80}',
+    "directions": 'directions={"named": ["gradient", "update"], "rules": ["muon"]}',
     "estimator": 'estimator="auto"',
     "dtype": 'dtype="float64"',
 }
@@ -48,6 +49,8 @@ class Measure:
         Random vectors per column of blocks.
     spectrum : dict or None
         Settings of eigenvalues and densities by name, such as {"k": 3}.
+    directions : dict or None
+        Settings of the quantity along by name: {"named": ["update"], "rules": ["adamw", "muon"], "gradients": 20}.
     seed : int
         Of all random vectors.
     dtype, device : str or None
@@ -74,6 +77,7 @@ class Measure:
     seed: int = 0
     dtype: str | None = None
     device: str | None = None
+    directions: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.config()
@@ -93,6 +97,7 @@ class Measure:
                 num_probes=whole("num_probes", self.num_probes, least=1, most=MOST_PROBES, example=20),
             ),
             spectrum=_spectrum(self.spectrum),
+            directions=_directions(self.directions),
             blocks=_blocks(self.blocks),
             parts=[Part(part) for part in _listed("parts", parts, Part)],
             quantities=_listed("quantities", self.quantities, known(), own=True),
@@ -108,7 +113,8 @@ def _listed(key: str, given: Any, choices: Iterable[str], *, own: bool = False) 
     """Return one or several words as a list: of `choices`, or (`own`) names of which others tell what they are."""
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
-        raise _refusal(f"{key}: a name, or a list of names", given, ", ".join(map(str, choices)), _EXAMPLES[key])
+        example = _EXAMPLES[key.partition(".")[0]]
+        raise _refusal(f"{key}: a name, or a list of names", given, ", ".join(map(str, choices)), example)
     return [str(word) if own else one_of(key, word, choices) for word in words]
 
 
@@ -160,12 +166,8 @@ def device_of(given: Any) -> torch.device:
 
 def _spectrum(given: Any) -> SpectrumConfig:
     known = vars(SpectrumConfig())
-    if given is not None and not isinstance(given, Mapping):
-        allowed = f"a dict with keys of {', '.join(known)}"
-        raise _refusal("spectrum: no settings by name", given, allowed, _EXAMPLES["spectrum"])
-    found = dict(given or {})
+    found = _by_name("spectrum", given, known)
     for key, value in found.items():
-        one_of("spectrum", key, known)
         kinds = (int, float) if type(known[key]) is float else type(known[key])
         if key == "probes":
             found[key] = Probes(one_of("spectrum.probes", value, Probes))
@@ -173,6 +175,24 @@ def _spectrum(given: Any) -> SpectrumConfig:
             allowed = "a number" if type(known[key]) is float else "a whole number"
             raise _refusal(f"spectrum.{key} is of another kind", value, allowed, f"spectrum={{{key!r}: {known[key]}}}")
     return SpectrumConfig(**found)
+
+
+def _directions(given: Any) -> DirectionsConfig:
+    of = {"named": Heading, "rules": Optimiser}
+    found = _by_name("directions", given, [*of, "gradients", "starts"])
+    for key, value in found.items():
+        if key in of:
+            found[key] = [of[key](one) for one in _listed(f"directions.{key}", value, of[key])]
+        else:
+            found[key] = whole(f"directions.{key}", value, least=1, most=10_000, example=20)
+    return DirectionsConfig(**found)
+
+
+def _by_name(key: str, given: Any, known: Iterable[str]) -> dict[str, Any]:
+    """Return settings that are given by name. Raises UserError for what is none, and for a name there is not."""
+    if given is not None and not isinstance(given, Mapping):
+        raise _refusal(f"{key}: no settings by name", given, f"a dict with keys of {', '.join(known)}", _EXAMPLES[key])
+    return {one_of(key, one, known): value for one, value in (given or {}).items()}
 
 
 def _refusal(what: str, given: Any, allowed: str, example: str) -> UserError:

@@ -1,7 +1,5 @@
 """The share of a training's time that measuring it may take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Errors that a user can fix: what was wrong, what is allowed, what to do about it; and words as users type them."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import shlex

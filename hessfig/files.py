@@ -1,7 +1,5 @@
 """The one writer of files: what appears under a name is complete, whoever is killed and whoever reads meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

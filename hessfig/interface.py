@@ -210,6 +210,7 @@ def measure(
     estimator: str = "auto",
     num_probes: int = 20,
     spectrum: Mapping[str, Any] | None = None,
+    directions: Mapping[str, Any] | None = None,
     seed: int = 0,
     dtype: str = "float64",
     device: str = "cpu",
@@ -227,6 +228,7 @@ def measure(
                 entries, else by probes; docs/accuracy.md), "hutchinson", "aligned", "xtrace" or "dense"
     num_probes  random vectors per column of blocks
     spectrum    settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}
+    directions  settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}
     seed        of all random vectors; equal seeds give equal bits, here and on the command line
     dtype, device   of the computation: "float64" or "float32"; "cpu", "cuda" or "cuda:N"
 
@@ -249,7 +251,8 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    config = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype).config()
+    wanted = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, directions=directions)
+    config = wanted.config()
     names = config.quantities
     with differentiating():
         found_problem = problem.objective(config.dtype)  # refuses what is no network

@@ -1,7 +1,5 @@
 """hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """The copy of a network that is measured in its place while a training goes on with the network itself."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

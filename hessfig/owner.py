@@ -1,7 +1,5 @@
 """One writer of a folder at a time: a lock that a monitor holds while it lives, in this process and among others."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

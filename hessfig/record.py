@@ -1,7 +1,5 @@
 """The record: columns of a table, and what a manifest holds, once for the wing that writes and the wing that reads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat

@@ -4,8 +4,6 @@ Beside every file for a reader (a table, a picture, an archive) lies a folder `.
 its name that says which kind of file was written, and its SHA-256.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Which figure of which sweep is asked for: by settings, by what was drawn before, and everything for a report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The same bits every time: named random streams, whatever else is drawn, one order in memory, sums on one thread."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

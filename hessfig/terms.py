@@ -1,7 +1,5 @@
 """The vocabulary shared by everything: parts of the Hessian, weights, groups and blocks, shapes of networks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -255,6 +253,15 @@ class Approximation(Recorded):
     layer_diagonal = "layer_diagonal", Facts(Need.whole, "layers apart")
 
 
+class StepNorm(StrEnum):
+    """A norm over all parameters whose steepest descent is a step rule (states.training.norm_descent has formulas)."""
+
+    euclidean = "euclidean"
+    spectral = "spectral"
+    largest_entry = "largest_entry"
+    blockwise = "blockwise"
+
+
 @dataclass(frozen=True)
 class RuleFacts:
     """What is true of a step rule.
@@ -306,6 +313,11 @@ _FACTORS = ("pre_cond_0", "pre_cond_1", "inv_pre_cond_0", "inv_pre_cond_1")
 _EVERY = {"precondition_frequency": 10}  # updates between two of SOAP's eigenbases, as its authors recommend
 
 
+def _steepest(label: str, norm: StepNorm) -> RuleFacts:
+    package = "hessfig.states.training.norm_descent"
+    return RuleFacts(label, "NormDescent", package=package, options={"norm": norm.value})
+
+
 def _dividing(label: str) -> RuleFacts:
     return RuleFacts(label, "SGD", ("momentum", "damping", "refresh"), _BUFFER)
 
@@ -314,8 +326,10 @@ class Optimiser(Recorded):
     """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set, and the last four divide by
     a curvature matrix there.
 
-    Shampoo: arXiv 1802.09568. SOAP: arXiv 2409.11321. A rule that torch or pytorch_optimizer has is one more row here;
-    one that divides by another matrix, a row here and that matrix in hessfig.states.training.second_order.
+    Shampoo: arXiv 1802.09568. SOAP: arXiv 2409.11321. `spectral_gd` (Muon without momentum, of every parameter) and
+    `sign` are full-batch steepest descent in a norm (arXiv 2603.05002). A rule that torch or pytorch_optimizer has is
+    one more row here; one that divides by another matrix, a row here and that matrix in
+    hessfig.states.training.second_order.
     """
 
     facts: RuleFacts
@@ -333,6 +347,8 @@ class Optimiser(Recorded):
         ),
     )
     muon = "muon", RuleFacts("Muon", "AdamW", (*_ADAM, "momentum"), (*_BUFFER, *_MOMENTS), of_matrices="Muon")
+    spectral_gd = "spectral_gd", _steepest("spectral descent", StepNorm.spectral)
+    sign = "sign", _steepest("sign descent", StepNorm.largest_entry)
     newton = "newton", _dividing("Newton")
     gauss_newton = "gauss_newton", _dividing("Gauss-Newton")
     block_gauss_newton = "block_gauss_newton", _dividing("block Gauss-Newton")

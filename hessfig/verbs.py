@@ -198,7 +198,7 @@ VERBS = {
         ),
         Verb(
             name="predict",
-            about="say with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
+            about="print with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
             examples=(
                 "hessfig predict model.attention=sigmoid blocks=all",
                 "hessfig predict sweep=components format=csv",
@@ -239,7 +239,7 @@ VERBS = {
         ),
         Verb(
             name="status",
-            about="say how much of a sweep is measured, and what table is there",
+            about="report how much of a sweep is measured, and which table exists",
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status",
             groups=("sweep",),

@@ -3,8 +3,6 @@
 Standard library only: plans and previews need names and sizes, not tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property

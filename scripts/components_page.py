@@ -64,12 +64,12 @@ def _cell(every: list[dict[str, str]], row: dict[str, str], found: Slopes) -> st
     regimes = REGIMES[::-1] if eps and float(eps) >= 1 else REGIMES
     small = next((same[name] for name in regimes if name in same), row)
     large = small if eps else same.get("sigma -> infinity", small)
-    ends = list(dict.fromkeys(_told(one) for one in (small, large)))
+    ends = list(dict.fromkeys(_shown(one) for one in (small, large)))
     slope = found.get((row["variant"], row["row"], row["col"], row["part"]), "")
     return ", ".join(ends) + f" ({slope})" * bool(slope)
 
 
-def _told(row: dict[str, str]) -> str:
+def _shown(row: dict[str, str]) -> str:
     return "= 0" if row["zero"] == "true" else row["exponent"] or "?"
 
 
@@ -93,7 +93,8 @@ def counted(path: Path) -> str:
             if row["predicted"] and row["slope"]:
                 off.setdefault(key, abs(float(row["slope"]) - float(row["predicted"])))
     near, most = sum(one <= NEAR for one in off.values()), max(off.values())
-    return f"\nOf {len(off)} predicted slopes {near} are within {NEAR} of the prediction; the most is {most:.2f} off.\n"
+    found = f"Of {len(off)} predicted slopes {near} are within {NEAR} of the prediction"
+    return f"\n{found}; the largest deviation is {most:.2f}.\n"
 
 
 def name_of(variant: str) -> str:

@@ -1,4 +1,4 @@
-"""Print what the full-size tables say, or write it between its marks on the pages of docs/.
+"""Print the findings of the full-size tables, or write them between their marks on the pages of docs/.
 
     python scripts/findings.py outputs               # every finding whose sweeps have a table in outputs/
     python scripts/findings.py --write outputs       # put them between their marks
@@ -20,7 +20,7 @@ from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
 from hessfig.analysis.presented import between_marks, markdown_table, marked
-from hessfig.analysis.spectral_distances import pair_distances
+from hessfig.analysis.spectral_distances import KERNELS, pair_distances
 from hessfig.analysis.training_runs import against_plain, race, settled
 from hessfig.terms import Approximation
 
@@ -101,15 +101,17 @@ def survival(evidence: Evidence) -> str:
 
 @finding("training.md", "heterogeneity_after")
 def distances(evidence: Evidence) -> str:
-    """JS^0 between the spectra of the blocks of H before and after a training, network by network."""
-    _, every = pair_distances(evidence.spectra(lambda place: place.part == "H" and place.row == place.col))
-    rows = with_settings(every, "model.kind")
-    steps = [rows["step"].min(), rows["step"].max()]
-    lines = []
-    for kind, one in rows.groupby("model.kind", sort=False):
-        found = [student_interval(one[one["step"] == step]["average"]) for step in steps]
-        lines.append((str(kind), *map(_interval, found)))
-    return _lines(("network", *(f"step {step:g}" for step in steps)), lines)
+    """JS^0 between the spectra of the blocks of H before and after a training, by network and kernel."""
+    blocks = list(evidence.spectra(lambda place: place.part == "H" and place.row == place.col))
+    lines, heads = [], ["network", "kernel"]
+    for name, kernel in KERNELS.items():
+        rows = with_settings(pair_distances(blocks, kernel)[1], "model.kind")
+        steps = [rows["step"].min(), rows["step"].max()]
+        heads = ["network", "kernel", *(f"step {step:g}" for step in steps)]
+        for kind, one in rows.groupby("model.kind", sort=False):
+            found = [student_interval(one[one["step"] == step]["average"]) for step in steps]
+            lines.append((str(kind), name, *map(_interval, found)))
+    return _lines(heads, lines)
 
 
 @finding("training.md", "gauss_newton_after")

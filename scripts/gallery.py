@@ -34,17 +34,17 @@ HEADS: dict[str, str] = {}
 HEADS["gallery.md"] = """# Gallery
 
 The figures of the paper and of its claims, as `make figures` draws them at full size (20 values of sigma, 20 seeds,
-d_model 128, 64 sequences unless the title says otherwise) on 2 cores without a GPU. One picture a figure, the overview
-where there are several. `scripts/gallery.py` writes this page from the manifests of the sweeps, and what a figure says
-of a claim from [claims.md](claims.md). How to read the figures: [figures.md](figures.md). Spectra, training, landscape
-and size: [gallery-follow-ups.md](gallery-follow-ups.md).
+d_model 128, 64 sequences unless the title says otherwise) on 2 cores without a GPU. Each figure is shown once; where it
+has several pages, the overview is shown. `scripts/gallery.py` writes this page from the manifests of the sweeps, and
+takes the verdicts on claims from [claims.md](claims.md). [figures.md](figures.md) explains how to read the figures.
+Spectra, training, landscape and size are in [gallery-follow-ups.md](gallery-follow-ups.md).
 """
 HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
 
 Spectra, training, today's components, approximations and landscape: figures beyond the paper, as
-`make figures-follow-up` draws them on 2 cores without a GPU. One picture a figure, the overview where there are
-several. `scripts/gallery.py --page gallery-follow-ups.md` writes this page from the manifests of the sweeps, and what
-a figure says of a claim from [claims.md](claims.md).
+`make figures-follow-up` draws them on 2 cores without a GPU. Each figure is shown once; where it has several
+pages, the overview is shown. `scripts/gallery.py --page gallery-follow-ups.md` writes this page from the manifests of
+the sweeps, and takes the verdicts on claims from [claims.md](claims.md).
 """
 # What the pages show: one message each; every other figure is listed below them with its command.
 LISTED_ONLY = """

@@ -122,7 +122,7 @@ def _own_runs() -> Iterator[tuple[str, dict[str, object]]]:
 def _toy(sweep: str) -> dict[str, object]:
     text = (Path(__file__).parents[1] / "conf" / "sweep" / f"{sweep}.yaml").read_text()
     found: dict[str, object] = dict(SMALL)
-    if sweep in ("heads", "model_size_heads"):
+    if sweep in ("heads", "model_size_heads", "approximations_heads"):
         found["model.d_model"] = 16
     if sweep == "model_size_width":
         del found["model.d_model"]

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+from hessfig import curvature
 from tests.test_architecture import MODULES, name_of
 
 WITH_EXAMPLES = [name_of(path) for path in MODULES if "\n    >>> " in path.read_text()]
@@ -16,6 +17,11 @@ WITH_EXAMPLES = [name_of(path) for path in MODULES if "\n    >>> " in path.read_
 def test_examples_print_what_they_show(module: str) -> None:
     found = doctest.testmod(import_module(module))
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("name", curvature.__all__)
+def test_every_public_name_of_the_library_has_an_example(name: str) -> None:
+    assert "\n    >>> " in str(getattr(curvature, name).__doc__) or "\n>>> " in str(getattr(curvature, name).__doc__)
 
 
 def test_the_public_interface_has_examples() -> None:

@@ -187,7 +187,7 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     from hessfig.config.schema import Config
     from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
     from hessfig.models import kinds as folder
-    from hessfig.models.registry import kinds
+    from hessfig.models.protocol import kinds
     from hessfig.sweep.measure import measure
     from hessfig.sweep.plan import Cell
     from hessfig.sweep.variant import Variant

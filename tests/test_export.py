@@ -25,7 +25,7 @@ from hessfig import rng
 from hessfig.config.compose.job import compose
 from hessfig.config.schema import Config
 from hessfig.curvature.problem import rademacher
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states.exported import plain_files
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn

@@ -20,7 +20,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds.huggingface import STORED, completed
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states import point
 from scripts import fetch_trained
 from scripts.fetch_trained import SPECIAL, TRAINED, fetch

@@ -11,7 +11,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.exact.exact_blocks import ExactEngine
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.terms import Part

@@ -1,7 +1,5 @@
 """What curves run along; and variants, texts of the settings in which the networks of a sweep differ."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The critical batch size of trainings with several batch sizes: steps to a common loss, and their trade-off."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Means over seeds along an axis, and the functional share."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

@@ -5,8 +5,6 @@ eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations).
 with the same seed share weights and batches, so they are compared by the interval of their differences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The manifest next to a table: the settings that made it, hence its axis and the networks predictions are for."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Spectra smoothed by a kernel, their quantiles, and Jensen-Shannon distances between blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Losses stored along directions and along descents (quantities `slices` and `descent`), cell by cell."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Eigenvalues and densities stored next to a table (quantities `spectrum` and `density`), block by block."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

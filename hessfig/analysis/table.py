@@ -1,7 +1,5 @@
 """Read and check the table of a sweep: one row per measured number, in the columns of the record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Readings of trainings: shares of the threshold of stability, races of step rules, rank correlations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

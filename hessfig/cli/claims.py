@@ -1,7 +1,5 @@
 """What `hessfig claims` does: every claim judged and written down, or one explained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `hessfig compare` does: one sweep, or every figure that has both a table and published numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One command, one or several runs of its verb: settings checked and composed, each run with a folder of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

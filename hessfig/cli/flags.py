@@ -1,7 +1,5 @@
 """A command taken apart: its flags, the user's folder, and the key=value words that are left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

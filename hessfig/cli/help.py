@@ -1,7 +1,5 @@
 """The help of each verb, and completion, generated from its record, the schema and the presets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

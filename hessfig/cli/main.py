@@ -1,7 +1,5 @@
 """The command line: `hessfig VERB key=value ...`. Verbs import what they need when they run."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

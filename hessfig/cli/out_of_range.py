@@ -1,7 +1,5 @@
 """What a run says at its end about numbers that enter no mean or underflowed: how many, and where on the grid."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable

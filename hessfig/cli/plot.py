@@ -1,7 +1,5 @@
 """What `hessfig plot` does: a figure drawn from a sweep's table, or a study of the theory computed and drawn."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

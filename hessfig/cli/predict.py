@@ -1,7 +1,5 @@
 """What hessfig predict does: the exponents of a configuration's blocks by counting powers; nothing is measured."""
 
-from __future__ import annotations
-
 import csv
 import sys
 

@@ -1,7 +1,5 @@
 """What `hessfig report` does: have the report written, and say what is in it and what is not there yet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the verbs do that read tables or nothing: slopes, check, compare and verify."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hessfig.cli.flags import own_words

@@ -3,8 +3,6 @@
 Checks of a single setting are in the schema; this module checks several settings together.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from hessfig.config.enums import Launcher, Loss

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401 - choices of the common vocabulary are settings too
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -301,3 +299,16 @@ class Ray(StrEnum):
     bulk = "bulk"
     gradient = "gradient"
     random = "random"
+
+
+class Heading(StrEnum):
+    """A direction that means something: the gradient, its signs, the next update of each rule, the singular directions
+    of a weight's gradient, a random one, and eigenvectors of the block's largest and smallest eigenvalue."""
+
+    gradient = "gradient"
+    sign = "sign"
+    update = "update"
+    singular = "singular"
+    random = "random"
+    largest = "largest"
+    smallest = "smallest"

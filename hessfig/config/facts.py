@@ -1,7 +1,5 @@
 """What may be said of a setting, once, in the schema: its help, its role, and which values it takes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files that a user's code opens while it runs: noted by an audit hook, for the manifest, with their hashes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """The values of sigma a grid stands for, and grids that stand for none."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A configuration as plain values, for manifests and keys, and the steps of a training that are measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace

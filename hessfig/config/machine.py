@@ -1,7 +1,5 @@
 """What this machine has: cores, memory, a GPU; settings that ask for more, or for a share of the cells."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

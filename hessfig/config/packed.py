@@ -1,7 +1,5 @@
 """The folder of a bundle: unpacked, its files those that its sums name; and the code that a manifest names."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

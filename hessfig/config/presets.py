@@ -1,7 +1,5 @@
 """The shipped configuration files, read as they stand: the choices of every group, and the figures in their order."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

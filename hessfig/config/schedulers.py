@@ -1,7 +1,5 @@
 """Which share of the cells this process is to measure, as the scheduler that started it says (shard=auto)."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ group `group(its class, the role of its settings)`; see hessfig.config.facts for
 be told of a new setting.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -106,12 +104,12 @@ class FigureConfig:
     name: str = setting("", "name of the figure and of its files")
     sweep: str = setting("sigma", "the sweep it draws")
     layout: str = setting("", "how it is laid out")
-    group: FigureGroup = setting(FigureGroup.own, "where it stands: in the paper, beyond it, a study, or your own")
+    group: FigureGroup = setting(FigureGroup.own, "its group: in the paper, beyond it, a study, or your own")
     order: int = setting(100, "its place in `make figures`")
     published: Published = setting(Published.nothing, "what the authors published of it")
     x: str | None = setting(None, "what runs along its x axis: sigma, step, or a varied setting")
-    colour: str | None = setting(None, "what colours tell apart")
-    dashes: str | None = setting(None, "what dashes tell apart")
+    colour: str | None = setting(None, "what colours distinguish")
+    dashes: str | None = setting(None, "what dashes distinguish")
     width: float | None = setting(
         None,
         "inches, with type of 7 points and more; null: the style's (default 5.5)",
@@ -133,7 +131,7 @@ class FigureConfig:
     ylabel: str | None = setting(None, "label of the y axes that have one; null: the layout's")
     legend: str | None = setting(
         None,
-        "where legends stand, or none; null: the layout's place",
+        "where legends are placed, or none; null: the layout's place",
         "a place or null",
         pattern="none|best|center|(upper|lower) (left|right|center)|center (left|right)",
         allowed="none, best, or a place such as 'upper left'",

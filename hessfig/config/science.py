@@ -1,7 +1,5 @@
 """The settings that make other numbers: data, network, state, training, grid, and how it is measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +28,7 @@ class TaskConfig:
     )
     scored: enums.Scored = setting(enums.Scored.answer, "positions whose next token enters the loss")
     base: int = added(
-        10, "for addition, the base of the numbers; the network knows base + 2 tokens", least=2, most=1_000_000
+        10, "for addition, the base of the numbers; the vocabulary has base + 2 tokens", least=2, most=1_000_000
     )
     path: str | None = setting(
         None,
@@ -330,6 +328,26 @@ class DirectionsConfig:
     steps: int = setting(100, "steps of descent", least=2, most=_MOST_STEPS)
     evaluations: int = setting(200, "gradients that a search for a critical point may take", least=1, most=_MOST_STEPS)
     tolerance: float = setting(1e-8, "a critical point is found where the gradient's norm is no larger", above=0)
+    named: list[enums.Heading] = added(
+        [one for one in enums.Heading if one != enums.Heading.smallest],
+        "directions of the quantity along: gradient, its signs, update, singular, random, eigenvectors",
+        once=True,
+        allowed=f"a list of {', '.join(enums.Heading)}",
+        example="[gradient,update]",
+    )
+    rules: list[Optimiser] = added(
+        [],
+        "step rules whose updates along takes at the same state; none named: the training's own",
+        once=True,
+        allowed=f"a list of {', '.join(Optimiser)}",
+        example="[adamw,muon]",
+    )
+    gradients: int = added(
+        20, "gradients at the state that make the moments of a rule which is not the training's", least=1, most=10_000
+    )
+    starts: int = added(
+        4, "random starts of each search for the largest curvature in a unit ball", least=0, most=10_000
+    )
 
 
 @dataclass
@@ -368,14 +386,14 @@ class TrainingConfig:
     )
     eps: float = setting(1e-8, "for adamw and adam: added to the root of the second moment", above=0)
     weight_decay: float = setting(0.1, "of every parameter: decoupled for adamw, added to the gradient else", least=0)
-    momentum: float = setting(0.0, "for sgd, muon and the rules that divide by curvature", least=0, below=1)
+    momentum: float = setting(0.0, "for sgd, muon and the step rules that divide by curvature", least=0, below=1)
     clip_norm: float = added(0.0, "the largest norm of a gradient; longer ones are scaled down (0: none are)", least=0)
     damping: float = added(0.01, "for the rules that divide by curvature: added to every eigenvalue", above=0)
     curvature: enums.Curvature = added(
         enums.Curvature.none,
         "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in",
     )
-    refresh: int = added(100, "updates between two looks at the curvature", least=1, most=_MOST_STEPS)
+    refresh: int = added(100, "updates between two estimates of the curvature", least=1, most=_MOST_STEPS)
     schedule: enums.Schedule = setting(
         enums.Schedule.cosine, "after the warm-up: cosine to zero at the last step, or constant"
     )
@@ -388,10 +406,10 @@ class TrainingConfig:
     cascades: float = setting(0.2, "share of a fresh batch that is enriched with cascades of carries", least=0, most=1)
     checkpoints: list[int] = setting([], "steps whose states are kept in addition to those of state.step and the last")
     evaluate_every: int = setting(
-        500, "steps between tests on unseen examples (training.csv)", least=1, most=_MOST_STEPS
+        500, "steps between tests on held-out examples (training.csv)", least=1, most=_MOST_STEPS
     )
     evaluation_size: int = setting(
-        10_000, "unseen sums of a test, and of the quantity accuracy", least=1, most=_MOST_STEPS
+        10_000, "held-out sums of a test, and of the quantity accuracy", least=1, most=_MOST_STEPS
     )
     dtype: enums.DType = setting(
         enums.DType.float32, "floating-point type of the training; states are measured in dtype"

@@ -1,7 +1,5 @@
 """Every single setting by its dotted key, with all that the schema says of it; and the lists of settings by role."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Checks of the training: its steps, the states it keeps, and a task that can be trained on."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 
@@ -89,9 +87,14 @@ def _check_task(config: Config) -> None:
             allowed="training.curvature=none",
             remedy="training.curvature=none, or training.optimiser=sgd",
         )
-    if rule.is_of_extra and not find_spec("pytorch_optimizer"):
+    check_installed(training.optimiser, f"training.optimiser={training.optimiser}")
+
+
+def check_installed(rule: Optimiser, what: str) -> None:
+    """Raise UserError for a step rule of a package that is not there."""
+    if rule.facts.is_of_extra and not find_spec("pytorch_optimizer"):
         raise UserError(
-            f"training.optimiser={training.optimiser} needs the package pytorch-optimizer",
+            f"{what} needs the package pytorch-optimizer",
             got="it is not installed",
             allowed=", ".join(one for one in Optimiser if not one.facts.is_of_extra),
             remedy="pip install 'hessfig[optimisers]'",

@@ -1,7 +1,5 @@
 """A user's own folder of sweeps, figures, models, ... (--config-dir): found, and checked against the shipped names."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -22,11 +22,13 @@ from hessfig.curvature.double_backward import (
     gradients,
     of_second_order,
 )
-from hessfig.curvature.layered import Layered
-from hessfig.curvature.problem import Objective, Scalar, Suffix
+from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
+from hessfig.curvature.rounding import OUTPUTS
 from hessfig.rng import one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
+
+AT_ONCE = 256  # vectors that are pulled back together
 
 
 def is_small(network: nn.Module) -> bool:
@@ -139,8 +141,48 @@ def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]],
     return [leaf.new_zeros(count, *leaf.shape) if one is None else one for leaf, one in zip(at, found, strict=True)]
 
 
+def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+    """Return V d(outputs) / d(at), the vectors in batches of AT_ONCE; graphs are kept.
+
+    A random combination of them is pulled back once by itself: where the batches do not give the same (a LayerNorm
+    under vmap, see the traps in docs/accuracy.md), every vector is.
+    """
+
+    def together(some: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+        return torch.cat([one.flatten(1) for one in _pulled([outputs], [some.view(-1, *outputs.shape)], at)], dim=1)
+
+    def alone(one: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+        return torch.cat([piece.flatten() for piece in gradients(outputs, at, one.view(outputs.shape))])
+
+    found = torch.cat([together(some) for some in vectors.split(AT_ONCE)])
+    factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
+    off = float((factors @ found - alone(factors @ vectors)).norm())
+    return found if off <= OUTPUTS.of(found.dtype) * float(found.norm()) else torch.stack([*map(alone, vectors)])
+
+
 class BatchedColumn(SidedColumn):
-    """The blocks of a column of a SmallNetwork; those of curvlinops for a part whose batched products do not hold."""
+    """The blocks of a column of a SmallNetwork: H v = d/dw <g, v> and H_o v = J^T B J v, all vectors at once.
+
+    A part whose batched products do not agree with plain double backward is multiplied by ColumnOperator.
+
+    Parameters
+    ----------
+    network : SmallNetwork
+        The graphs, which all columns of a problem share.
+    problem, layer, col, rows
+        As in ColumnOperator.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature.batched import BatchedColumn, SmallNetwork
+    >>> rows = {name: (0, name) for name in ("weight", "bias")}
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> column = BatchedColumn(SmallNetwork(problem), problem, 0, "weight", rows)
+    >>> products = column.split_matmat(torch.ones(6, 1).double())
+    >>> sorted((row, str(part), tuple(one.shape)) for (row, part), one in products.items())
+    [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
+    """
 
     def __init__(self, network: SmallNetwork, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(problem, layer, col, rows)

@@ -20,9 +20,8 @@ from hessfig.curvature.double_backward import (
     verified_or_fallback,
 )
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
-from hessfig.curvature.layered import Headed, Layered
 from hessfig.curvature.losses import Linearised
-from hessfig.curvature.problem import Data, Objective, Suffix
+from hessfig.curvature.problem import Data, Headed, Layered, Objective, Suffix
 from hessfig.terms import PARTS, Part
 from hessfig.weights import Weight
 
@@ -36,6 +35,25 @@ class ColumnOperator(SidedColumn):
     `col` gives every row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the
     full Hessian without a third product. An operator is made when its part is first needed, and verified then where no
     test of this package holds its products.
+
+    Parameters
+    ----------
+    problem : Objective
+        Whose Hessian it is.
+    layer, col
+        The weight or group of the column, 1-based (0: outside the layers).
+    rows : names in the same layer, or {key: (layer, name)}
+        Its blocks.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> column = ColumnOperator(problem, 0, "weight", ["weight", "bias"])
+    >>> products = column.split_matmat(torch.ones(6, 1).double())
+    >>> sorted((row, str(part), tuple(one.shape)) for (row, part), one in products.items())
+    [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
     def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
@@ -142,13 +160,10 @@ def _operator(
     return reduce(add, [share * of([one], num_data=size) for share, one, size in shared])
 
 
-def as_curvlinops(matrix: ImplicitMatrix, dtype: torch.dtype, *, is_symmetric: bool) -> PyTorchLinearOperator:
-    """Return a matrix that is known by its products as an operator of curvlinops on vectors of one tensor."""
-    return _OfMatrix(matrix, dtype, is_symmetric)
+class MatrixOperator(PyTorchLinearOperator):
+    """A matrix that is known by its products as an operator of curvlinops on vectors of one tensor."""
 
-
-class _OfMatrix(PyTorchLinearOperator):
-    def __init__(self, matrix: ImplicitMatrix, dtype: torch.dtype, is_symmetric: bool) -> None:
+    def __init__(self, matrix: ImplicitMatrix, dtype: torch.dtype, *, is_symmetric: bool) -> None:
         rows, columns = matrix.shape
         super().__init__([(columns,)], [(rows,)])
         self._matrix, self._real, self.SELF_ADJOINT = matrix, dtype, is_symmetric
@@ -160,4 +175,4 @@ class _OfMatrix(PyTorchLinearOperator):
         return [self._matrix @ X[0]]
 
     def _adjoint(self) -> PyTorchLinearOperator:
-        return _OfMatrix(self._matrix.T, self._real, self.SELF_ADJOINT)
+        return MatrixOperator(self._matrix.T, self._real, is_symmetric=self.SELF_ADJOINT)

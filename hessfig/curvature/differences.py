@@ -34,6 +34,27 @@ class DifferencedColumn(SidedColumn):
     H_f v is the same for the gradient of <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with
     s = dl/df at the moved outputs and J at the weights that stand. Parts are differenced one by one, so that H, where
     it is asked for alone, is a difference of its own.
+
+    Parameters
+    ----------
+    problem : Objective
+        Whose Hessian it is.
+    layer, col
+        The weight or group of the column, 1-based (0: outside the layers).
+    rows : names in the same layer, or {key: (layer, name)}
+        Its blocks.
+    stretch : float
+        Of the step h.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import DifferencedColumn
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> column = DifferencedColumn(problem, 0, "weight", ["weight", "bias"])
+    >>> products = column.split_matmat(torch.ones(6, 1).double())
+    >>> sorted((row, str(part), tuple(one.shape)) for (row, part), one in products.items())
+    [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessfig.curvature.problem import Scalar, Suffix
+from hessfig.curvature.rounding import PRODUCTS
 from hessfig.errors import UserError, plain
 from hessfig.rng import stream
 from hessfig.terms import Part
@@ -120,7 +121,6 @@ def differentiating() -> Iterator[None]:
         yield
 
 
-_ROUNDING = {torch.float64: 1e-7, torch.float32: 5e-3}
 _TINY = 1e-300
 Tensors = Sequence[Tensor]
 
@@ -171,7 +171,7 @@ def fault(
         return f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
     difference = [a - b for a, b in zip(images[1], truth, strict=True)]
     off = _norm(difference) / max(_norm(truth), _norm(images[1]), floor, _TINY)
-    agrees = off <= _rounding(first) or not (_is_finite(truth) or _is_finite(images[1]))
+    agrees = off <= PRODUCTS.of(first[0].dtype) or not (_is_finite(truth) or _is_finite(images[1]))
     is_right = agrees and _is_symmetric(first, second, images, floor)
     return "" if is_right else f"curvlinops' product is off by {off:.1%} here"
 
@@ -217,7 +217,7 @@ def _is_symmetric(u: Tensors, v: Tensors, images: tuple[Tensors, Tensors], floor
     """Whether u.Av = v.Au up to rounding, `images` being Au and Av. Products that are not finite cannot tell."""
     difference = abs(_dot(v, images[0]) - _dot(u, images[1]))
     scale = _norm(u) * max(_norm(images[0]), _norm(images[1]), floor)
-    return not difference > _rounding(u) * scale
+    return not difference > PRODUCTS.of(u[0].dtype) * scale
 
 
 def _norm(columns: Tensors) -> float:
@@ -226,7 +226,3 @@ def _norm(columns: Tensors) -> float:
 
 def _dot(left: Tensors, right: Tensors) -> float:
     return sum(float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True))
-
-
-def _rounding(columns: Tensors) -> float:
-    return _ROUNDING.get(columns[0].dtype, 5e-2)

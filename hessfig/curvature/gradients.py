@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,17 +12,31 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.layered import scored_outputs
 from hessfig.curvature.losses import check_even, per_sample
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch, Objective, scored_outputs
 from hessfig.curvature.vocabulary_head import can_take
 from hessfig.errors import plain
 
 
 class LossGradient:
-    """Loss, gradient and Hessian products of `problem` in every parameter, by the parameters' names.
+    """Loss, gradient g = dL/dw and Hessian products H v = d/dw <g, v> in every parameter, by the parameters' names.
 
     Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.
+
+    Parameters
+    ----------
+    problem : Objective
+        The loss; its network is left as it is.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import LossGradient
+    >>> network = torch.nn.Linear(3, 1)
+    >>> problem = hessfig.Problem(network, torch.eye(3), torch.zeros(3, 1), "mse").objective("float64")
+    >>> here = LossGradient(problem)
+    >>> list(here.gradient), [round(one, 4) for one in here.product(torch.tensor([1.0, 0, 0, 0]).double()).tolist()]
+    (['weight', 'bias'], [0.6667, 0.0, 0.0, 0.6667])
     """
 
     def __init__(self, problem: Objective) -> None:
@@ -33,7 +47,7 @@ class LossGradient:
         self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
-            self._loss = functional_call(_Evaluated(problem.network, loss_in), inside, ())
+            self._loss = functional_call(Evaluated(problem.network, loss_in), inside, ())
             self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
 
     @property
@@ -53,17 +67,18 @@ class LossGradient:
 
     def product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return H v, in the order of `flat`."""
-        leaves = list(self._at.values())
-        pieces = vector.split([leaf.numel() for leaf in leaves])
         with torch.enable_grad(), differentiable_twice():
-            along = torch.stack(
-                [slope.flatten() @ piece for slope, piece in zip(self._gradient, pieces, strict=True)]
-            ).sum()
-            found = gradients(along, leaves)
-        return torch.cat([piece.flatten() for piece in found])
+            return hessian_product(self._gradient, vector, list(self._at.values()))
 
 
-class _Evaluated(nn.Module):
+def hessian_product(slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    """Return d/dw <g, v>, of a gradient g with a graph, one tensor per parameter in `at`."""
+    pieces = zip(slopes, vector.split([slope.numel() for slope in slopes]), strict=True)
+    along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
+    return torch.cat([piece.flatten() for piece in gradients(along, at)])
+
+
+class Evaluated(nn.Module):
     """A function of a network as a module, so that functional_call reaches the network's parameters."""
 
     def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
@@ -130,7 +145,7 @@ class Samples:
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             return per_sample(problem.loss, scored_outputs(network, inputs, problem.batch.scored), targets)
 
-        self._body, self._batch, self.count = _Evaluated(problem.network, losses_in), problem.batch, count
+        self._body, self._batch, self.count = Evaluated(problem.network, losses_in), problem.batch, count
         self._device = problem.batch.inputs.device
         self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
 

@@ -1,7 +1,8 @@
-"""Matrices that are known by their products, in the protocols of PyTorch, NumPy, SciPy and curvlinops."""
+"""Matrices known by their products: the protocols of PyTorch, NumPy, SciPy and curvlinops, and linear systems."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -16,6 +17,7 @@ from torch import Tensor
 from hessfig.errors import UserError, plain
 
 Vectors = TypeVar("Vectors", Tensor, NDArray[Any])
+Array = NDArray[np.float64]
 MOST_BYTES = 2**32  # of a matrix that `dense` returns
 
 
@@ -33,6 +35,20 @@ class ImplicitMatrix(ABC):
         Type of the products.
     device : torch.device
         Where the products are computed.
+
+    Examples
+    --------
+    A matrix of one's own has `T` and `_multiplied`; all else follows:
+
+    >>> import torch
+    >>> from hessfig.curvature import ImplicitMatrix
+    >>> class Twice(ImplicitMatrix):
+    ...     T = property(lambda self: self)
+    ...     def _multiplied(self, vectors):
+    ...         return 2 * vectors
+    >>> matrix = Twice((3, 3), torch.float64, torch.device("cpu"))
+    >>> matrix.dense().diagonal().tolist(), matrix.solve(torch.ones(3)).x.tolist()
+    ([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -99,13 +115,21 @@ class ImplicitMatrix(ABC):
 
     def to_scipy(self) -> sparse.LinearOperator:
         """Return the matrix as a float64 operator of SciPy, for eigsh, svds, lobpcg, lsmr and others."""
-        return _scipy(self, self.shape)
+
+        def times(x: Array) -> Array:
+            return (self @ np.asarray(x)).astype(np.float64)
+
+        def back(x: Array) -> Array:
+            return (self.T @ np.asarray(x)).astype(np.float64)
+
+        given = {"matvec": times, "rmatvec": back, "matmat": times, "rmatmat": back}
+        return sparse.LinearOperator(self.shape, **given, dtype=np.float64)
 
     def to_curvlinops(self) -> Any:
         """Return the matrix as an operator of curvlinops, for its estimators; vectors are one tensor."""
-        from hessfig.curvature.curvlinops import as_curvlinops
+        from hessfig.curvature.curvlinops import MatrixOperator
 
-        return as_curvlinops(self, self._real, is_symmetric=self.T is self)
+        return MatrixOperator(self, self._real, is_symmetric=self.T is self)
 
     def solve(
         self, b: Vectors, *, damping: float = 0.0, tolerance: float = 1e-8, preconditioner: ImplicitMatrix | None = None
@@ -132,8 +156,6 @@ class ImplicitMatrix(ABC):
         Solution
             x, of the type of `b`, and the relative residual of each column, by a product of its own.
         """
-        from hessfig.curvature.linear_solve import solved
-
         if self.T is not self:
             raise UserError(
                 "solve: the matrix is not symmetric",
@@ -142,15 +164,28 @@ class ImplicitMatrix(ABC):
                 remedy="scipy.sparse.linalg.lsmr(operator.to_scipy(), b)",
             )
         if isinstance(b, np.ndarray):
-            x, residual = self.solve(
-                torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype)),
-                damping=damping,
-                tolerance=tolerance,
-                preconditioner=preconditioner,
-            )
+            given = torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype))
+            x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
             return Solution(x.cpu().numpy(), residual)
         self._check(b)
-        return solved(self, b, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
+        x, residuals = self._solved(b.detach().reshape(len(b), -1), damping, tolerance, preconditioner)
+        return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
+
+    def _solved(
+        self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return x and the relative residuals of (A + damping I) x = b, column by column."""
+        _check(damping, tolerance)
+        system = _Damped(self, damping, _inverse_of(preconditioner, damping, self.shape[0]))
+        pairs = [system.solved(column, tolerance) for column in b.double().cpu().numpy().T]
+        x = torch.from_numpy(np.stack([x for x, _ in pairs], axis=1)).to(b.device, b.dtype)
+        residuals = torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
+        if not bool((residuals <= tolerance).all()):
+            message = (
+                f"solve: the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
+            )
+            warnings.warn(f"{message}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=3)
+        return x, residuals
 
     def _check(self, x: Any) -> None:
         if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
@@ -168,17 +203,87 @@ class ImplicitMatrix(ABC):
 
 
 class Solution(NamedTuple):
-    """`x` solves a linear system up to `residual`, relative to the right-hand side: a number, or one per column."""
+    """What `solve` returns.
+
+    Attributes
+    ----------
+    x : tensor or array, (n,) or (n, k)
+        The solution of (A + damping I) x = b.
+    residual : float, or tensor (k,)
+        |b - (A + damping I) x| / |b|, of each column.
+
+    Examples
+    --------
+    >>> from hessfig.curvature import Solution
+    >>> x, residual = Solution([1.0], 0.0)
+    """
 
     x: Any
     residual: Any
 
 
-def _scipy(matrix: ImplicitMatrix, shape: tuple[int, int]) -> sparse.LinearOperator:
-    def times(x: NDArray[Any]) -> NDArray[np.float64]:
-        return (matrix @ np.asarray(x)).astype(np.float64)
+_LEAST_DAMPING = 1e-6  # of a preconditioner, relative to its scale
+_ROUNDS, _STEPS = 5, 2  # restarts from the true residual, each with at most _STEPS n products
+_PROGRESS = 0.9  # a restart that leaves more of the residual than this ends the search
 
-    def back(x: NDArray[Any]) -> NDArray[np.float64]:
-        return (matrix.T @ np.asarray(x)).astype(np.float64)
 
-    return sparse.LinearOperator(shape, matvec=times, rmatvec=back, matmat=times, rmatmat=back, dtype=np.float64)
+def _check(damping: float, tolerance: float) -> None:
+    given = {"damping": (damping, 0.0), "tolerance": (tolerance, 1e-15)}
+    for name, (value, least) in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+            raise UserError(
+                f"solve: {name} is out of range",
+                got=repr(value),
+                allowed=f"a finite number of at least {least:g}",
+                remedy=f"{name}=1e-3",
+            )
+
+
+class _Damped:
+    """A + damping I, with a method for its linear systems."""
+
+    def __init__(self, matrix: ImplicitMatrix, damping: float, inverse: sparse.LinearOperator | None) -> None:
+        self._matrix, self._damping, self._inverse = matrix, damping, inverse
+        self._method: Callable[..., Any] = sparse.cg if matrix.is_semidefinite else sparse.minres
+        self._operator = sparse.LinearOperator(matrix.shape, matvec=self._times, dtype=np.float64)
+
+    def _times(self, x: Array) -> Array:
+        found: Array = (self._matrix @ x).astype(np.float64) + self._damping * x
+        return found
+
+    def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
+        """Return x and its relative residual; each round solves for what the rounds before left."""
+        size = float(np.linalg.norm(b))
+        best, left, residual = np.zeros_like(b), b, 1.0 if size else 0.0
+        for _ in range(_ROUNDS):
+            if not residual > tolerance:
+                break
+            x = best + self._round(left, max(0.1 * tolerance / residual, 1e-14))
+            after = b - self._times(x)
+            now = float(np.linalg.norm(after)) / size
+            if not now < residual:
+                break
+            slow, best, left, residual = now > _PROGRESS * residual, x, after, now
+            if slow:
+                break
+        return best, residual
+
+    def _round(self, b: Array, tolerance: float) -> Array:
+        given = {"rtol": tolerance, "maxiter": _STEPS * len(b), "M": self._inverse}
+        found: Array = self._method(self._operator, b, **given)[0]
+        return found
+
+
+def _inverse_of(preconditioner: ImplicitMatrix | None, damping: float, dim: int) -> sparse.LinearOperator | None:
+    """Return (|P| + damping I)^-1 as an operator of SciPy."""
+    if preconditioner is None:
+        return None
+    if preconditioner.shape != (dim, dim) or not hasattr(preconditioner, "inverse"):
+        raise UserError(
+            "solve: this preconditioner does not fit",
+            got=f"{type(preconditioner).__name__} of shape {preconditioner.shape}",
+            allowed=f"an approximation of the same block, of shape {(dim, dim)}",
+            remedy='preconditioner=problem.approximation("kfac", block)',
+        )
+    inverse = preconditioner.inverse(damping, least=_LEAST_DAMPING)
+    return sparse.LinearOperator((dim, dim), matvec=lambda x: (inverse @ x).astype(np.float64), dtype=np.float64)

@@ -46,7 +46,18 @@ def why_no_split(problem: Objective) -> str:
     """Return why H = H_o + H_f has no meaning here; nothing where it has one.
 
     A loss that the package or torch knows, or a module with a `reduction`, is taken at its word. For a plain function
-    the smallest eigenvalue of its Hessian in the outputs is computed on every batch.
+    the smallest eigenvalue of its Hessian d^2 l / df df in the outputs is computed on every batch.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import why_no_split
+    >>> data = torch.nn.Linear(3, 1), torch.eye(3), torch.zeros(3, 1)
+    >>> why_no_split(hessfig.Problem(*data, "mse").objective("float64"))
+    ''
+    >>> flat = hessfig.Problem(*data, lambda outputs, targets: -(outputs - targets).square().mean())
+    >>> why_no_split(flat.objective("float64")).partition(":")[0]
+    'the loss is not convex in the outputs'
     """
     if isinstance(problem.loss, Inside):
         return "the loss is computed inside the network, or of several outputs: no outputs are declared"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
+from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
 
 
@@ -134,7 +135,6 @@ _OF_NUMBERS = (
     *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss),
 )
 _OF_CLASSES = (CrossEntropy, nn.CrossEntropyLoss, nn.NLLLoss)
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def takes_numbers(loss: Module) -> bool:
@@ -226,7 +226,7 @@ def _add_up(
 ) -> bool:
     counted = [(share, value, own) for share, (value, own) in zip(shares, singles, strict=True)]
     value = sum(share * value for share, value, _ in counted if share)
-    rounding = _ROUNDING.get(singles[0][1].dtype, 1e-2)
+    rounding = LOSS.of(singles[0][1].dtype)
     off = [(piece - share * own if share else piece) for piece, (share, _, own) in zip(whole[1], counted, strict=True)]
     length = sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5
     return abs(value - whole[0]) <= rounding * max(abs(whole[0]), abs(value)) and all(

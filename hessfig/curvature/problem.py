@@ -1,4 +1,4 @@
-"""What is differentiated twice: a network cut down to what its weights reach, its data and its loss."""
+"""What is differentiated twice: a network, layered or not, cut down to what its weights reach; data and loss."""
 
 from __future__ import annotations
 
@@ -6,32 +6,85 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.layered import Layered
 from hessfig.curvature.losses import output_gradient
+from hessfig.curvature.rounding import OUTPUTS
 from hessfig.rng import row_major
 from hessfig.terms import Group, Part
 from hessfig.weights import Layout, Weight
 
 
+@runtime_checkable
+class Layered(Protocol):
+    """A network that offers its suffixes; other networks are evaluated whole."""
+
+    def hidden(self, inputs: Tensor, depth: int) -> Tensor:
+        """Return the activations after `depth` layers (0: the embeddings), (batch, length, width)."""
+
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
+        """Return the outputs at the scored positions, given the activations after `depth` layers."""
+
+
+@runtime_checkable
+class Headed(Layered, Protocol):
+    """A layered network whose outputs are features @ unembedding^T: with a large vocabulary they need not be held.
+
+    A further property `unembedding_bias`, a parameter (vocabulary), says that a bias is added to them.
+    """
+
+    @property
+    def unembedding(self) -> nn.Parameter:
+        """The matrix (vocabulary, width) that turns features into outputs; it may be that of the embedding too."""
+
+    def features(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
+        """Return what the unembedding is applied to, (batch, scored, width)."""
+
+
+def unembedding_of(network: Headed) -> list[nn.Parameter]:
+    """Return what turns features into outputs: the matrix, and the bias (vocabulary) of a network that has one."""
+    bias = getattr(network, "unembedding_bias", None)
+    return [network.unembedding] if bias is None else [network.unembedding, bias]
+
+
+def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False) -> Tensor:
+    """Return the outputs that enter the loss: those at the scored positions, or all of a network that has no layers.
+
+    The last layer is evaluated where it is scored; `everywhere`: at all positions, as in a call of the whole network.
+    """
+    if not isinstance(network, Layered):
+        return network(inputs)
+    start = network.hidden(inputs, 0)
+    return (
+        network.from_hidden(start, 0, slice(None))[:, scored] if everywhere else network.from_hidden(start, 0, scored)
+    )
+
+
 def rademacher(
     dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
 ) -> Float[Tensor, "dim num_probes"]:
-    """Return independent +1/-1 entries; the first probes do not depend on how many follow.
+    """Return independent +1/-1 entries, so that E v v^T = I; the first probes do not depend on how many follow.
 
     Drawn on the CPU whatever the device of the products, so that every device sees the same probes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature import rademacher
+    >>> probes = rademacher(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> tuple(probes.shape), bool((probes.abs() == 1).all())
+    ((6, 2), True)
     """
     bits = torch.randint(0, 2, (num_probes, dim), generator=generator)
     return (2 * bits - 1).T.to(dtype)
 
 
 SEQUENCES = 2
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 class OtherNetwork(ArithmeticError):
@@ -51,7 +104,7 @@ def check_same(problem: Objective, outputs: Tensor, engine: str) -> None:
     finite = own.isfinite() & found.isfinite()
     off = float((own - found).abs()[finite].max()) if finite.any() else 0.0
     scale = float(own.abs()[finite].max()) if finite.any() else 0.0
-    if off > _ROUNDING.get(own.dtype, 1e-2) * scale:
+    if off > OUTPUTS.of(own.dtype) * scale:
         raise OtherNetwork(
             f"the network's outputs differ from those of the {engine} by {off / scale:.2g}: its forward pass is not "
             "the one the engine knows; estimator=hutchinson estimator.products=curvlinops differentiates it as it is"
@@ -64,11 +117,28 @@ Scalar = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
+    """Samples: what a network is given, and what its outputs are compared with.
 
-    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
-    the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
     Inputs and targets are row-major in memory, however they were given.
+
+    Attributes
+    ----------
+    inputs : tensor, (batch, ...)
+        Tokens (batch, length), Gaussian rows (batch, length, d_model), pictures, or whatever the network takes.
+    targets : tensor
+        What fits the loss.
+    scored : slice
+        The positions whose outputs enter the loss (a picture has one, which gives its class).
+    weight : float, optional
+        What the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature import Batch
+    >>> batch = Batch(torch.ones(4, 3), torch.zeros(4, dtype=torch.long), slice(None))
+    >>> batch.size, batch.cast(torch.float64).inputs.dtype
+    (4.0, torch.float64)
     """
 
     inputs: Tensor
@@ -103,9 +173,29 @@ class Batch:
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of `network` on `batch` (and on `more` batches, see `shares`), at its weights; `layout` names these.
+    """The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
 
-    `decay` / 2 |w|^2 is part of the loss, and `decay` times the identity of H and H_f (see weight_decay.py).
+    The shares s_k of means add up to 1; those of sums are 1. `decay` / 2 |w|^2 is added to the loss, and `decay` times
+    the identity to H and H_f (see column.DecayedColumn).
+
+    Attributes
+    ----------
+    network, loss : torch.nn.Module
+        f and l; l has a `reduction`, "mean" or "sum".
+    batch : Batch
+        The first batch; `more` has the others.
+    layout : hessfig.weights.Layout
+        The weights by name.
+    decay : float
+        Of the weights.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> objective = problem.objective("float64")
+    >>> [weight.name for weight in objective.layout.weights], objective.shares
+    (['weight', 'bias'], [1.0])
     """
 
     network: nn.Module

@@ -65,14 +65,14 @@ def _gathered(piece: Tensor) -> list[Tensor]:
     return pieces
 
 
-def told(message: Any = None) -> Any:
+def broadcast(message: Any = None) -> Any:
     """Return the message of rank 0, on every rank."""
     box = [message]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def told_by_all(message: Any) -> list[Any]:
+def all_gather(message: Any) -> list[Any]:
     """Return the messages of all ranks, in their order."""
     found = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, message)

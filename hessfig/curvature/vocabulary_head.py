@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.layered import Headed, unembedding_of
 from hessfig.curvature.losses import IGNORED, CrossEntropy
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Headed, Objective, unembedding_of
 from hessfig.terms import Part
 
 CHUNK_BYTES = 2**26  # of one tensor of logits
@@ -267,7 +266,39 @@ class HeadedColumn(SidedColumn):
     """The blocks of a column by plain double backward below the head.
 
     Batches come one after the other, so memory is that of one; the graphs of a single batch are kept between calls.
-    No vmap is used, under which products through LayerNorm are wrong (see double_backward.verified_or_fallback).
+    No vmap is used, under which products through LayerNorm are wrong (see double_backward.verified_or_fallback). With
+    features z, outputs U z and B the Hessian of the loss in them, H_o v = J_z^T U^T B U J_z v: outputs of a large
+    vocabulary are made in chunks and never held.
+
+    Parameters
+    ----------
+    problem : Objective
+        Whose network is Headed: it has `hidden`, `features` and `unembedding`.
+    layer, col, rows
+        As in ColumnOperator.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature import Batch, HeadedColumn, Objective
+    >>> from hessfig.curvature.losses import CrossEntropy
+    >>> from hessfig.weights import Layout, Weight
+    >>> class Words(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.embed, self.head = torch.nn.Embedding(7, 3), torch.nn.Linear(3, 7, bias=False)
+    ...     unembedding = property(lambda self: self.head.weight)
+    ...     def hidden(self, inputs, depth):
+    ...         return self.embed(inputs)
+    ...     def features(self, hidden, depth, scored):
+    ...         return hidden[:, scored].tanh()
+    ...     def from_hidden(self, hidden, depth, scored):
+    ...         return self.head(self.features(hidden, depth, scored))
+    >>> tokens, layout = torch.arange(6).view(2, 3), Layout((Weight("W_E", "embed.weight", 21),))
+    >>> problem = Objective(Words().double(), Batch(tokens, tokens, slice(None)), CrossEntropy(), layout)
+    >>> products = HeadedColumn(problem, 0, "W_E", ["W_E"]).split_matmat(torch.ones(21, 1).double())
+    >>> [(row, str(part), tuple(one.shape)) for (row, part), one in products.items()]
+    [('W_E', 'H_o', (21, 1)), ('W_E', 'H_f', (21, 1))]
     """
 
     def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:

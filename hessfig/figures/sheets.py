@@ -1,7 +1,5 @@
 """The registry of layouts, and the one call that draws a figure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One A4 page of results: pictures that are drawn already, a few lines below each, and a list of verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How many probes `estimator=auto` takes: as few as the spread over seeds deserves, found on networks of its own."""
+"""How many probes `estimator=auto` takes: as few as the spread over seeds allows, found on networks of its own."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
 from hessfig.measurements.stability import preconditioner
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
 from hessfig.weights import Weight
 

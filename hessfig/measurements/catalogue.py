@@ -9,6 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from hessfig.config.enums import Heading, Ray
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
@@ -16,17 +17,30 @@ from hessfig.measurements import approximable
 from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
-from hessfig.measurements.directions.asked import QUANTITIES
 from hessfig.measurements.quantity import Quantity
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation, Optimiser, StepNorm
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
 _EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measurements.sample_hessians"
 _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
-_COMPRESSION = "hessfig.measurements.compression"
+_COMPRESSION, _DIRECTIONS = "hessfig.measurements.compression", "hessfig.measurements.directions"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
+_WHOLE_DIRECTIONS = (
+    *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
+    *(f"{rule}_update" for rule in Optimiser),
+)
+_OF_PARTS = ("curvature", "product", "cosine")
+_OF_DIRECTIONS = (
+    *(*_OF_PARTS, "within_weights", "across_weights", "within_layers", "across_layers"),
+    *("slope", "length"),
+)
+_ALONG = (
+    *(f"{name}_{number}" for name in _WHOLE_DIRECTIONS for number in _OF_DIRECTIONS),
+    *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
+    *("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive"),
+)
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
     Quantity("frobenius", _NORMS, of.norm_settings, need.check_norms, of.norm_operations, knows_decay=True),
@@ -177,7 +191,7 @@ _ROWS = (
     ),
     _of_blocks(
         "pruning",
-        f"{_COMPRESSION}.pruning",
+        _COMPRESSION,
         of.reads("blocks", "products", compression=("damping", "shares")),
         need.check_dense,
         gives=OF_PRUNING,
@@ -185,7 +199,7 @@ _ROWS = (
     ),
     _of_blocks(
         "quantisation",
-        f"{_COMPRESSION}.quantisation",
+        _COMPRESSION,
         of.reads("blocks", "products", compression=("damping", "bits")),
         need.check_dense,
         gives=OF_QUANTISATION,
@@ -205,7 +219,62 @@ _ROWS = (
         need.check_samples,
         gives=("stationarity", "stationarity_rms", "stationarity_expected", "stationarity_null"),
     ),
-    *QUANTITIES,
+    Quantity(
+        "slices",
+        f"{_DIRECTIONS}.slices",
+        of.reads(
+            "products",
+            directions=("along", "plane", "reach", "points", "departure"),
+            spectrum=("tolerance", "steps", "cut"),
+        ),
+        need.check_slices,
+        gives=(
+            *(f"{ray}_ray_{number}" for ray in Ray for number in ("slope", "curvature", "departure")),
+            *("convex_directions", "flat_directions", "concave_directions"),
+        ),
+        knows_decay=True,
+        may_be_undefined=tuple(f"{ray}_ray_departure" for ray in Ray),
+    ),
+    Quantity(
+        "critical_points",
+        f"{_DIRECTIONS}.walks",
+        of.reads("products", directions=("evaluations", "tolerance"), spectrum=("cut",)),
+        need.check_critical,
+        gives=(
+            *("critical_gradient", "critical_loss", "critical_index", "critical_flat"),
+            *("critical_distance", "critical_start"),
+        ),
+        knows_decay=True,
+    ),
+    Quantity(
+        "descent",
+        f"{_DIRECTIONS}.walks",
+        of.reads("products", directions=("rate", "steps", "departure"), spectrum=("tolerance", "steps")),
+        gives=("descent_horizon", "descent_rate", "descent_run_curvature", "descent_line_curvature"),
+        knows_decay=True,
+        may_be_undefined=("descent_horizon",),
+    ),
+    _of_blocks(
+        "along",
+        f"{_DIRECTIONS}.along",
+        of.reads(
+            *(*of.OF_BLOCKS, "training"), directions=("named", "rules", "gradients"), spectrum=("tolerance", "steps")
+        ),
+        need.check_rules,
+        gives=_ALONG,
+        needs_optimiser="any",
+        may_be_undefined=_ALONG,
+    ),
+    Quantity(
+        "norm_sharpness",
+        f"{_DIRECTIONS}.norm_sharpness",
+        of.reads("training", directions=("starts",), spectrum=("tolerance", "steps")),
+        gives=(
+            *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
+            "sharpness_edge",
+        ),
+        needs_optimiser="any",
+    ),
 )
 CATALOGUE = {row.name: row for row in _ROWS}
 MAY_BE_UNDEFINED = frozenset(name for row in _ROWS for name in row.may_be_undefined)

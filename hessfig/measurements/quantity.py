@@ -14,7 +14,7 @@ from hessfig.config.enums import DType, Method
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import Status
 from hessfig.terms import Block, Part
 from hessfig.weights import Layout

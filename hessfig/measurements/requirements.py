@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from hessfig.config.checks import number_of_samples
-from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, State
+from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
+from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
-from hessfig.models.protocol import NetworkKind, Structure
-from hessfig.models.registry import kind, kinds_where
+from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
 from hessfig.terms import AT_SCORES, Block, Group, Optimiser, Part, split_in
 from hessfig.weights import Layout, Weight
 
@@ -23,6 +23,7 @@ DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
+MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
 PLAIN = sorted((one for one in Optimiser if one.facts.has_formula), key=lambda one: (-len(one.facts.moments), one))
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
 
@@ -300,6 +301,44 @@ def check_distance(config: Config, layout: Layout) -> None:
                 allowed=f"at most {MATRIX_BYTES / 1e9:g} GB",
                 remedy="estimator=hutchinson, which needs products alone (and gives no eigenvalues)",
             )
+
+
+def is_dense(size: int) -> bool:
+    """Whether all eigenvectors of a Hessian of this size are computed."""
+    return size <= MOST_DENSE
+
+
+def check_rules(config: Config, layout: Layout) -> None:
+    """Raise UserError for a step rule of a package that is not installed."""
+    del layout
+    for rule in config.directions.rules:
+        check_installed(rule, f"directions.rules: {rule}")
+
+
+def check_slices(config: Config, layout: Layout) -> None:
+    """Raise UserError for a direction of the bulk in a network whose eigenvectors are not all computed."""
+    size, asked = layout.size(0, Group.all.value), {*config.directions.along, *config.directions.plane}
+    if not is_dense(size) and Ray.bulk in asked:
+        others = ",".join(one for one in config.directions.along if one != Ray.bulk)
+        raise UserError(
+            "directions.along, directions.plane: an eigenvector of the bulk takes all eigenvectors of the Hessian",
+            got=f"bulk, with {size} weights",
+            allowed=f"bulk with at most {MOST_DENSE} weights",
+            remedy=f"'directions.along=[{others}]', or a smaller model.d_model",
+        )
+
+
+def check_critical(config: Config, layout: Layout) -> None:
+    """Raise UserError for a network that is too large for a search that takes its whole Hessian at every step."""
+    del config
+    size = layout.size(0, Group.all.value)
+    if not is_dense(size):
+        raise UserError(
+            "quantities=[critical_points]: every step of the search takes the whole Hessian",
+            got=f"{size} weights",
+            allowed=f"at most {MOST_DENSE} weights (minutes from a few hundred on)",
+            remedy="model.d_model=4",
+        )
 
 
 def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> None:

@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config.enums import Schedule
+from hessfig.config.enums import Curvature, Schedule
 from hessfig.config.science import TrainingConfig
-from hessfig.curvature.column import view_of
+from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, loss_of
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.errors import UserError
 from hessfig.measurements.quantity import At, Estimate, Measured, Request
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.models.routes import Engines
@@ -27,7 +28,7 @@ from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule, learning_rate
 from hessfig.tasks.examples import is_full_batch, training_batch
-from hessfig.terms import Block, Group, Part
+from hessfig.terms import Block, Group, Optimiser, Part
 
 _DOUBLINGS, _HALVINGS = 40, 6
 Named = dict[str, Tensor]
@@ -78,12 +79,16 @@ def stability_threshold(problem: Objective, request: Request) -> Measured:
     preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
     """
     del problem
-    training = request.at.config.training
-    coming = (request.at.step or 0) + 1
-    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
-    rate = learning_rate(training, min(coming, training.steps) if ends else coming)
+    training, rate = request.at.config.training, coming_rate(request.at)
     values = {"stability_threshold": factor(training) / rate, "learning_rate": rate}
     return Measured([state_row(name, request, value) for name, value in values.items()])
+
+
+def coming_rate(at: At) -> float:
+    """Return the learning rate of the next update; a cosine's last one at its end."""
+    training, coming = at.config.training, (at.step or 0) + 1
+    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
+    return learning_rate(training, min(coming, training.steps) if ends else coming)
 
 
 def preconditioned_eigenvalue(problem: Objective, request: Request) -> Measured:
@@ -152,19 +157,78 @@ def predicted_decrease(problem: Objective, request: Request) -> Measured:
 
 def coming_update(problem: Objective, at: At) -> Named:
     """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
-    training, step = at.config.training, (at.step or 0) + 1
-    network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
-    before = {name: one.detach().clone() for name, one in network.named_parameters()}
-    loss = BatchLoss(network, problem.loss, training_batch(at.config, seed=at.seed, step=step))
-    rule = StepRule(network, training)
+    step = (at.step or 0) + 1
+    trial = _Trial(problem, at.config.training)
     if step > 1:
-        rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
-    with torch.enable_grad():
-        loss().backward()
-        rule.refresh_curvature(step, loss, seed=at.seed)
-        rule.update(step)
-    like = next(problem.network.parameters())
-    return {name: (one.detach() - before[name]).to(like) for name, one in network.named_parameters()}
+        kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1)
+        trial.rule.restore(kept, step - 1)
+    trial.step(step, training_batch(at.config, seed=at.seed, step=step), seed=at.seed)
+    return trial.moved
+
+
+def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) -> Named:
+    """Return the update w' - w that a rule would make at the state, without weight decay and warm-up, in dtype.
+
+    The training's own rule has its moments of the state and sees the next batch. Any other one sees `gradients` batches
+    at the weights of the state, which fill its moments, and the last of its updates is taken. The measuring batch is
+    seen by full-batch rules, by followed trainings, and where there are no examples. Raises UserError for a rule that
+    divides by the curvature of several batches.
+    """
+    training, first = at.config.training, (at.step or 0) + 1
+    is_own = optimiser == training.optimiser and first > 1
+    plain = replace(training, schedule=Schedule.constant, warmup=0, weight_decay=0.0, dtype=at.config.dtype)
+    plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
+    config, trial = replace(at.config, training=plain), _Trial(problem, plain)
+    if is_own:
+        kept = at.moments
+        if kept is None:
+            kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=first - 1)
+        trial.rule.restore({key: one.to(trial.like) for key, one in kept.items()}, first - 1)
+    is_measured = optimiser.facts.is_full_batch or at.moments is not None or not config.task.data.facts.is_trainable
+    if is_measured and optimiser.facts.divides and problem.more:
+        raise UserError(
+            f"directions.rules: {optimiser} divides by the curvature of one batch",
+            got=f"{len(problem.batches)} batches",
+            allowed="one batch, or rules that take gradients alone",
+            remedy="join the batches, or leave the rule out",
+        )
+    for place in range(1 if is_own else gradients):
+        batch = None if is_measured else training_batch(config, seed=at.seed, step=first + place)
+        trial.restart()
+        trial.step(first if is_own else place + 1, batch, seed=at.seed)
+    return trial.moved
+
+
+class _Trial:
+    """A step rule on a copy of a problem's network, in the training's type; `moved` is how far it is from the start."""
+
+    def __init__(self, problem: Objective, training: TrainingConfig) -> None:
+        self._problem, self._at = problem, next(problem.network.parameters())
+        self._network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
+        self._before = {name: one.detach().clone() for name, one in self._network.named_parameters()}
+        self.rule, self.like = StepRule(self._network, training), next(iter(self._before.values()))
+
+    def step(self, step: int, batch: Batch | None, *, seed: int) -> None:
+        """Take update `step` on a batch of the training; on all measuring batches without one."""
+        problem = replace(self._problem, network=self._network)
+        loss = BatchLoss(self._network, problem.loss, (batch or problem.batch).to(self.like.device))
+        with torch.enable_grad():
+            (loss() if batch else loss_of(problem)).backward()
+            self.rule.refresh_curvature(step, loss, seed=seed)
+            self.rule.update(step)
+
+    def restart(self) -> None:
+        """Put the weights back, and forget the gradients; the rule keeps its moments."""
+        self._network.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, one in self._network.named_parameters():
+                one.copy_(self._before[name])
+
+    @property
+    def moved(self) -> Named:
+        """w' - w, by the names of the parameters."""
+        held = self._network.named_parameters()
+        return {name: (one.detach() - self._before[name]).to(self._at) for name, one in held}
 
 
 def factor(training: TrainingConfig) -> float:
@@ -260,8 +324,7 @@ def _weights(problem: Objective) -> Named:
 
 def _in_order(problem: Objective, numbers: Named) -> Float[Tensor, " n"]:
     """Return a number for each parameter in the order of the group of all parameters."""
-    side = problem.layout.side(0, Group.all.value)
-    return torch.cat([view_of(numbers[one.parameter], one).flatten() for one in side]).cpu()
+    return entries_of(numbers, problem.layout.side(0, Group.all.value)).cpu()
 
 
 def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:

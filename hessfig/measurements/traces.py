@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from hessfig.config.enums import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
@@ -19,8 +19,8 @@ from hessfig.measurements.requirements import SUMMABLE, is_published
 from hessfig.measurements.settings_and_costs import is_few, names_blocks
 from hessfig.models.exact.support import Level, exactness
 from hessfig.models.routes import Engines
-from hessfig.models.whole_hessian import dense_hessian
 from hessfig.terms import Block, Group, Part
+from hessfig.weights import Weight
 
 Traces = dict[Part, Estimate]
 
@@ -43,13 +43,14 @@ def trace(problem: Objective, request: Request) -> Measured:
 def hessian(problem: Objective, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
-    A transformer's is in the order and orientation of Figure 1 (see hessfig.models.routes); other networks'
+    A transformer's is in the order and orientation of Figure 1 (see published_hessian); other networks'
     parameters come in their own order, flattened as they are. Of a network of the user's own whose blocks are named
     these are the arrays: `block_k` (rows, columns; float64) for entry k of the list `entries`, each block and part.
     """
     if names_blocks(request.at.config):
         return Measured([], _named(problem, request))
-    return Measured([], _published(problem) if is_published(request.model) else _plain(problem, request))
+    found = published_hessian(problem) if is_published(request.model) else _plain(problem, request)
+    return Measured([], {**found, "hessian": found["hessian"].cpu().float().numpy()})
 
 
 def _traces(engines: Engines, request: Request, block: Block, generator: Generator) -> Traces:
@@ -122,11 +123,6 @@ def _named(problem: Objective, request: Request) -> Arrays:
     return kept.arrays
 
 
-def _published(problem: Objective) -> Arrays:
-    whole = dense_hessian(problem)
-    return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}
-
-
 def _plain(problem: Objective, request: Request) -> Arrays:
     side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
     engines = Engines(problem, request.model, request.estimator.products)
@@ -135,4 +131,54 @@ def _plain(problem: Objective, request: Request) -> Arrays:
     deep = problem.layout.num_layers > 1
     names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
     sizes = [weight.size for weight in side]
-    return {"hessian": whole.cpu().float().numpy(), "names": names, "sizes": sizes}
+    return {"hessian": whole, "names": names, "sizes": sizes}
+
+
+_PER_LAYER = {
+    "W_Q": "attn.q.weight",
+    "W_K": "attn.k.weight",
+    "W_V": "attn.v.weight",
+    "W_O": "attn.o.weight",
+    "W_in": "mlp.fc_in.weight",
+    "b_in": "mlp.fc_in.bias",
+    "W_out": "mlp.fc_out.weight",
+    "b_out": "mlp.fc_out.bias",
+}
+
+
+def published_hessian(problem: Objective) -> Arrays:
+    """Return the full Hessian of a transformer without LayerNorm, `names` of its parameters and their `sizes`.
+
+    Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer, W_U, b_U (Figure 1); the
+    attention's biases are left out. Linear maps are stored (outputs, inputs) and transposed here, so that parameter
+    names[i] takes sizes[i] rows, row by row of its (inputs, outputs) matrix.
+    """
+    from hessfig.curvature.curvlinops import whole_hessian
+
+    paths = _paths(problem.network)
+    parameters = [problem.network.get_parameter(path) for path in paths.values()]
+    sizes = [p.numel() for p in parameters]
+    weights = [Weight(name, path, size) for (name, path), size in zip(paths.items(), sizes, strict=True)]
+    order = torch.cat(_published_order(list(paths.values()), parameters))
+    matrix = whole_hessian(problem, weights)[order][:, order]
+    return {"hessian": matrix, "names": list(paths), "sizes": sizes}
+
+
+def _paths(network: nn.Module) -> dict[str, str]:
+    paths = {"W_E": "tok_embed.weight", "W_pos": "pos.weight"}
+    held = dict(network.named_parameters())
+    for index in range(len(network.layers)):  # type: ignore[arg-type]
+        suffix = "" if len(network.layers) == 1 else f"_{index + 1}"  # type: ignore[arg-type]
+        paths |= {f"{name}{suffix}": f"layers.{index}.{path}" for name, path in _PER_LAYER.items()}
+    paths |= {"W_U": "head.weight", "b_U": "head.bias"}
+    return {name: path for name, path in paths.items() if path in held}
+
+
+def _published_order(paths: list[str], parameters: list[nn.Parameter]) -> list[Tensor]:
+    start, order = 0, []
+    for path, parameter in zip(paths, parameters, strict=True):
+        index = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
+        is_table = path in ("tok_embed.weight", "pos.weight") or parameter.ndim == 1
+        order.append((index if is_table else index.T).flatten())
+        start += parameter.numel()
+    return order

@@ -19,9 +19,8 @@ from hessfig.config.enums import Curvature, DType, Loss
 from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
-from hessfig.curvature.layered import Layered, scored_outputs
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, error_of, row_of
 from hessfig.measurements.requirements import without_layers

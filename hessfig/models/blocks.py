@@ -13,7 +13,7 @@ from hessfig.config.enums import MLP, Attention, Gate, Norm, Positions, QueryKey
 from hessfig.config.schema import with_defaults
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, typed
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.terms import GATED, SMOOTH, Block, Group, Matrix, Part
 from hessfig.weights import Layout
 

@@ -23,8 +23,7 @@ from hessfig.config.enums import (
 from hessfig.config.schema import Config, ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import components
-from hessfig.models.protocol import NetworkKind
-from hessfig.models.registry import kind, kinds, kinds_where
+from hessfig.models.protocol import NetworkKind, kind, kinds, kinds_where
 from hessfig.terms import Matrix
 
 _PATH = "model.path"

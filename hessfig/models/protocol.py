@@ -5,13 +5,19 @@ Standard library only: plans and previews need names and sizes, not tensors.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data
+from hessfig.errors import UserError, did_you_mean
+from hessfig.models import kinds as folder
 from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import Kind as Shipped
 from hessfig.weights import Layout
 
 if TYPE_CHECKING:
@@ -100,3 +106,31 @@ class NetworkKind:
     def has_scores(self) -> bool:
         """Whether its attention scores can be seen."""
         return self.structure in (Structure.layers, Structure.attention)
+
+
+def kinds() -> list[str]:
+    """Return the names of all kinds, without importing one."""
+    return [module.name for module in pkgutil.iter_modules(folder.__path__)]
+
+
+def kinds_where(fact: Callable[[NetworkKind], bool]) -> list[str]:
+    """Return the names of the kinds of which `fact` is true, the shipped ones in their order."""
+    shipped = [name.value for name in Shipped]
+    found = [name for name in kinds() if fact(kind(name))]
+    return sorted(found, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
+
+
+@cache
+def kind(name: str) -> NetworkKind:
+    """Return the kind called `name`. Raises UserError when there is none."""
+    known = kinds()
+    if name not in known:
+        raise UserError(
+            "model.kind: there is no such kind of network",
+            got=name,
+            allowed=", ".join(known),
+            remedy=did_you_mean(name, known) or "your own: model=python model.factory=FILE.py:FUNCTION",
+        )
+    found = import_module(f"{folder.__name__}.{name}").KIND
+    assert isinstance(found, NetworkKind)
+    return found

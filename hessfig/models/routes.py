@@ -12,13 +12,11 @@ import torch
 from hessfig.config.enums import Products as Choice
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
-from hessfig.curvature.column import Column
+from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
-from hessfig.curvature.layered import Layered
-from hessfig.curvature.problem import Objective, OtherNetwork
+from hessfig.curvature.problem import Layered, Objective, OtherNetwork
 from hessfig.curvature.ranks import headed
 from hessfig.curvature.vocabulary_head import can_take
-from hessfig.curvature.weight_decay import DecayedColumn
 from hessfig.terms import Block
 
 if TYPE_CHECKING:

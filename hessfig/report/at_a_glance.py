@@ -1,7 +1,5 @@
 """The paper in one screen: every figure of it with own and published slopes and verdicts, as a page and a PDF."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

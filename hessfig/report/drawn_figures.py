@@ -1,7 +1,5 @@
 """Figures of a report, drawn with their words; and everything that its pages show, put together."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

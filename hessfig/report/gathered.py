@@ -1,7 +1,5 @@
 """What lies in an outputs folder for a report: sweeps and their state, failures, and tables of claims."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

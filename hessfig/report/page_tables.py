@@ -1,7 +1,5 @@
 """Tables on the pages of the report: slopes, comparisons, claims and numbers, cell by cell."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

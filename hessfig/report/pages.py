@@ -1,7 +1,5 @@
 """Pages of the report: what each one shows, and its HTML for a site or for one file."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Sweeps read for a report: their slopes and comparisons, and what these say in a sentence."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The report on disk: a folder of pages, pictures, tables and JSON, or one file with everything in it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

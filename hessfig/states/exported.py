@@ -16,7 +16,7 @@ from hessfig.config.enums import State
 from hessfig.config.keys import in_manifest
 from hessfig.config.schema import Config
 from hessfig.curvature.problem import Batch, Objective
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states.point import drawn
 from hessfig.states.stored_states import moments
 from hessfig.tasks.examples import cascade_batch, has_cascades, unseen_batch

@@ -12,8 +12,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.components import GAINS
-from hessfig.models.protocol import Draw
-from hessfig.models.registry import kind
+from hessfig.models.protocol import Draw, kind
 from hessfig.rng import stream
 from hessfig.tasks.batch import draw_batch, loss_module
 from hessfig.weights import Layout

@@ -11,7 +11,7 @@ from hessfig.config.keys import step_values
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import check_pin, fingerprint, is_file
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states.training import trajectory
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """Cells that no table lists and no current sweep asks for, and what killed writers left: found, and removed."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """What no sweep can be: variants that are the same, more cells, bytes or years than there are; found before a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hessfig.config.enums import DType
@@ -9,7 +7,7 @@ from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
 from hessfig.config.settings import value_of
 from hessfig.errors import UserError
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core

@@ -1,7 +1,5 @@
 """Measure one cell: take its network to its state, ask for its quantity, return rows and arrays."""
 
-from __future__ import annotations
-
 import time
 import warnings
 

@@ -1,7 +1,5 @@
 """The folder of a training that is watched from outside: cells, table and manifest that grow while it goes on."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a run writes: the table, one row per measured number, and the manifest with settings, versions and hashes."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -20,7 +18,7 @@ from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.config.schema import Config
 from hessfig.config.user_code import files_read
 from hessfig.measurements.allocation import Allocation
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import COLUMNS, OF_ARCHITECTURE, digest, sealed_text
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import THREADS

@@ -1,7 +1,5 @@
 """The content of a network of the user's own: a hash of what its factory returns, and of what that computes."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 

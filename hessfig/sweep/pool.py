@@ -3,8 +3,6 @@
 Their server imports nothing from the current folder and hears no Ctrl-C.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

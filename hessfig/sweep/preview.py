@@ -1,7 +1,5 @@
 """What a run would do, has done, and did: counts of cells, an estimate of time, a closing line."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,7 +7,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.limits import assumed_flops
 from hessfig.sweep.plan import Cell, Sweep

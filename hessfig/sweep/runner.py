@@ -1,7 +1,5 @@
 """Run a sweep: reuse what is finished, measure the rest in workers, then write table and manifest."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager

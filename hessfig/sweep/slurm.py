@@ -1,7 +1,5 @@
 """A sweep's Slurm job: its tasks measure shares of the cells in a shared folder, where they are watched appearing."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

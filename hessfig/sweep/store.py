@@ -1,7 +1,5 @@
 """What a sweep keeps on disk: one file per finished cell, why others failed, and the mark of a run at work."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """One cell by all processes of torchrun: rank 0 plans, asks and stores, the others measure what it asks for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from torch import distributed
 from hessfig.config.enums import Products as Choice
 from hessfig.config.machine import WORKER
 from hessfig.config.schema import Config
-from hessfig.curvature.ranks import sharing, told, told_by_all
+from hessfig.curvature.ranks import all_gather, broadcast, sharing
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure
@@ -117,7 +115,7 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None
         )
     for cell in cells:
         try:
-            done = _measured(told(cell))
+            done = _measured(broadcast(cell))
             store.write(cell.key, cell.science, done.rows, done.arrays, cell.labels)
         except (UserError, RuntimeError) as error:
             found = error if isinstance(error, UserError) else _lost(error)
@@ -129,19 +127,19 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None
 def lead(sweep: Sweep, command: str) -> Summary:
     """Measure the sweep as rank 0, and let the others go at its end."""
     summary = run_sweep(sweep, on_ranks, command)
-    told(None)
+    broadcast(None)
     return summary
 
 
 def serve() -> None:
     """Measure what rank 0 asks for until it has no more, as another rank."""
-    while (cell := told()) is not None:
+    while (cell := broadcast()) is not None:
         _measured(cell)
 
 
 def shares(seconds: float) -> list[Share]:
     """Return what every rank did, its own `seconds` given."""
-    return told_by_all(Share(distributed.get_rank(), seconds, peak_memory()))
+    return all_gather(Share(distributed.get_rank(), seconds, peak_memory()))
 
 
 def _measured(cell: Cell) -> Measured:

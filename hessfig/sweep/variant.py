@@ -1,7 +1,5 @@
 """A variant of a sweep: its settings, and all that follows from them: weights, blocks, and what enters a cell's key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,8 +16,7 @@ from hessfig.measurements.catalogue import check_decay, quantity, source_of
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import ONCE
-from hessfig.models.registry import kind
+from hessfig.models.protocol import ONCE, kind
 from hessfig.record import UNREADABLE, digest, read_checked, sealed_text
 from hessfig.states import point
 from hessfig.terms import Block

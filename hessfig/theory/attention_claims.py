@@ -1,7 +1,5 @@
 """Statements about the Hessian of one self-attention layer with softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

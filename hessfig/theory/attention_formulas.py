@@ -1,7 +1,5 @@
 """Hessian blocks of one self-attention layer, as the paper's theorems state them, and typed out literally."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

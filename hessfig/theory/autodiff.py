@@ -1,7 +1,5 @@
 """Dense derivatives by automatic differentiation, the networks they are taken of, and exponents by scaling."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping

@@ -1,7 +1,5 @@
 """Statements about ranks of blocks, about blocks that are Kronecker products, and about bounds on norms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product

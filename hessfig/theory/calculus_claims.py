@@ -1,7 +1,5 @@
 """Statements about matrix calculus and moments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Networks of today's components on given tokens, for derivatives by autodiff, apart from those that are measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

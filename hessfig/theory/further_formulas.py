@@ -1,7 +1,5 @@
 """Hessian blocks of linear attention and of several heads, and bounds on their norms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import combinations_with_replacement

@@ -1,7 +1,5 @@
 """Statements about degrees and growth rates: the paper's, and those of today's components by the rule that counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement

@@ -1,7 +1,5 @@
 """Matrix calculus and moments: commutation, vectorisation, and the moments of the attention matrix."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 import torch

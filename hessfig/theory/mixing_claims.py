@@ -1,7 +1,5 @@
 """Statements on mixing weights with prescribed powers of the scores: exponents, leading terms, exceptions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Statements about linear attention, several heads, sublayers and whole transformer blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Statements about attention over scalar tokens and about sinks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tables behind the two figures of theory that need no sweep."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

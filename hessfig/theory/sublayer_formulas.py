@@ -1,7 +1,5 @@
 """Derivatives of the sublayers of a transformer block: feed-forward, LayerNorm, and their composition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`hessfig verify`: the chosen statements, checked on random instances and printed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import statistics

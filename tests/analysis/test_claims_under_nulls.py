@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,70 @@ def spread_alone(draw: int) -> Evidence:
     return tables.of(rows())
 
 
-NULLS: dict[str, list[Callable[[int], Evidence]]] = {"phases": [constant, power_law], "proxies": [common_drift]}
+def clocks(draw: int) -> Evidence:
+    """Return stand-ins and a curvature that only grow with the step, each with noise of its own."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for seed in range(10 * draw, 10 * draw + 10):
+            for step in range(20):
+                place = {"seed": seed, "step": float(step)}
+                yield {**place, "value": 2.0 ** (step + tables.normal(seed, step, "curvature"))}
+                value = 100 + step + tables.normal(seed, step, "stand-in")
+                yield {**place, "row": "", "part": "", "quantity": STAND_INS[0], "value": value}
+
+    return tables.of(rows())
+
+
+def no_sizes(draw: int) -> Evidence:
+    """Return both ends of spectra that vary over seeds and sizes, lognormally, and depend on neither."""
+
+    def rows(name: str) -> Iterator[dict[str, Any]]:
+        for seed in range(5 * draw, 5 * draw + 5):
+            for n in (1, 2, 4, 8, 16):
+                place = {"num_layers": n} if name == "depth" else {"variant": f"model.d_model={n}"}
+                for end, sign in (("largest", 1), ("smallest", -1)):
+                    value = sign * float(np.exp(tables.normal(seed, name, n, end)))
+                    yield {**place, "seed": seed, "quantity": f"{end}_eigenvalue", "value": value}
+
+    return replace(tables.of(rows("width")), beside={"model_size_depth": tables.of(rows("depth"))})
+
+
+def factor_alone(draw: int) -> Evidence:
+    """Return query blocks of H_o that go as 1 / t^2 beside value blocks that do not change, with noise."""
+    return tables.of(
+        tables.block(
+            row,
+            float(np.exp(tables.normal(seed, row, t))) / (t**2 if row == "W_Q" else 1),
+            **{"part": "H_o", "seed": seed, "variant": f"model.temperature={t}"},
+        )
+        for seed in range(6 * draw, 6 * draw + 6)
+        for row in ("W_Q", "W_V")
+        for t in (0.1, 1.0, 10.0)
+    )
+
+
+def flat_batches(draw: int) -> Evidence:
+    """Return a sharpness and an accuracy that batch sizes do not change, with noise."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for seed in range(5 * draw, 5 * draw + 5):
+            for size in (16, 64, 256, 1437):
+                place = {"variant": f"training.batch_size={size}", "seed": seed, "step": 9.0}
+                yield {**place, "value": float(np.exp(tables.normal(seed, size)))}
+                accuracy = 0.9 + 0.02 * tables.normal(seed, size, "accuracy")
+                yield {**place, "row": "", "part": "", "quantity": "accuracy", "value": accuracy}
+
+    return tables.of(rows())
+
+
+NULLS: dict[str, list[Callable[[int], Evidence]]] = {
+    "phases": [constant, power_law],
+    "proxies": [common_drift, clocks],
+    "size-spectrum": [no_sizes],
+    "dispersed": [factor_alone],
+    "sharpness-batch": [flat_batches],
+    "gauss-newton-worse": [spread_alone],
+}
 
 
 @pytest.mark.parametrize(("name", "null"), [(name, null) for name, nulls in NULLS.items() for null in nulls])

@@ -137,16 +137,18 @@ def test_parts_share_their_products_and_add_up(name: str) -> None:
     np.testing.assert_allclose(found["H"], operator @ vector, atol=1e-12)
 
 
-def test_scipy_finds_eigenvalues_and_singular_values() -> None:
-    problem = case("mlp")[0]
-    whole, pair = problem.operator("W_1"), problem.operator(("W_1", "W_2"), "H_f")
-    truth = torch.linalg.eigvalsh(oracle("mlp", "W_1", "H"))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scipy_finds_eigenvalues_and_singular_values(name: str) -> None:
+    problem, blocks, _, _ = case(name)
+    square, across = blocks[0], next(block for block in blocks if isinstance(block, tuple))
+    whole, pair = problem.operator(square), problem.operator(across, "H_f")
+    truth = torch.linalg.eigvalsh(oracle(name, square, "H"))
     start = np.random.default_rng(0).normal(size=(whole.shape[0], 2))
     one = start[:, 0]
     assert eigsh(whole.to_scipy(), k=1, which="LA", v0=one)[0] == pytest.approx(float(truth[-1]), rel=1e-9)
     assert eigsh(aslinearoperator(whole), k=1, which="SA", v0=one)[0] == pytest.approx(float(truth[0]), rel=1e-8)
     assert lobpcg(whole.to_scipy(), start, tol=1e-9, maxiter=200)[0][0] == pytest.approx(float(truth[-1]), rel=1e-8)
-    sizes = torch.linalg.svdvals(oracle("mlp", ("W_1", "W_2"), "H_f"))
+    sizes = torch.linalg.svdvals(oracle(name, across, "H_f"))
     found = svds(pair.to_scipy(), k=1, v0=np.ones(min(pair.shape)))[1]
     assert found == pytest.approx(float(sizes[0]), rel=1e-9)
 
@@ -167,8 +169,11 @@ def test_estimators_of_curvlinops_take_it() -> None:
     torch.testing.assert_close(adjoint @ vector, pair.T @ vector)
 
 
-@pytest.mark.parametrize(("part", "preconditioner"), [("H", None), ("H_o", None), ("H_o", "kfac"), ("H", "diagonal")])
-@pytest.mark.parametrize("name", ["llama", "mlp"])
+SYSTEMS = [(name, part, None) for name in NETWORKS for part in ("H", "H_o")]
+SYSTEMS += [(name, *helped) for name in ("llama", "mlp") for helped in (("H_o", "kfac"), ("H", "diagonal"))]
+
+
+@pytest.mark.parametrize(("name", "part", "preconditioner"), SYSTEMS)
 def test_linear_systems_agree_with_a_dense_solver(name: str, part: str, preconditioner: str | None) -> None:
     problem, blocks, _, _ = case(name)
     operator, matrix = problem.operator(blocks[0], part), oracle(name, blocks[0], part)

@@ -15,7 +15,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedColumn
 from hessfig.rng import stream

@@ -16,7 +16,7 @@ from hessfig.curvature.problem import Objective, rademacher
 from hessfig.measurements.block_norms import Estimator, dense_blocks
 from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.networks import BareAttention
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.rng import stream
 from hessfig.terms import AT_OUTPUTS, AT_SCORES, PARTS, Block, Group, Matrix, Part

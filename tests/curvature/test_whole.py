@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hessfig.measurements.traces import published_hessian
 from hessfig.models.blocks import matrices_of
-from hessfig.models.whole_hessian import dense_hessian
 from hessfig.terms import Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem
@@ -17,25 +17,25 @@ ORDER = ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "b_in", "W_out", "b
 
 
 def test_the_order_is_the_published_one() -> None:
-    assert dense_hessian(toy_problem(ARCHITECTURES["softmax"])).names == ORDER
+    assert published_hessian(toy_problem(ARCHITECTURES["softmax"]))["names"] == ORDER
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear"])
 def test_it_holds_the_oracles_blocks(name: str) -> None:
     problem, weights = toy_problem(ARCHITECTURES[name]), matrices_of(ARCHITECTURES[name])
-    whole = dense_hessian(problem)
+    whole = published_hessian(problem)
     oracle = dense_oracle(problem, 1, weights)[Part.H]
-    places = dict(zip(whole.names, _slices(whole.sizes), strict=True))
+    places = dict(zip(whole["names"], _slices(whole["sizes"]), strict=True))
     for row in weights:
         for col in weights:
-            found = whole.matrix[places[row.value], places[col.value]]
+            found = whole["hessian"][places[row.value], places[col.value]]
             rows_done = _inputs_first(problem.weight(1, row), row, oracle[row, col])
             published = _inputs_first(problem.weight(1, col), col, rows_done.T).T
             torch.testing.assert_close(found, published, rtol=0, atol=1e-13)
 
 
 def test_it_is_symmetric() -> None:
-    matrix = dense_hessian(toy_problem(ARCHITECTURES["two layers"])).matrix
+    matrix = published_hessian(toy_problem(ARCHITECTURES["two layers"]))["hessian"]
     torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-13)
 
 

@@ -117,13 +117,13 @@ def _at_scores(networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0
     return pd.concat(tables, ignore_index=True)
 
 
-def test_shares_at_the_scores_are_of_squares_and_have_bands_over_seeds(pages: Draw) -> None:
+def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(pages: Draw) -> None:
     table = _at_scores([(f"model.temperature={t}", 1) for t in (0.25, 1.0, 4.0)], noise=0.3)
     (page,) = pages("score_split", table)
     (ax,) = [one for one in page.figure.axes if one.get_title()]
     assert len(ax.collections) == len(page.numbers["sigma"].unique()) == 2
     wide = table.pivot_table(index=["variant", "sigma", "seed"], columns="part", values="value")
-    share = wide["H_fT"] ** 2 / (wide["H_oT"] ** 2 + wide["H_fT"] ** 2)
+    share = wide["H_fT"] / (wide["H_oT"] + wide["H_fT"])
     means, deviations = (getattr(share.groupby(["variant", "sigma"]), name)() for name in ("mean", "std"))
     for row in page.numbers.itertuples():
         here = row.variant, row.sigma
@@ -135,7 +135,7 @@ def test_a_setting_without_numbers_has_a_line_per_value(pages: Draw) -> None:
     (page,) = pages("score_split", _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]))
     (ax,) = [one for one in page.figure.axes if one.get_title()]
     lines = {line.get_label(): line.get_ydata() for line in ax.lines if len(line.get_xdata()) == 2}
-    np.testing.assert_allclose(lines["separate"], [0.64, 0.64])
+    np.testing.assert_allclose(lines["separate"], [4 / 7, 4 / 7])
     np.testing.assert_allclose(lines["single"], [0, 0])
 
 

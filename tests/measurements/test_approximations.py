@@ -27,7 +27,7 @@ from hessfig.measurements.approximable import check_approximations
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of
 from hessfig.models.blocks import blocks_of
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.rng import probe_stream, stream
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import measure

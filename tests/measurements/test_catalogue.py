@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.enums import Method, State
+from hessfig.config.enums import Heading, State
 from hessfig.config.schema import Config
 from hessfig.config.science import (
+    DirectionsConfig,
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,
@@ -26,6 +27,7 @@ from hessfig.measurements.catalogue import quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.sweep.measure import draw_problem, measure, request_of
 from hessfig.sweep.plan import Sweep
+from hessfig.terms import Optimiser
 
 CONFIG = Config(
     model=ModelConfig(d_model=2),
@@ -38,7 +40,13 @@ CONFIG = Config(
     grid=GridConfig(values=[1.0]),
     seeds=1,
 )
-WHOLE_TOO = {"approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)}}
+WHOLE_TOO = {
+    "approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)},
+    "along": {
+        "blocks": ["W_V", "all"],
+        "directions": DirectionsConfig(named=list(Heading), rules=list(Optimiser), gradients=2),
+    },
+}
 ONLY_DENSE = {"subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"}
 
 

@@ -18,7 +18,7 @@ from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.compression.pruning import spearman
+from hessfig.measurements.compression import spearman
 from hessfig.measurements.quantity import At, Measured, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.terms import ROUNDINGS, SALIENCIES, Approximation, Matrix, Part, Surrogate

@@ -20,10 +20,9 @@ from hessfig.config.science import DirectionsConfig, ModelConfig, SpectrumConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.directions.asked import MOST_DENSE
-from hessfig.measurements.directions.expansion import ExpansionRule
-from hessfig.measurements.directions.loss_surface import Surface
+from hessfig.measurements.directions.loss_surface import ExpansionRule, Surface
 from hessfig.measurements.quantity import At, Measured, asked_of
+from hessfig.measurements.requirements import MOST_DENSE
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
 from tests.toys import toy_config

@@ -13,7 +13,7 @@ import hessfig
 from hessfig.config.enums import MLP, Attention, Kind, Method, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
-from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Row
 from hessfig.sweep.measure import draw_problem, measure

@@ -19,7 +19,7 @@ from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import STORED
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.stored.causal_model import drawn
 from hessfig.terms import PARTS, Block, Part

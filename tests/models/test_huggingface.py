@@ -22,7 +22,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import _marks
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure

@@ -19,7 +19,7 @@ from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.mlp import is_structural_zero, width
 from hessfig.models.networks import PrefixMLP
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.sweep.plan import Cell, Sweep

@@ -13,7 +13,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds.python import find_factory
-from hessfig.models.registry import kind, kinds
+from hessfig.models.protocol import kind, kinds
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.variant import Variant

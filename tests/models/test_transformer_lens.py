@@ -21,7 +21,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
 from hessfig.models.stored.lens_settings import sizes_of

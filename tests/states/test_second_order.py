@@ -15,7 +15,7 @@ from hessfig.config.enums import DType, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.training_checks import check_training
-from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
 from hessfig.states.initialised import initialised
 from hessfig.states.training import loop

@@ -10,17 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from hessfig.config.enums import Curvature, DType
+from hessfig.curvature.spectral.lanczos import largest_ritz
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
-from hessfig.states.training.step_rules import (
-    FACTORS,
-    FLATTEST,
-    factors,
-    largest_ritz,
-    products_of_a_refresh,
-    refreshes_curvature,
-)
+from hessfig.states.training.step_rules import FACTORS, FLATTEST, factors, products_of_a_refresh, refreshes_curvature
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.terms import Optimiser
 from tests.toys import training_config

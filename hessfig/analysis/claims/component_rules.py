@@ -107,7 +107,7 @@ def weight_powers(evidence: Evidence) -> judges.Finding:
     if shown not in of.get(Part.H_o.value, {}):
         return judges.missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
     effects = {name: parts.get(shown, next(iter(parts.values()))) for name, parts in of.items()}
-    return judges.by_conditions(of, effects, shown=lambda conditions: Part.H_o.value)
+    return judges.by_conditions(of, effects, shown=lambda conditions: Part.H_o.value, note=" and ".join(of))
 
 
 def _powers(rows: pd.DataFrame, part: Part, evidence: Evidence) -> judges.Effects:

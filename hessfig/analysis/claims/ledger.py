@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
+from hessfig.analysis.claims.along_rules import ALONG
 from hessfig.analysis.claims.approximation_rules import APPROXIMATIONS
 from hessfig.analysis.claims.component_rules import COMPONENTS
 from hessfig.analysis.claims.encoder_rules import ENCODERS
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, APPROXIMATIONS)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, APPROXIMATIONS, ALONG)
 
 
 def claims() -> dict[str, Claim]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -119,9 +120,9 @@ def proxy(evidence: Evidence) -> Finding:
     The misfit of a kind of network is the size of the mean of log(largest eigenvalue of H_o / largest eigenvalue of H),
     of the whole network, over seeds and the sigmas of a window (<= 0.1, 0.1 to 1, 1 to 5; beyond 5 softmax saturates).
     Averaged with their signs, ratios that only spread are no misfit. The effect is the misfit of transformers with
-    softmax minus that of MLPs (Welch's interval). In a window the claim holds when the interval is above 0 and the
-    effect at least 0.05 (5 %), and does not when the interval is below 0.05. A pair of which one eigenvalue is not
-    positive is left out.
+    softmax minus that of MLPs (Welch's interval, for either sign). In a window the claim holds when the interval is
+    above 0 and the effect at least 0.05 (5 %), and does not when the interval is below 0.05. A pair of which one
+    eigenvalue is not positive is left out.
     """
     ratios = _ratios(evidence)
     of: dict[str, Effects] = {}
@@ -262,7 +263,12 @@ def _ratios(evidence: Evidence) -> pd.DataFrame:
 def _worse(transformers: pd.Series, mlps: pd.Series) -> Effect:
     """Return the misfit of transformers minus that of MLPs, from mean log ratios by seed."""
     one, other = (ratios * np.sign(ratios.mean()) for ratios in (transformers, mlps))
-    return Effect(one, at_least(LEAST_MISFIT), partial(welch_interval, other=other))
+    return Effect(one, at_least(LEAST_MISFIT), partial(_of_either_sign, other=other))
+
+
+def _of_either_sign(sample: Iterable[float], other: Iterable[float], *, tests: int = 1) -> Interval:
+    """Return Welch's interval for numbers whose sign the numbers themselves chose: two tests in place of one."""
+    return welch_interval(sample, other, tests=2 * tests)
 
 
 def _more_than_cnn(vision: Evidence, language: Evidence) -> Finding:

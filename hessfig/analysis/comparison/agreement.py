@@ -1,7 +1,5 @@
 """Statistics of comparisons: shifts with their errors, the spread between batches, and verdicts."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The authors' pickles read by a machine that builds numbers and containers only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickletools import genops

@@ -1,7 +1,5 @@
 """References: a folder of the authors' results, a CSV file, or another run's table."""
 
-from __future__ import annotations
-
 import csv
 import math
 from array import array

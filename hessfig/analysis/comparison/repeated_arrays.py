@@ -1,7 +1,5 @@
 """Arrays stored next to a table, and those of its repetition: which of them are equal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

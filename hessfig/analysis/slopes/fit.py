@@ -1,7 +1,5 @@
 """Growth rates: slopes of means over seeds, their errors, and predictions and published values next to them."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Collection, Sequence

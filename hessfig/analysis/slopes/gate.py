@@ -1,7 +1,5 @@
 """The regression gate: where a prediction applies, a slope must be near it, and near enough to tell."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

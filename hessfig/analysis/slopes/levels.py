@@ -1,7 +1,5 @@
 """Mean levels of curves in windows (a plateau, say), with errors over seeds, and how they go with a varied setting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Overrides, the key=value words of a command: checked before anything is composed, so that a slip gets an answer."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

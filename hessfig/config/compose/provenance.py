@@ -1,7 +1,5 @@
 """The settings a table was made with, as its manifest has them, next to those of the present command."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

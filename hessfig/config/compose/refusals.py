@@ -1,7 +1,5 @@
 """What Hydra, OmegaConf and YAML refuse, in our words: the key, the file where it was, what is allowed, what to do."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import re

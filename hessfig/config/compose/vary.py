@@ -1,7 +1,5 @@
 """What a sweep varies: from the setting `sweep.vary` to every combination; and values that no setting can take."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.approximations.matrices import Product
-from hessfig.curvature.approximations.spectral_functions import spectral_function
+from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated
 from hessfig.curvature.block_operator import Entries
-from hessfig.curvature.implicit_matrix import ImplicitMatrix, Solution, Vectors
+from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.errors import UserError
 from hessfig.terms import Block
 
@@ -20,7 +21,8 @@ from hessfig.terms import Block
 class ApproximatedBlock(ImplicitMatrix):
     """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
-    docs/approximations.md defines each. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
+    K-FAC, for one, is (sum g g^T) (x) (mean x x^T) of inputs x and vectors g sent back; docs/approximations.md defines
+    each. `solve` needs no preconditioner. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
 
     Examples
     --------
@@ -47,23 +49,14 @@ class ApproximatedBlock(ImplicitMatrix):
         """Itself: it is symmetric."""
         return self
 
-    def solve(
-        self, b: Vectors, *, damping: float = 0.0, tolerance: float = 1e-8, preconditioner: ImplicitMatrix | None = None
-    ) -> Solution:
-        """Solve (A + damping I) x = b through the eigenvalues of A; see ImplicitMatrix.solve.
-
-        A preconditioner is not needed, and `tolerance` is met up to rounding. Raises UserError where A + damping I is
-        singular.
-        """
-        if isinstance(b, np.ndarray):
-            x, residual = self.solve(torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype)), damping=damping)
-            return Solution(x.numpy(), residual)
-        self._check(b)
-        columns = b.detach().to(self.device, torch.float64).reshape(len(b), -1)
+    def _solved(
+        self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
+    ) -> tuple[Tensor, Tensor]:
+        """Solve through the eigenvalues of A, up to rounding; raise UserError where A + damping I is singular."""
+        columns = b.to(self.device, torch.float64)
         x = self._function(lambda values: self._inverted(values, damping)).matmat(columns)
         left = columns - self._product.matmat(x) - damping * x
-        residuals = left.norm(dim=0) / columns.norm(dim=0)
-        return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
+        return x, left.norm(dim=0) / columns.norm(dim=0)
 
     def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
         """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""
@@ -93,3 +86,66 @@ class ApproximatedBlock(ImplicitMatrix):
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
         return self._product.matmat(vectors)
+
+
+Function = Callable[[Tensor], Tensor]
+MOST_DENSE = 4096  # rows of a matrix without such a structure, which is decomposed whole
+_ASYMMETRY = 1e-10
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """`inside` on the span of the orthonormal columns of `vectors`, the number `outside` on its complement."""
+
+    vectors: Float[Tensor, "dim rank"]
+    inside: Float[Tensor, " rank"]
+    outside: Tensor
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+        within = self.vectors.T @ vectors
+        return self.outside * vectors + self.vectors @ ((self.inside - self.outside)[:, None] * within)
+
+
+@singledispatch
+def spectral_function(matrix: Product, function: Function, dim: int) -> Product:
+    """Return f(A) = Q f(eigenvalues) Q^T of a symmetric A. Raises UserError where it is too large to be decomposed."""
+    if dim > MOST_DENSE:
+        raise UserError(
+            "solve: this approximation has no structure to solve with",
+            got=f"{dim} rows",
+            allowed=f"at most {MOST_DENSE}, or a diagonal, a Kronecker product, or one of these in another basis",
+            remedy="kfac, ekfac, diagonal, shampoo, soap or a Fisher matrix",
+        )
+    dense = matrix.matmat(torch.eye(dim, dtype=torch.float64))
+    values, vectors = torch.linalg.eigh((dense + dense.T) / 2)
+    return Shifted(vectors, function(values), torch.zeros((), dtype=torch.float64))
+
+
+@spectral_function.register
+def _(matrix: Diagonal, function: Function, dim: int) -> Product:
+    return Diagonal(function(matrix.values))
+
+
+@spectral_function.register
+def _(matrix: Rotated, function: Function, dim: int) -> Product:
+    return Rotated(matrix.basis, function(matrix.values))
+
+
+@spectral_function.register
+def _(matrix: KroneckerSum, function: Function, dim: int) -> Product:
+    if len(matrix.left) > 1 or not all(map(_is_symmetric, (matrix.left[0], matrix.right[0]))):
+        return spectral_function.dispatch(object)(matrix, function, dim)
+    left, right = (torch.linalg.eigh(factor[0]) for factor in (matrix.left, matrix.right))
+    values = left.eigenvalues[:, None] * right.eigenvalues
+    return Rotated(Basis(left.eigenvectors, right.eigenvectors), function(values))
+
+
+@spectral_function.register
+def _(matrix: LowRank, function: Function, dim: int) -> Product:
+    sizes, vectors = torch.linalg.svd(matrix.rows, full_matrices=False)[1:]
+    return Shifted(vectors.T, function(sizes.square()), function(torch.zeros((), dtype=torch.float64)))
+
+
+def _is_symmetric(factor: Float[Tensor, "n n"]) -> bool:
+    return float((factor - factor.T).norm()) <= _ASYMMETRY * float(factor.norm())

@@ -101,6 +101,16 @@ def as_weights(vectors: Float[Tensor, "dim k"], shape: Sequence[int]) -> Float[T
     return vectors.T.reshape(-1, *shape)
 
 
+def kronecker_factors(
+    sent_back: Float[Tensor, "k m"], inputs: Float[Tensor, "uses n"]
+) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
+    """Return K-FAC's factors of a linear map: sum g g^T of vectors sent back to its outputs, mean x x^T of its inputs.
+
+    The order of sums is that of both of its users, approximations of a block and steps of a training.
+    """
+    return sent_back.T @ sent_back, inputs.T @ inputs / len(inputs)
+
+
 def root(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """Return the square root of a positive semi-definite matrix; negative eigenvalues, which are rounding, count as 0.
 

@@ -14,7 +14,16 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated, root
+from hessfig.curvature.approximations.matrices import (
+    Basis,
+    Diagonal,
+    KroneckerSum,
+    LowRank,
+    Product,
+    Rotated,
+    kronecker_factors,
+    root,
+)
 from hessfig.curvature.approximations.signals import OutputSide, Signals
 from hessfig.curvature.column import view_of
 from hessfig.terms import Approximation
@@ -116,18 +125,16 @@ class Material:
 
     @cached_property
     def _kfac_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
-        inputs, sent = self._signals.inputs, self._signals.sent_back
-        each = inputs.flatten(0, 1)
-        outer = sent.flatten(0, 2)
-        return outer.T @ outer, each.T @ each / len(each)
+        return kronecker_factors(self._signals.sent_back.flatten(0, 2), self._signals.inputs.flatten(0, 1))
 
     def _kfac(self) -> KroneckerSum:
         left, right = self._kfac_factors
         return KroneckerSum(left[None], right[None])
 
     def _kfac_reduce(self) -> KroneckerSum:
-        each, outer = self._signals.inputs.mean(dim=1), self._signals.sent_back.sum(dim=2).flatten(0, 1)
-        return KroneckerSum((outer.T @ outer)[None], (each.T @ each / len(each))[None])
+        sent, inputs = self._signals.sent_back.sum(dim=2).flatten(0, 1), self._signals.inputs.mean(dim=1)
+        left, right = kronecker_factors(sent, inputs)
+        return KroneckerSum(left[None], right[None])
 
     def _ekfac(self) -> Rotated:
         basis = Basis.of(*self._kfac_factors)

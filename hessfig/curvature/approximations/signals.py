@@ -12,14 +12,14 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Objective, scored_outputs
+from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
 from hessfig.weights import Weight
 
 MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,6 @@ class Signals:
             yield vectors.mT @ self.inputs
 
 
-class _Evaluated(nn.Module):
-    """A network's scored outputs, as a module of which parameters can be exchanged."""
-
-    def __init__(self, problem: Objective) -> None:
-        super().__init__()
-        self.network, self.scored = problem.network, problem.batch.scored
-
-    def forward(self, inputs: Tensor, *, everywhere: bool = False) -> Float[Tensor, "batch positions width"]:
-        outputs = scored_outputs(self.network, inputs, self.scored, everywhere=everywhere)
-        return outputs.reshape(len(outputs), -1, outputs.shape[-1])
-
-
 class OutputSide:
     """A problem's loss as a function of its outputs: gradients there, and roots of its Hessian."""
 
@@ -62,7 +50,7 @@ class OutputSide:
                 allowed="one batch",
                 remedy="give all samples as one batch, or measure approximation.names=[diagonal,kfoc,kronecker_sum]",
             )
-        self.problem, self.body = problem, _Evaluated(problem)
+        self.problem, self.body = problem, Evaluated(problem.network, self._by_position)
         self._called: set[nn.Module] = set()
         linear = [module for module in problem.network.modules() if isinstance(module, nn.Linear)]
         handles = [module.register_forward_hook(lambda called, *_: self._called.add(called)) for module in linear]
@@ -73,6 +61,12 @@ class OutputSide:
             for handle in handles:
                 handle.remove()
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
+
+    def _by_position(
+        self, network: nn.Module, inputs: Tensor, *, everywhere: bool = False
+    ) -> Float[Tensor, "batch positions width"]:
+        outputs = scored_outputs(network, inputs, self.problem.batch.scored, everywhere=everywhere)
+        return outputs.reshape(len(outputs), -1, outputs.shape[-1])
 
     @property
     def slopes(self) -> Float[Tensor, "batch positions width"]:
@@ -92,7 +86,7 @@ class OutputSide:
             return (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
         hessian = self._hessian()
         values, vectors = torch.linalg.eigh(hessian)
-        if float(values.min()) < -_ROUNDING.get(values.dtype, 1e-2) * float(values.abs().max()):
+        if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()):
             raise self._refusal("is not convex in the outputs")
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
@@ -158,7 +152,7 @@ class OutputSide:
         handle = module.register_forward_hook(partial(_seen, inputs, leaves))
         try:
             with torch.enable_grad(), differentiable_twice():
-                outputs = self.body(self.problem.batch.inputs, everywhere=True)
+                outputs = self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
                 _, positions, width = outputs.shape
                 entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
                 _check_bytes(entries, f"what is sent back through {weight.parameter}")
@@ -199,7 +193,7 @@ class OutputSide:
             (product,) = gradients((slope * factors).sum(), [leaf])
         found = torch.stack(rows, dim=-2)
         off = (found @ factors[..., None]).squeeze(-1) - product
-        if float(off.norm()) > _ROUNDING.get(found.dtype, 1e-2) * float(found.norm()) * factors.numel() ** 0.5:
+        if float(off.norm()) > LOSS.of(found.dtype) * float(found.norm()) * factors.numel() ** 0.5:
             raise self._refusal("couples positions, or its classes are not the last axis")
         return found.reshape(*self.outputs.shape, -1)
 

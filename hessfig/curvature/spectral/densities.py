@@ -43,7 +43,19 @@ def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> d
 def dense_matrix(square: Square) -> Matrix:
     """Return a part of a square block as a matrix; entries that are not finite stay as they are.
 
-    Raises ArithmeticError where it is not symmetric up to rounding.
+    The mean (A + A^T) / 2 of its n products with unit vectors, (n, n) in float64. Raises ArithmeticError where it is
+    not symmetric up to rounding.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, Square, dense_matrix
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> matrix = dense_matrix(square)
+    >>> matrix.shape, bool((matrix == matrix.T).all())
+    ((6, 6), True)
     """
     matrix = _matrices(square.column, square.row, [square.part])[square.part]
     if np.isfinite(matrix.sum()):
@@ -124,10 +136,25 @@ class Quadrature:
 
 
 def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"], steps: int) -> Quadrature:
-    """Return the quadrature of `steps` Lanczos steps from every column of `starts`.
+    """Return the quadrature of `steps` Lanczos steps from every column v of `starts`.
 
-    Runs advance together, as many as keep their vectors within BASIS_BYTES. Raises NotFinite, and ArithmeticError for
-    an operator that is not symmetric.
+    Nodes are Ritz values theta_i, weights w_i the squared first entries of their vectors, so that sum_i w_i f(theta_i)
+    is v.f(A)v / |v|^2 for polynomials f of degree up to 2 steps - 1 (Ghorbani et al. 2019). Runs advance together, as
+    many as keep their vectors within BASIS_BYTES. Raises NotFinite, and ArithmeticError for an operator that is not
+    symmetric.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, Square, quadrature
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> start = torch.eye(6, 1).double()
+    >>> rule = quadrature(square, start, 3)
+    >>> mean = (rule.nodes * rule.weights).sum()
+    >>> bool((mean - square.matmat(start)[0, 0]).abs() < 1e-12)
+    True
     """
     at_once = max(1, BASIS_BYTES // (8 * min(steps, operator.dim) * operator.dim))
     full, half = [], []
@@ -160,8 +187,21 @@ _RANK = 1e-12  # directions below this share of the largest are no part of a ran
 def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generator) -> tuple[float, float]:
     """Return the trace and its standard error, from `num_products` products (an even number, less than 2 dim).
 
-    Test vectors are uniform on the sphere of radius sqrt(n); what is left of one outside a range is scaled to the
-    sphere of that complement (the paper's improved version, section 2.3). The error is nan with a single test vector.
+    XTrace of Epperly, Tropp and Webber (2024): the mean over test vectors w of
+    tr(Q^T A Q) + w.(I - Q Q^T) A (I - Q Q^T) w, Q the range of the images of all other test vectors. Test vectors are
+    uniform on the sphere of radius sqrt(n); what is left of one outside a range is scaled to the sphere of that
+    complement (the paper's improved version, section 2.3). The error is nan with a single test vector.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, Square, dense_matrix, xtrace
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> trace, error = xtrace(square, 8, generator=torch.Generator().manual_seed(0))
+    >>> bool(abs(trace - dense_matrix(square).trace()) <= 5 * error + 1e-9)
+    True
     """
     count = num_products // 2
     drawn = torch.randn(count, operator.dim, dtype=torch.float64, generator=generator).T

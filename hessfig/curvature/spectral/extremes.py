@@ -263,6 +263,24 @@ def extremes(
     take `fewest_steps` before their residuals count. `warm`, an approximate eigenvector such as the last state's,
     shortens both runs: each starts from it and a random vector of its own. `low_precision` has the same operator's
     products in float32. Raises NotFinite, and ArithmeticError for an operator that is not symmetric.
+
+    Returns
+    -------
+    Extremes
+        values (k,), vectors (n, k) with ||A v - value v|| = residuals (k,), and whether they have converged.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, Square, dense_matrix, extremes
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> from hessfig.curvature.spectral.extremes import End
+    >>> found = extremes(square, End.largest, generator=torch.Generator().manual_seed(0))
+    >>> truth = torch.linalg.eigvalsh(torch.from_numpy(dense_matrix(square)))[-1]
+    >>> found.converged, bool((found.values[0] - truth).abs() < 1e-6 * found.scale)
+    (True, True)
     """
     fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
     goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products

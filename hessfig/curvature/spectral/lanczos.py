@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -12,12 +12,10 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from hessfig.curvature.column import PROBES_AT_ONCE, SPLIT, Column, chunks
+from hessfig.curvature.rounding import SYMMETRY
 from hessfig.rng import stream
 from hessfig.terms import Part
 
-# Of a sound operator's products, relative to their size: where the softmax saturates (linear attention, sigma 10),
-# H_o loses ten digits to cancellation and rounding reaches 1e-6. Operators that are wrong differ by per cents.
-ASYMMETRY = {torch.float64: 1e-5, torch.float32: 5e-3}
 _BESIDE = 1e-6  # what is as small as this compared with the other parts is rounding
 
 
@@ -41,7 +39,32 @@ class SymmetricOperator(Protocol):
 
 
 class Square:
-    """One part of a diagonal block: `column` holds the block under `row`. `rounding` is of its products' type."""
+    """One part A of a diagonal block, with products in float64 on the CPU: what the spectral methods take.
+
+    Parameters
+    ----------
+    column : Column
+        It holds the block under `row`.
+    row, part
+        The key of the block in the column's products.
+
+    Attributes
+    ----------
+    dim, products : int
+        Entries of its vectors, and how many products were made.
+    rounding : float
+        Relative, of its products' type.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, Square
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> tuple(square.matmat(torch.ones(6, 2).double()).shape), square.products
+    ((6, 2), 2)
+    """
 
     def __init__(self, column: Column, row: Hashable, part: Part) -> None:
         self.column, self.row, self.part = column, row, part
@@ -67,7 +90,7 @@ class Square:
         A part that vanishes up to rounding (H_f of a linear map through automatic differentiation) is measured against
         the other parts: noise has no symmetry.
         """
-        allowed = ASYMMETRY.get(self.column.dtype, 5e-2)
+        allowed = SYMMETRY.of(self.column.dtype)
         if asymmetry <= allowed * size or asymmetry <= allowed * _BESIDE * self._size_of_parts:
             return
         raise ArithmeticError(
@@ -100,7 +123,21 @@ class LanczosRun:
 
     `vector` is what is to be multiplied next; None when the run has ended. `steps` counts all its products, those
     before restarts too. With `fresh`, a generator, a run that breaks down goes on from a random vector until its basis
-    spans the whole space.
+    spans the whole space. After j steps A Q = Q T + r e_j^T, with an orthonormal basis Q (n, j) and the projection
+    T = Q^T A Q, whose eigenvalues are the Ritz values.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, LanczosRun, Square
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> run = LanczosRun(torch.ones(6).double(), 2)
+    >>> while run.vector is not None and run.length < run.size:
+    ...     run.absorb(square.matmat(run.vector[:, None])[:, 0], square)
+    >>> len(run.ritz().values) == run.length
+    True
     """
 
     def __init__(
@@ -239,3 +276,25 @@ def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     for (run, _), product in zip(going, products.T.contiguous(), strict=True):
         run.absorb(product, operator)
     return True
+
+
+_BREAKDOWN = 1e-8  # of a product: what is left outside the basis is rounding
+
+
+def largest_ritz(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], products: int) -> float:
+    """Return the largest Ritz value of a symmetric operator after some products, in the type and place of `start`.
+
+    A look of a training at its curvature: its bits are part of the trajectory, so that it is not a LanczosRun, which
+    goes on in float64 on the CPU.
+    """
+    basis = (start / start.norm())[None]
+    images: list[Tensor] = []
+    for _ in range(min(products, len(start))):
+        images.append(product(basis[-1]))
+        rest = images[-1] - basis.T @ (basis @ images[-1])
+        rest = rest - basis.T @ (basis @ rest)
+        if float(rest.norm()) <= _BREAKDOWN * float(images[-1].norm()):
+            break
+        basis = torch.cat([basis, (rest / rest.norm())[None]])
+    small = (basis[: len(images)] @ torch.stack(images).T).double()
+    return float(torch.linalg.eigvalsh((small + small.T) / 2)[-1])

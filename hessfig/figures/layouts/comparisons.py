@@ -121,7 +121,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw means over seeds along an axis, a page for whatever panels, colours and dashes do not tell apart.
 
     How to read it: a point is a mean over seeds; up to five seeds are thin lines, more the band of the 95 % interval of
-    the mean. The legend says what colours and dashes stand for. Scales are logarithmic where the numbers span them. A
+    the mean. The legend gives what colours and dashes stand for. Scales are logarithmic where the numbers span them. A
     table without an axis is drawn as bars.
     Requires: the sweep's table.csv (`figure.x`: by default the sweep's axis; `figure.colour`, `figure.dashes`: sigma,
     step, layer, num_layers, part, index or a varied setting, by default what varies first; colour=weight draws

@@ -35,7 +35,7 @@ _ROW = ["quantity", "layer", "row"]
 def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
-    How to read it: a flat line says that the number does not care how large that weight is; a straight one is a power
+    How to read it: a flat line means that the number does not depend on that weight's size; a straight one is a power
     law. Points are geometric means over seeds; up to five seeds are thin lines, each parallel to the others where they
     share a law, more the band of their 95 % interval (Student's t of the logarithms). All columns meet at scale 1
     (grey), which is the same network.

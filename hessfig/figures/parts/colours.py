@@ -1,7 +1,5 @@
 """Colours: of weights, of parts of the Hessian, and of lines that are of neither."""
 
-from __future__ import annotations
-
 from matplotlib.colors import to_rgb
 
 from hessfig.terms import Matrix, Part

@@ -1,7 +1,5 @@
 """What is asked of a figure, the sweep that it is drawn from, and what its layout requires of that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

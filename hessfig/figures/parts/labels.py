@@ -1,7 +1,5 @@
 """Words about what was measured: labels of weights and quantities, and where the numbers come from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any

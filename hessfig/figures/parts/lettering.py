@@ -1,7 +1,5 @@
 """Lettering: sizes of type, and how wide words are in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

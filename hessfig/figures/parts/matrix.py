@@ -1,7 +1,5 @@
 """A matrix of numbers as colours, with words in its cells, and its colour bar."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

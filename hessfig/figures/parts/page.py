@@ -1,7 +1,5 @@
 """A page: its width, its type and its style, as the settings ask for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The contents of a panel: curves with error bands, guides, and text in corners."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

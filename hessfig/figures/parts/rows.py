@@ -1,7 +1,5 @@
 """Rows of a table: of one network, part or block, at one place on the axis, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Saving: what is written of a page, under which name, and what tells the pages of several networks apart."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Slopes and levels in words: what panels print of a curve, and what notes say of how it was found."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ticks of logarithmic axes: at powers of ten, or between them where an axis is short."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -14,10 +14,9 @@ from torch import Tensor
 from hessfig.config.enums import Ray
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
-from hessfig.measurements.directions.asked import is_dense
-from hessfig.measurements.directions.expansion import ExpansionRule
-from hessfig.measurements.directions.loss_surface import LossPoint, Surface
+from hessfig.measurements.directions.loss_surface import ExpansionRule, LossPoint, Surface
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
+from hessfig.measurements.requirements import is_dense
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Group
 
@@ -30,8 +29,8 @@ def slices(problem: Objective, request: Request) -> Measured:
     """Return slope g.u, curvature u.H u and departure of the expansion for every direction u; counts of directions.
 
     Directions have unit length over all weights and point downhill (g.u <= 0); their eigenvectors are those of H of
-    the whole network. P(t) = L + t g.u + t^2 u.H u / 2 departs from L(t) as hessfig.measurements.directions.expansion
-    says; `index` 1 is downhill, 2 uphill, the error half a bracket, and infinite: not within a distance of 100.
+    the whole network. P(t) = L + t g.u + t^2 u.H u / 2 departs from L(t) as ExpansionRule says;
+    `index` 1 is downhill, 2 uphill, the error half a bracket, and infinite: not within a distance of 100.
     `convex_directions`, `flat_directions` and `concave_directions` count the eigenvalues above, within and below
     spectrum.cut times the largest in size, for networks whose Hessian is decomposed. Arrays: `rays`, and `distances`,
     `losses`, `expansions` (rays, points) of each; of the plane `plane_rays`, `plane_places` (2, points), `plane_losses`

@@ -15,8 +15,7 @@ from hessfig.curvature.problem import Objective, check_same
 from hessfig.models.components import score_sink, with_sink
 from hessfig.models.exact.kronecker import ItemMatrices
 from hessfig.models.exact.scored_layer import LayerNormAt, ScoredPlace, Tail, loss_rows
-from hessfig.models.protocol import Structure
-from hessfig.models.registry import kind
+from hessfig.models.protocol import Structure, kind
 
 
 class ScoredMixing:

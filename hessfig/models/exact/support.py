@@ -10,8 +10,7 @@ from hessfig.config.enums import MLP, Norm
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import SCORE_LIKE, components, matrices_of, weight_size
-from hessfig.models.protocol import Structure
-from hessfig.models.registry import kind, kinds_where
+from hessfig.models.protocol import Structure, kind, kinds_where
 from hessfig.terms import AT_SCORES, Block, Matrix, Part
 
 

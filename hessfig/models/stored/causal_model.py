@@ -25,6 +25,7 @@ from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
+from hessfig.curvature.rounding import OUTPUTS
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.stored import model_folder
@@ -127,7 +128,6 @@ class CausalNetwork(nn.Module):
 _SEQUENCES = 2
 _UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
 _ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def load(config: Config, seed: int) -> PreTrainedModel:
@@ -142,7 +142,7 @@ def load(config: Config, seed: int) -> PreTrainedModel:
     return model.to(dtype).eval().requires_grad_(False)
 
 
-def made(config: Config, device: str) -> PreTrainedModel:
+def load_model(config: Config, device: str) -> PreTrainedModel:
     """Return the configured model with weights as transformers makes them, in float32 on `device`.
 
     Raises UserError for settings that transformers refuses.
@@ -196,12 +196,12 @@ def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
     except _ODD as error:
         raise _unmade(where, error) from error
     off, scale = float((found - own).abs().max()), float(own.abs().max())
-    if not off <= _ROUNDING[own.dtype] * scale:
+    if not off <= OUTPUTS.of(own.dtype) * scale:
         raise UserError(
             f"{where}: layer by layer the logits differ from the model's own; this architecture does more between its "
             "layers than is known here",
             got=f"{off:.2g} of {scale:.2g}",
-            allowed=f"{_ROUNDING[own.dtype] * scale:.2g}",
+            allowed=f"{OUTPUTS.of(own.dtype) * scale:.2g}",
             remedy="model=python model.factory=FILE.py:FUNCTION",
         )
 
@@ -242,7 +242,7 @@ def _check_sizes(found: PreTrainedConfig, settings: dict[str, Any], where: str) 
 def _random(config: Config, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
-        return made(config, "cpu")
+        return load_model(config, "cpu")
 
 
 def _read(config: Config) -> tuple[PreTrainedModel, list[str]]:
@@ -408,7 +408,7 @@ def special_words(config: Config, sizes: ModelSizes) -> Special:
 def check(config: Config, sizes: ModelSizes, layout: Layout, ids: Ids) -> None:
     """Raise UserError when `drawn` would: the weights of a folder are read, random ones are not drawn."""
     if model_folder.is_random(config):
-        check_layout(made(config, "meta"), layout, str(config.model.path or config.model.architecture))
+        check_layout(load_model(config, "meta"), layout, str(config.model.path or config.model.architecture))
         if config.task.data == Data.masked_tokens:
             special_words(config, sizes)
     else:

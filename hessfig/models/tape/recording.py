@@ -14,7 +14,7 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Batch
 from hessfig.models import components, networks
 from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
-from hessfig.models.tape import component_steps as of
+from hessfig.models.tape import component_steps
 from hessfig.models.tape.component_steps import Fixed, Gain, Multiply
 from hessfig.models.tape.pattern_derivatives import NOT_ON_THE_TAPE
 from hessfig.models.tape.steps import DERIVATIVES, Activate, Gather, Mixing, Normalise, Repeat, Select, Sum, of_sigmoid
@@ -67,7 +67,7 @@ class Builder:
         if self.model.norm == Norm.sandwich:
             x = self.normalise(x, f"{x}_normed", norm, weights)
         factor = self.model.residual_scale
-        return x if factor == 1 else self.alike(Fixed, f"{x}_scaled", x, maps=of.times(factor))
+        return x if factor == 1 else self.alike(Fixed, f"{x}_scaled", x, maps=component_steps.times(factor))
 
     def attention(self, attention: Attending, index: int, x: str, queries: slice, *, allowed: Tensor) -> str:
         """Add queries, keys, values and their mixing, at the positions `queries`; `allowed` is of all positions."""
@@ -105,8 +105,8 @@ class Builder:
             key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
         if self.model.positions == Positions.rope:
             positions = torch.arange(length, device=self.tape.values[key].device)
-            query = self.step(Fixed, f"{query}_turned", query, maps=of.rotation(heads, positions[queries]))
-            key = self.step(Fixed, f"{key}_turned", key, maps=of.rotation(kv_heads, positions))
+            query = self.step(Fixed, f"{query}_turned", query, maps=component_steps.rotation(heads, positions[queries]))
+            key = self.step(Fixed, f"{key}_turned", key, maps=component_steps.rotation(kv_heads, positions))
         return query, self._repeated(key, attention.kv_heads, self.model.n_heads // attention.kv_heads)
 
     def _bias(self, attention: Attending, length: int) -> Float[Tensor, "heads length length"]:
@@ -124,7 +124,7 @@ class Builder:
         return len(attention.causal_mask) if isinstance(attention, networks.SelfAttention) else length
 
     def _repeated(self, x: str, groups: int, repeats: int) -> str:
-        return x if repeats == 1 else self.step(Fixed, f"{x}_shared", x, maps=of.repeated(groups, repeats))
+        return x if repeats == 1 else self.step(Fixed, f"{x}_shared", x, maps=component_steps.repeated(groups, repeats))
 
     def _unit(self, x: str, heads: int) -> RMSNorm:
         """Return the norm without gain that cosine scores take."""
@@ -133,21 +133,21 @@ class Builder:
 
     def _head_norm(self, x: str, heads: int, norm: nn.Module, weights: tuple[int, str] | None = None) -> str:
         """Add a norm of every head by itself, with one gain for all heads."""
-        rows = self.step(Fixed, f"{x}_split", x, maps=of.split(heads))
+        rows = self.step(Fixed, f"{x}_split", x, maps=component_steps.split(heads))
         held = None if weights is None else {WEIGHT: weights}
         normed = self.step(Normalise, f"{x}_normed", rows, weights=held, norm=norm)
-        return self.step(Fixed, f"{x}_joined", normed, maps=of.joined(heads))
+        return self.step(Fixed, f"{x}_joined", normed, maps=component_steps.joined(heads))
 
     def _one_set(self, attention: Attending, index: int, mixed: str) -> str:
         """Add the difference of the two sets of differential attention, and its norm."""
         if attention.sets == 1:
             return mixed
         heads, factor = self.model.n_heads, self.model.differential_lambda
-        mixed = self.step(Fixed, f"d{index}", mixed, maps=of.difference(heads, factor))
+        mixed = self.step(Fixed, f"d{index}", mixed, maps=component_steps.difference(heads, factor))
         if attention.head_norm is None:
             return mixed
         mixed = self._head_norm(mixed, heads, attention.head_norm, (index, "gain_D"))
-        return self.step(Fixed, f"{mixed}_less", mixed, maps=of.times(1 - factor))
+        return self.step(Fixed, f"{mixed}_less", mixed, maps=component_steps.times(1 - factor))
 
     def _gated(self, attention: Attending, index: int, x: str, queries: slice, mixed: str) -> str:
         if attention.g is None:

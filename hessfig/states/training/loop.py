@@ -14,8 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from hessfig.config.enums import Data, DType, Loss, Scored
 from hessfig.config.science import TaskConfig
-from hessfig.curvature.layered import scored_outputs
-from hessfig.curvature.problem import Batch
+from hessfig.curvature.problem import Batch, scored_outputs
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import COLUMNS, Folder, TrainingState

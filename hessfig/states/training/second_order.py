@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.layered import scored_outputs
-from hessfig.curvature.problem import Batch
+from hessfig.curvature.approximations.matrices import kronecker_factors
+from hessfig.curvature.batched import pulled_back
+from hessfig.curvature.double_backward import gradients
+from hessfig.curvature.problem import Batch, scored_outputs
 from hessfig.terms import Optimiser
 
-AT_ONCE = 256  # vectors of one batched backward pass
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 Slopes = list[Tensor]
 Solver = Callable[[Slopes], Slopes]
 
@@ -83,8 +83,8 @@ def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
     """Return the Hessian of the loss in all parameters, made symmetric, one double backward pass per column."""
     parameters = list(loss.network.parameters())
     with torch.enable_grad():
-        slopes = torch.autograd.grad(loss(), parameters, create_graph=True, materialize_grads=True)
-        found = _pulled(_flat(slopes), parameters, torch.eye(sum(p.numel() for p in parameters)).to(slopes[0]))
+        slope = _flat(gradients(loss(), parameters, create_graph=True))
+        found = pulled_back(slope, parameters, torch.eye(len(slope)).to(slope))
     return (found + found.T) / 2
 
 
@@ -93,9 +93,9 @@ def gauss_newton(loss: BatchLoss, parameters: Sequence[Tensor]) -> Float[Tensor,
     with torch.enable_grad():
         outputs = loss.outputs()
         dual = torch.zeros_like(outputs, requires_grad=True)
-        back = torch.autograd.grad(outputs, parameters, dual, create_graph=True, materialize_grads=True)
-        jacobian = _pulled(_flat(back), [dual], torch.eye(sum(p.numel() for p in parameters)).to(outputs))
-        found = jacobian @ _pulled(_slope(loss, outputs), None, jacobian).T
+        back = _flat(gradients(outputs, parameters, dual, create_graph=True))
+        jacobian = pulled_back(back, [dual], torch.eye(len(back)).to(outputs))
+        found = jacobian @ _curved(loss, outputs, jacobian).T
     return (found + found.T) / 2
 
 
@@ -128,43 +128,11 @@ def _flat(pieces: Sequence[Tensor]) -> Float[Tensor, " n"]:
     return torch.cat([one.flatten() for one in pieces])
 
 
-@dataclass(frozen=True)
-class _Slope:
-    """The gradient of the loss in its outputs, and the leaf that stands for them."""
-
-    value: Tensor
-    leaf: Tensor
-
-
-def _slope(loss: BatchLoss, outputs: Tensor) -> _Slope:
+def _curved(loss: BatchLoss, outputs: Tensor, vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
+    """Return V H_L, H_L the Hessian of the loss in the outputs."""
     leaf = outputs.detach().requires_grad_()
-    (value,) = torch.autograd.grad(loss.of(leaf), leaf, create_graph=True)
-    return _Slope(value, leaf)
-
-
-def _pulled(
-    outputs: Tensor | _Slope, inputs: Sequence[Tensor] | None, vectors: Float[Tensor, "k m"]
-) -> Float[Tensor, "k n"]:
-    """Return V d(outputs) / d(inputs), the vectors in batches.
-
-    A random combination of them is multiplied once by itself: where the batches do not give the same (a LayerNorm
-    under vmap, see the traps in docs/accuracy.md), every vector is.
-    """
-    at, leaves = (outputs.value, [outputs.leaf]) if isinstance(outputs, _Slope) else (outputs, list(inputs or ()))
-    found = torch.cat([_batched(at, leaves, some, batched=True) for some in vectors.split(AT_ONCE)])
-    factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
-    alone = _batched(at, leaves, factors @ vectors, batched=False)
-    if float((factors @ found - alone).norm()) <= _ROUNDING[found.dtype] * float(found.norm()):
-        return found
-    return torch.stack([_batched(at, leaves, one, batched=False) for one in vectors])
-
-
-def _batched(at: Tensor, leaves: list[Tensor], vectors: Tensor, *, batched: bool) -> Tensor:
-    shaped = vectors.reshape(*vectors.shape[:-1], *at.shape)
-    pieces = torch.autograd.grad(
-        at, leaves, shaped, retain_graph=True, is_grads_batched=batched, materialize_grads=True
-    )
-    return torch.cat([one.reshape(*vectors.shape[:-1], -1) for one in pieces], dim=-1)
+    (slope,) = gradients(loss.of(leaf), [leaf], create_graph=True)
+    return pulled_back(slope, [leaf], vectors)
 
 
 def _maps(network: nn.Module) -> list[nn.Module]:
@@ -214,9 +182,9 @@ def _factored(loss: BatchLoss) -> list[_Kronecker]:
     outputs, calls = _calls(loss)
     leaves = [of for _, of in calls.values()]
     with torch.enable_grad():
-        sent = _pulled(outputs.flatten(), leaves, _roots(loss, outputs)).split([of.numel() for of in leaves], dim=1)
+        sent = pulled_back(outputs, leaves, _roots(loss, outputs)).split([of.numel() for of in leaves], dim=1)
     return [
-        _Kronecker(module, _eigen(back.reshape(-1, of.shape[-1])), _eigen(_inputs(module, given), mean=True))
+        _Kronecker(module, *map(_eigen, kronecker_factors(back.reshape(-1, of.shape[-1]), _inputs(module, given))))
         for (module, (given, of)), back in zip(calls.items(), sent, strict=True)
     ]
 
@@ -240,10 +208,9 @@ def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tenso
 
 def _roots(loss: BatchLoss, outputs: Tensor) -> Float[Tensor, "columns m"]:
     """Return one vector per scored position and column of a root of H_L there, for all samples together."""
-    slope = _slope(loss, outputs)
     count, width = outputs[0].numel(), outputs.shape[-1]
     units = torch.eye(width).to(outputs).expand(*outputs.shape[:-1], -1, -1).movedim(-1, 0).flatten(1)
-    hessian = _pulled(slope, None, units).reshape(width, len(outputs), -1, width).permute(1, 2, 0, 3)
+    hessian = _curved(loss, outputs, units).reshape(width, len(outputs), -1, width).permute(1, 2, 0, 3)
     values, vectors = _eigenpairs(hessian)
     root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).flatten(-1)  # samples, positions, width * columns
     places = count // width
@@ -261,7 +228,7 @@ def _inputs(module: nn.Module, given: Tensor) -> Float[Tensor, "uses n"]:
     return rows if module.bias is None else torch.cat([rows, torch.ones(len(rows), 1).to(rows)], dim=1)
 
 
-def _eigen(rows: Float[Tensor, "k n"], *, mean: bool = False) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of the sum of outer products of rows, or of their mean."""
-    values, vectors = _eigenpairs(rows.T @ rows / (len(rows) if mean else 1))
+def _eigen(factor: Float[Tensor, "n n"]) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of a factor; negative eigenvalues, which are rounding, count as 0."""
+    values, vectors = _eigenpairs(factor)
     return values.clamp(min=0), vectors

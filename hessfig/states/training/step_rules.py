@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from hessfig.config.enums import Curvature, Schedule
 from hessfig.config.science import TrainingConfig
+from hessfig.curvature.double_backward import gradients
+from hessfig.curvature.gradients import hessian_product
+from hessfig.curvature.spectral.lanczos import largest_ritz
 from hessfig.rng import row_major, stream
 from hessfig.states.training.second_order import BatchLoss, Solver, solver
 
@@ -23,7 +26,6 @@ _EXPONENT = -0.25  # of the blog's rule
 _TINY = 1e-8
 
 Loss = Callable[[], Tensor]
-Product = Callable[[Tensor], Tensor]
 
 
 def products_of_a_refresh(kind: Curvature, parameters: int) -> int:
@@ -45,7 +47,7 @@ def factors(
     held = list(named.values())
     groups = [[one] for one in held] if kind == Curvature.blocks else [held]
     with torch.enable_grad():
-        slopes = torch.autograd.grad(loss(), held, create_graph=True, materialize_grads=True)
+        slopes = gradients(loss(), held, create_graph=True)
     at = dict(zip(held, slopes, strict=True))
     steepest = [
         _largest(group, [at[one] for one in group], seed=seed, step=step, number=number)
@@ -56,32 +58,12 @@ def factors(
     return 1 / found if kind == Curvature.whole else found.log().mean().exp() / found
 
 
-def largest_ritz(product: Product, start: Float[Tensor, " n"], products: int) -> float:
-    """Return the largest Ritz value of a symmetric operator after some products (Lanczos, re-orthogonalised)."""
-    basis = (start / start.norm())[None]
-    images: list[Tensor] = []
-    for _ in range(min(products, len(start))):
-        images.append(product(basis[-1]))
-        rest = images[-1] - basis.T @ (basis @ images[-1])
-        rest = rest - basis.T @ (basis @ rest)
-        if float(rest.norm()) <= _TINY * float(images[-1].norm()):
-            break
-        basis = torch.cat([basis, (rest / rest.norm())[None]])
-    small = (basis[: len(images)] @ torch.stack(images).T).double()
-    return float(torch.linalg.eigvalsh((small + small.T) / 2)[-1])
-
-
 def _largest(group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int) -> float:
     sizes = [one.numel() for one in group]
     start = torch.randn(sum(sizes), generator=stream(seed, "steepest", step, number)).to(slopes[0])
-    if not any(slope.requires_grad for slope in slopes):
-        return 0.0
 
     def product(vector: Tensor) -> Tensor:
-        pieces = zip(slopes, vector.split(sizes), strict=True)
-        along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
-        found = torch.autograd.grad(along, group, retain_graph=True, materialize_grads=True)
-        return torch.cat([piece.flatten() for piece in found])
+        return hessian_product(slopes, vector, group)
 
     return largest_ritz(product, start, PRODUCTS)
 

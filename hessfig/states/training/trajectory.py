@@ -10,7 +10,7 @@ from typing import Any
 from hessfig.config.enums import Curvature, Schedule, TrainingData
 from hessfig.config.keys import in_key
 from hessfig.config.schema import Config, with_defaults
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import digest
 from hessfig.terms import RULE_SETTINGS
 

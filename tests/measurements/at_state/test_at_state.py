@@ -23,7 +23,7 @@ from hessfig.errors import UserError
 from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.quantity import At
 from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell

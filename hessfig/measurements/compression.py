@@ -1,24 +1,128 @@
-"""Quantity pruning: what saliencies of weights say, and what the loss does when the weights go."""
+"""Quantities pruning and quantisation: the loss with weights removed or rounded, exact, at many points at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import nan
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
+from torch.func import functional_call, vmap
 
-from hessfig.curvature.brain_surgeon import compensated, damped_inverse, obd, obs, obs_of_group, surgery, zeroed
+from hessfig.curvature.approximations.named import Material, SampleGradients
+from hessfig.curvature.approximations.signals import OutputSide
+from hessfig.curvature.brain_surgeon import (
+    RowGrids,
+    compensated,
+    damped_inverse,
+    gptq,
+    obd,
+    obs,
+    obs_of_group,
+    surgery,
+    zeroed,
+)
+from hessfig.curvature.column import Column, completed, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
-from hessfig.measurements.compression.surrogates import Subject
+from hessfig.errors import UserError
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
 from hessfig.measurements.training_dynamics import EXACT, state_row
 from hessfig.models.blocks import matrices_of
-from hessfig.terms import PRUNED_BY, Matrix, Surrogate
+from hessfig.terms import AT_OUTPUTS, PRUNED_BY, Approximation, Block, Matrix, Part, Surrogate
+from hessfig.weights import Weight
+
+AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
+
+
+class Subject:
+    """A diagonal block of a problem: its weights as one vector, the loss as their function, its matrices.
+
+    All is float64 where the network is; matrices are always float64, in the order of the block.
+    """
+
+    def __init__(self, problem: Objective, request: Request, block: Block, column: Column) -> None:
+        self.problem, self.block, self._column = problem, block, column
+        self.side = problem.layout.side(block.layer, str(block.col))
+        self._samples = SampleGradients(OutputSide(problem), request.stream(0, "labels"))
+        self._suffix = problem.suffix(self.side)
+        self.weights = self.flat({name: one.detach() for name, one in problem.network.named_parameters()})
+
+    def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
+        """Return the block's entries of tensors that are shaped as the parameters."""
+        return entries_of(by_parameter, self.side)
+
+    @cached_property
+    def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:
+        """Each weight of the block with its shape and the places of its entries in the block's vector."""
+        shapes = [view_of(self.problem.network.get_parameter(one.parameter), one).shape for one in self.side]
+        places = torch.arange(sum(shape.numel() for shape in shapes)).split([shape.numel() for shape in shapes])
+        return list(zip(self.side, shapes, places, strict=True))
+
+    @property
+    def matrices(self) -> list[tuple[Weight, torch.Size, Tensor]]:
+        """The pieces with two axes: neither biases nor gains."""
+        return [piece for piece in self.pieces if len(piece[1]) == 2]
+
+    @torch.no_grad()
+    def losses(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
+        """Return the loss with the block's weights at each of the points, all others as they are."""
+        chunk = max(1, min(AT_ONCE, BYTES // self._suffix.bytes_per_probe))
+        return vmap(self._loss, chunk_size=chunk)(points - self.weights).double().cpu()
+
+    def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
+        moved = {f"network.{name}": value for name, value in self._moved(step).items()}
+        terms = [scalar(functional_call(self._suffix, moved, (start,))) for start, scalar in self._suffix.terms(Part.H)]
+        return torch.stack(terms).sum()
+
+    def _moved(self, step: Tensor) -> dict[str, Tensor]:
+        """Return the parameters that the block reaches, moved by a step; in no place is anything written."""
+        found: dict[str, Tensor] = {}
+        for weight, _, places in self.pieces:
+            held = found.get(weight.parameter, self.problem.network.get_parameter(weight.parameter).detach())
+            at = view_of(torch.arange(held.numel(), device=held.device).view_as(held), weight).flatten()
+            flat = torch.zeros_like(held).flatten().index_put((at,), step[places], accumulate=True)
+            found[weight.parameter] = held + flat.view_as(held)
+        return found
+
+    def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
+        """Return the matrices of the block by name."""
+        dense = dense_blocks(self._column, AT_OUTPUTS)
+        parts = completed(dense, [Part.H, Part.H_o])
+        exact = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
+        found = {name: parts[self.block, part].double().cpu() for name, part in exact.items()}
+        outer = found[Surrogate.gauss_newton].diagonal()
+        if Surrogate.empirical_fisher in names:
+            rows = self._material(self.side, outer.shape).approximation(Approximation.empirical_fisher)
+            found[Surrogate.empirical_fisher] = rows.matmat(torch.eye(len(outer), dtype=torch.float64))
+        found.update(self._of_maps(names, outer))
+        return {name: (found[name] + found[name].T) / 2 for name in names}
+
+    def _of_maps(self, names: Collection[Surrogate], outer: Tensor) -> dict[Surrogate, Tensor]:
+        """Return K-FAC and the inputs' matrices: blocks of linear maps, and a diagonal for all other weights.
+
+        That is the diagonal of the Gauss-Newton matrix next to K-FAC, and 1 beside inputs, whose blocks have a mean
+        diagonal of 1.
+        """
+        kfac, inputs = outer.diag(), torch.eye(len(outer), dtype=torch.float64)
+        for weight, shape, places in self.pieces:
+            if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
+                material, eye = self._material([weight], shape), torch.eye(len(places), dtype=torch.float64)
+                square = places[:, None], places
+                kfac[square] = material.approximation(Approximation.kfac).matmat(eye)
+                seen = material.inputs.matmat(eye)
+                inputs[square] = seen / (float(seen.diagonal().mean()) or 1.0)
+        found = {Surrogate.kfac: kfac, Surrogate.inputs: inputs}
+        return {name: one for name, one in found.items() if name in names}
+
+    def _material(self, weights: Collection[Weight], shape: torch.Size) -> Material:
+        return Material(self._samples, list(weights), shape)
+
 
 _FIELLER = 1.06  # the variance of Spearman's z is this over n - 3 (Fieller, Hartley and Pearson 1957)
 _ROUNDINGS = 64  # rises below so many roundings of the loss, and saliencies of the largest, rank as 0
@@ -172,3 +276,46 @@ def _heads(subject: Subject, request: Request) -> Groups:
             for head, cut in enumerate(cuts):
                 found.setdefault((weight.layer, head), []).append(cut.flatten())
     return [torch.cat(found[key]) for key in sorted(found)]
+
+
+def quantisation(problem: Objective, request: Request) -> Measured:
+    """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
+
+    Rounding is to levels per row (see RowGrids): to the nearest, or weight by weight with the update of GPTQ for each
+    of the matrices that stand for the curvature. Biases and gains are not rounded. Raises UserError for a block
+    without a matrix.
+    """
+    rows: list[Row] = []
+    for block, column in square_columns(problem, request):
+        subject = Subject(problem, request, block, column)
+        if not subject.matrices:
+            raise UserError(
+                f"quantities=[quantisation]: block {block} has no matrix, and only matrices are rounded",
+                got=", ".join(one.name for one in subject.side),
+                allowed="weights with two axes, or groups with one of them",
+                remedy="blocks=[all]",
+            )
+        rows += _of_block(subject, request)
+    return Measured(rows)
+
+
+def _of_block(subject: Subject, request: Request) -> Iterator[Row]:
+    weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
+    places = torch.cat([one for _, _, one in subject.matrices])
+    square, damping = (places[:, None], places), request.at.config.compression.damping
+    grids = [RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], count) for count in bits]
+    rounded = {"nearest": [grid(weights[places]) for grid in grids]}
+    for surrogate, matrix in subject.surrogates(list(Surrogate)).items():
+        inverse = damped_inverse(matrix[square], damping)
+        rounded[f"gptq_{surrogate}"] = [gptq(weights[places], inverse, grid) for grid in grids]
+    before = subject.losses(subject.weights[None])
+    for name, found in rounded.items():
+        points = _placed(weights, places, torch.stack(found)).to(subject.weights)
+        for count, rise in zip(bits, (subject.losses(points) - before).tolist(), strict=True):
+            yield state_row(f"{name}_increase", request, rise, block=subject.block, index=count)
+
+
+def _placed(weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    found = weights.repeat(len(values), 1)
+    found[:, places] = values
+    return found

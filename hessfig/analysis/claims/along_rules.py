@@ -1,0 +1,210 @@
+"""Rules of claims about directions that mean something: singular directions, updates, paths of the gradient, edges."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.claims.judges import (
+    Effect,
+    Effects,
+    Finding,
+    Judge,
+    at_least,
+    by_conditions,
+    missing,
+    near,
+    single,
+    stays_below,
+    together,
+)
+from hessfig.analysis.claims.rule import Evidence, by_seed, claim, in_logs, wide
+from hessfig.terms import Part
+
+KIND, OPTIMISER, RATE = "model.kind", "training.optimiser", "training.learning_rate"
+LEAST_DECADES = 0.1  # a quarter more
+WITHIN = 0.5  # of an exponent
+ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
+LOSSES = 5
+NORM_OF = {"gd": "euclidean", "spectral_gd": "spectral", "sign": "largest_entry"}
+VISION = "a CNN of six convolutions and a vision transformer of one layer, digits, 300 steps, 5 seeds: 0 to 4"
+LANGUAGE = "a character GPT-2 of 2 layers, d_model 32, 400 steps, 5 seeds: 0 to 4"
+_ABSTRACT = "(not quoted: after its abstract)"
+
+
+@claim(
+    *("curvature-exponent", f"arXiv 2606.02596 {_ABSTRACT}", "along_vision"),
+    there="93 layers of five architectures; convolutions of Tiny-ImageNet, attention, MLP up-projections",
+    here=VISION,
+)
+def exponents(evidence: Evidence) -> Finding:
+    """Claim: curvature along a weight's singular directions goes as s_k to about 2, in attention 1, up-projections < 1.
+
+    Definition ours, after the abstract: s_k u_k v_k^T are the terms of the singular value decomposition of a weight's
+    gradient, alpha the slope of the log of the curvature of H along u_k v_k^T on log s_k, over k with s_k at least a
+    thousandth of s_1 and positive curvature. At the last step, seed by seed: the median of alpha over the convolutions
+    of the CNN, over the attention weights of the vision transformer, and alpha of its W_in. The claim holds when the
+    whole intervals lie within 0.5 of 2, within 0.5 of 1, and below 1, and does not when one excludes that. The effect
+    is the first; those of H_o are reported and do not enter the verdict.
+    """
+    alphas = {part: _exponents(evidence.at_step(-1), part) for part in (Part.H, Part.H_o)}
+    if any(one.empty for one in alphas[Part.H].values()):
+        return missing(f"exponents of convolutions ({KIND}=cnn), attention and W_in ({KIND}=vit)")
+    judge: dict[str, Judge] = {
+        "convolutions": near(2.0, WITHIN),
+        "attention": near(1.0, WITHIN),
+        "W_in": partial(stays_below, most=1.0),
+    }
+    effects = {name: Effect(sample, judge[name]) for name, sample in alphas[Part.H].items()}
+    beside = {name: Effect(sample, judge[name]).interval() for name, sample in alphas[Part.H_o].items()}
+    words = ", ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in beside.items())
+    return together(effects, words=f"of H_o: {words}")
+
+
+@claim(
+    *("muon-sharpness", f"arXiv 2606.04662 {_ABSTRACT}", "along_updates"),
+    there="language models trained by Muon and Adam",
+    here=LANGUAGE,
+)
+def update_sharpness(evidence: Evidence) -> Finding:
+    """Claim: at equal loss the curvature along Muon's updates is smaller than along Adam's.
+
+    The normalised directional sharpness d.H d / |d|^2 of the next update d, without weight decay, of trainings by AdamW
+    and by Muon at one learning rate, at equal losses: linear in the logarithm of the loss between measured steps, at
+    five losses evenly spaced in logarithms over the range that both trainings of a seed pass through. The effect is
+    log10 of AdamW's over Muon's, averaged, seed by seed. The claim holds when the interval is above 0 and the mean at
+    least 0.1, and does not when the interval is below 0.1. The share of the curvature within layers is reported.
+    """
+    sample = _at_equal_losses(evidence, "curvature")
+    if sample.empty:
+        return missing(
+            f"positive curvatures along updates of {OPTIMISER}=adamw and muon at losses that both pass through"
+        )
+    inside = {rule: _share_within(evidence, rule) for rule in ("adamw", "muon")}
+    words = ", ".join(f"{rule} {share:.2f}" for rule, share in inside.items())
+    return single(Effect(sample, at_least(LEAST_DECADES)), words=f"median share within layers: {words}")
+
+
+@claim(
+    *("logit-path", f"arXiv 2502.02407 {_ABSTRACT}", "along_updates", "along_vision"),
+    there="language models of 24 M to 1.2 B parameters, and vision",
+    here=f"{LANGUAGE}; {VISION}",
+)
+def paths(evidence: Evidence) -> Finding:
+    """Claim: the logit path of the gradient-norm penalty dominates in language, and does not in vision.
+
+    The gradient of |g| is H g / |g| = (H_o g + H_f g) / |g|: the logit path and the functional path. The effect is
+    log10 of |H_o g| over |H_f g| in all weights, averaged over the measured steps after 0, seed by seed; for the
+    language model trained by AdamW, for the vision transformer and for the CNN. The claim holds when the interval of
+    the language model is above 0 with a mean of at least 0.1 and those of both vision networks lie below 0.1, and
+    does not when one is on the other side. The effect is that of the language model.
+    """
+    vision = evidence.other("along_vision")
+    samples = {
+        "language model": _paths(evidence, OPTIMISER, "adamw"),
+        "vision transformer": _paths(vision, KIND, "vit"),
+        "CNN": _paths(vision, KIND, "cnn"),
+    }
+    if any(one.empty for one in samples.values()):
+        return missing("products of H_o and H_f with the gradient after step 0, in language and in vision")
+    below = partial(stays_below, most=LEAST_DECADES)
+    judge: dict[str, Judge] = {"language model": at_least(LEAST_DECADES), "vision transformer": below, "CNN": below}
+    return together({name: Effect(sample, judge[name]) for name, sample in samples.items()})
+
+
+@claim(
+    *("norm-edge", f"arXiv 2603.05002 {_ABSTRACT}", "edge_norms"),
+    there="MLPs, CNNs and transformers by steepest descent in several norms",
+    here="a transformer of one layer, d_model 16, addition, squared error, 1 000 steps, 3 seeds: 0 to 2",
+)
+def edges(evidence: Evidence) -> Finding:
+    """Claim: steepest descent in a norm ends with the largest curvature in its unit ball at or above 2 / eta.
+
+    For gradient descent, spectral descent and sign descent, each at two learning rates a factor of 2 apart, seed by
+    seed, with the median over steps from half of the training on: the shortfall log10 of 2 / eta over the largest
+    curvature found (a lower bound, so that a shortfall may be the search's), the larger one of both rates; and the
+    response, log2 of the curvature at the smaller rate over that at the larger, which is 1 at the edge and 0 where the
+    curvature does not know the rate. For a rule the claim holds when the interval of the shortfall lies below 0.1 and
+    that of the response within 0.5 of 1, and does not when one excludes that. The effect is the response.
+    """
+    of = {rule: parts for rule in NORM_OF if (parts := _edge(evidence, rule))}
+    if len(of) < len(NORM_OF):
+        return missing(f"sharpness and sharpness_edge late in trainings of {', '.join(NORM_OF)} at two rates each")
+    return by_conditions(of)
+
+
+def _exponents(evidence: Evidence, part: Part) -> dict[str, pd.Series]:
+    """Return alpha of convolutions, attention and W_in, the median over weights, by seed."""
+    rows = evidence.numbers("curvature_exponent", KIND, part=part.value)
+    of_vit, of_cnn = rows[rows[KIND] == "vit"], rows[(rows[KIND] == "cnn") & (rows["row"] == "W")]
+    chosen = {"convolutions": of_cnn, "attention": of_vit[of_vit["row"].isin(ATTENTION)]}
+    chosen["W_in"] = of_vit[of_vit["row"] == "W_in"]
+    return {name: one.groupby("seed")["value"].median() for name, one in chosen.items()}
+
+
+def _at_equal_losses(evidence: Evidence, number: str) -> pd.Series:
+    """Return log10 of a number of AdamW's update over that of Muon's at equal losses, averaged, by seed."""
+    losses = by_seed(in_logs(evidence.numbers("loss", OPTIMISER, row="")), OPTIMISER, "step")
+    found = {}
+    for seed in sorted(set(losses.index.get_level_values("seed"))):
+        curves = {rule: _curve(evidence, losses, rule, number, seed) for rule in ("adamw", "muon")}
+        low, high = (f(g(one.index) for one in curves.values() if len(one)) for f, g in ((max, min), (min, max)))
+        if all(len(one) > 1 for one in curves.values()) and low < high:
+            at = np.linspace(low, high, LOSSES)
+            logs = {rule: np.interp(at, one.index.to_numpy(float), one.to_numpy()) for rule, one in curves.items()}
+            found[seed] = float(np.mean(logs["adamw"] - logs["muon"]))
+    return pd.Series(found, dtype=float)
+
+
+def _curve(evidence: Evidence, losses: pd.Series, rule: str, number: str, seed: int) -> pd.Series:
+    """Return log10 of a number of a rule's update by log10 of the loss, rising."""
+    rows = in_logs(evidence.numbers(f"{rule}_update_{number}", OPTIMISER, row="all", part=Part.H.value, seed=seed))
+    logs = rows[rows[OPTIMISER] == rule].set_index("step")["value"]
+    at = pd.Series({step: losses.get((rule, step, seed), np.nan) for step in logs.index}, dtype=float)
+    return pd.Series(logs.to_numpy(), index=at.to_numpy())[at.notna().to_numpy()].sort_index()
+
+
+def _share_within(evidence: Evidence, rule: str) -> float:
+    """Return the median over seeds and steps of the share of an update's curvature that is within layers."""
+    place = ["seed", "step"]
+    inside, whole = (
+        evidence.numbers(f"{rule}_update_{number}", row="all", part=Part.H.value).set_index(place)["value"]
+        for number in ("within_layers", "curvature")
+    )
+    return float((inside / whole).median())
+
+
+def _paths(evidence: Evidence, setting: str, value: str) -> pd.Series:
+    """Return log10 of |H_o g| over |H_f g|, averaged over steps after 0, by seed."""
+    rows = in_logs(evidence.numbers("gradient_direction_product", setting, row="all"))
+    rows = rows[(rows[setting] == value) & (rows["step"] > 0)]
+    parts = wide(by_seed(rows, "part", "step"), "part") if len(rows) else pd.DataFrame()
+    if not {Part.H_o.value, Part.H_f.value} <= set(parts.columns):
+        return pd.Series(dtype=float)
+    return (parts[Part.H_o.value] - parts[Part.H_f.value]).dropna().groupby("seed").mean()
+
+
+def _edge(evidence: Evidence, rule: str) -> Effects:
+    """Return shortfall and response of a rule, judged; nothing where two rates are not there."""
+    late = {name: _late(evidence, name, rule) for name in (f"{NORM_OF[rule]}_sharpness", "sharpness_edge")}
+    sharp, edge = late.values()
+    if sharp.shape[1] != 2 or edge.shape != sharp.shape:
+        return {}
+    shortfall, response = (edge - sharp).max(axis=1), (sharp.iloc[:, 0] - sharp.iloc[:, 1]) / np.log10(2)
+    return {
+        "response": Effect(response.dropna(), near(1.0, WITHIN)),
+        "shortfall": Effect(shortfall.dropna(), partial(stays_below, most=LEAST_DECADES)),
+    }
+
+
+def _late(evidence: Evidence, quantity: str, rule: str) -> pd.DataFrame:
+    """Return the median log10 of a number over the second half of the steps, a row a seed, a column a rate."""
+    rows = in_logs(evidence.numbers(quantity, OPTIMISER, RATE))
+    rows = rows[(rows[OPTIMISER] == rule) & (rows["step"] >= rows["step"].max() / 2)]
+    rates = rows.assign(rate=pd.to_numeric(rows[RATE], errors="coerce"))
+    return wide(rates.groupby(["rate", "seed"])["value"].median(), "rate") if len(rows) else pd.DataFrame()
+
+
+ALONG = (exponents, update_sharpness, paths, edges)

@@ -1,0 +1,151 @@
+"""Quantity along: blocks of H, H_o and H_f times directions that mean something, split by weight and layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks
+from hessfig.curvature.problem import Objective
+from hessfig.measurements.directions.named_directions import NamedDirections, Vector
+from hessfig.measurements.eigenvalues import square_columns
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
+from hessfig.measurements.training_dynamics import state_row
+from hessfig.terms import Block, Part
+from hessfig.weights import Weight
+
+_LEAST_VALUE = 1e-3  # of the largest singular value: smaller ones enter no exponent
+_FEWEST = 3  # points of an exponent
+_BY = "products"
+Numbers = dict[str, float]
+
+
+def along(problem: Objective, request: Request) -> Measured:
+    """Return curvatures along named directions d, restricted to each block: exact products, no probes.
+
+    By part A of the block: `curvature` d.Ad / |d|^2, `product` |Ad| / |d|, `cosine` d.Ad / (|d| |Ad|). For a block of
+    several weights a, b, with C_ab = d_a.A_ab d_b / |d|^2, the curvature is `within_weights` sum_a C_aa plus
+    `across_weights`; `within_layers` is the sum over a, b of one layer (a weight outside of the layers is one by
+    itself). Without a part: `slope` g.d / |d|, `length` |d|. For a block of one matrix, with its gradient sum_k s_k
+    u_k v_k^T, the same of u_k v_k^T (`index` k), s_k as `singular_direction_value`, and exponents over k with s_k at
+    least a thousandth of s_1 and h_k = the curvature > 0: `curvature_exponent` of h_k in s_k, `singular_decay` of
+    1 / s_k in k, `curvature_decay` of 1 / h_k in k; `curvature_positive`: the share of these k with h_k > 0. Numbers of
+    a vector 0 are NaN.
+    """
+    named, rows = NamedDirections(problem, request), list[Row]()
+    for block, column in square_columns(problem, request):
+        side = problem.layout.side(block.layer, block.col)
+        slope = named.entries(named.gradient, block)
+        for name, vector, is_found in named.of(block, column):
+            rows += _facts(name, request, block, slope, vector)
+            for part, numbers in _split(column, block, request, side, vector).items():
+                rows += _rows(name, request, block, part, numbers, is_rough=not is_found)
+        rows += _singular(named, column, block, request)
+    return Measured(rows)
+
+
+def _facts(name: str, request: Request, block: Block, slope: Vector, vector: Vector) -> list[Row]:
+    length = float(vector.norm())
+    facts = {"slope": float(slope @ vector) / length if length else math.nan, "length": length}
+    return [state_row(f"{name}_{number}", request, value, block=block) for number, value in facts.items()]
+
+
+def _rows(
+    name: str,
+    request: Request,
+    block: Block,
+    part: Part,
+    numbers: Numbers,
+    *,
+    index: int | None = None,
+    is_rough: bool = False,
+) -> list[Row]:
+    found = {number: Estimate(value, 0.0, 0, _BY, is_rough=is_rough) for number, value in numbers.items()}
+    made = {number: block_row(f"{name}_{number}", request, block, part, one) for number, one in found.items()}
+    return [{**row, "index": index} for row in made.values()]
+
+
+def _split(
+    column: Column, block: Block, request: Request, side: tuple[Weight, ...], vector: Vector
+) -> dict[Part, Numbers]:
+    """Return the numbers of a direction, by part; one product for each weight of the block gives all of them."""
+    pieces = torch.zeros(len(vector), len(side), dtype=torch.float64)
+    for place, rows in enumerate(torch.arange(len(vector)).split([weight.size for weight in side])):
+        pieces[rows, place] = vector[rows]
+    products = _multiplied(column, block, request, pieces)
+    squared = float(vector.square().sum())
+    found = {}
+    for part, product in products.items():
+        shares = pieces.T @ product / squared if squared else torch.full((len(side),) * 2, math.nan)
+        found[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
+    return found
+
+
+def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
+    """Return A V of every part, in float64 on the CPU."""
+    given = vectors.to(column.dtype)
+    made = [column.split_matmat(chunk, request.parts) for chunk in chunks(given, column, PROBES_AT_ONCE)]
+    return {part: torch.cat([one[block, part] for one in made], dim=1).double().cpu() for part in request.parts}
+
+
+def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
+    size = float(product.norm()) / squared**0.5 if squared else math.nan
+    return {"curvature": curvature, "product": size, "cosine": curvature / size if size else math.nan}
+
+
+def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
+    """Return the curvature within weights and layers and across them; nothing for a single weight."""
+    if len(side) == 1:
+        return {}
+    total, weights = float(shares.sum()), float(shares.trace())
+    found = {"within_weights": weights, "across_weights": total - weights}
+    keys = [weight.layer or weight.name for weight in side]
+    if any(weight.layer for weight in side):
+        alike = torch.tensor([[one == other for other in keys] for one in keys])
+        layers = float(shares[alike].sum())
+        found |= {"within_layers": layers, "across_layers": total - layers}
+    return found
+
+
+def _singular(named: NamedDirections, column: Column, block: Block, request: Request) -> Iterator[Row]:
+    """Yield the rows of the singular directions of the gradient of a block, and their exponents."""
+    found = named.singular(block)
+    if found is None:
+        return
+    values, vectors = found
+    name, places = "singular_direction", range(1, len(values) + 1)
+    for k, value in zip(places, values.tolist(), strict=True):
+        yield state_row(f"{name}_value", request, value, block=block, index=k)
+    at = torch.arange(1, len(values) + 1).double()
+    yield state_row("singular_decay", request, -_slope(at, values, _counts(values)), block=block)
+    for part, products in _multiplied(column, block, request, vectors).items():
+        heights = (vectors * products).sum(dim=0)
+        for k, height, product in zip(places, heights.tolist(), products.T, strict=True):
+            yield from _rows(name, request, block, part, _whole(height, product, 1.0), index=k)
+        counts = _counts(values)
+        fits = {
+            "exponent": _slope(values, heights, counts),
+            "decay": -_slope(at, heights, counts),
+            "positive": float((heights[counts] > 0).double().mean()),
+        }
+        for number, value in fits.items():
+            yield block_row(f"curvature_{number}", request, block, part, Estimate(value, 0.0, 0, _BY))
+
+
+def _counts(values: Vector) -> Bool[Tensor, " n"]:
+    """Return which singular values enter exponents."""
+    return (values > 0) & (values >= _LEAST_VALUE * values[0])
+
+
+def _slope(x: Vector, y: Vector, counts: Bool[Tensor, " n"]) -> float:
+    """Return the slope of log y on log x by least squares, where both count and y > 0; NaN of too few points."""
+    kept = counts & (y > 0)
+    if int(kept.sum()) < _FEWEST:
+        return math.nan
+    at, to = x[kept].log(), y[kept].log()
+    at = at - at.mean()
+    return float(at @ to / at.square().sum())

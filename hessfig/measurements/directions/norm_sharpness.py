@@ -1,0 +1,120 @@
+"""Quantity norm_sharpness: the largest curvature in the unit balls of norms, as the lower bound that a search finds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.problem import Objective
+from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row
+from hessfig.measurements.stability import coming_rate
+from hessfig.measurements.training_dynamics import state_row
+from hessfig.states.training.norm_descent import length, steepest
+from hessfig.terms import Block, Group, Part, StepNorm
+
+_ITERATIONS, _GAP = 100, 1e-3  # of a search: at most, and the share of its value at which it ends
+Vector = Float[Tensor, " n"]
+
+
+def norm_sharpness(problem: Objective, request: Request) -> Measured:
+    """Return max d.Hd over ||d|| <= 1 for several norms (generalised sharpness, arXiv 2603.05002), as a lower bound.
+
+    H is that of all parameters. `euclidean_sharpness` is the largest eigenvalue, with its residual as error. The others
+    are the best of conditional gradient searches from the steepest direction, the eigenvector, and directions.starts
+    random ones; the error is how far the median start stays below the best, and a search that is cut off is
+    `not_converged`. `NAME_steepest_curvature`: d.Hd of the steepest direction itself. `sharpness_edge`: 2 / eta
+    of a training's coming update, the threshold of steepest descent in any norm.
+    """
+    search = _Search(problem, request)
+    rows = [row for norm in StepNorm for row in search.rows(norm)]
+    is_training = request.at.moments is not None or request.at.config.task.data.facts.is_trainable
+    edge = [state_row("sharpness_edge", request, 2 / coming_rate(request.at))] if is_training else []
+    return Measured([*rows, *edge])
+
+
+class _Search:
+    """Products of the whole Hessian, and searches for its largest curvature in a ball."""
+
+    def __init__(self, problem: Objective, request: Request) -> None:
+        self._request, self._slope = request, LossGradient(problem)
+        self._shapes = [one.shape for one in self._slope.gradient.values()]
+        self._block = Block(0, Group.all.value, Group.all.value)
+        self.dim, self.products = len(self._slope.flat), 0
+        self.rounding = 100 * torch.finfo(problem.dtype).eps
+        self._generator, settings = request.stream(0, Group.all.value), request.spectrum
+        self._largest = extremes(
+            self, End.largest, tolerance=settings.tolerance, steps=settings.steps, generator=self._generator
+        )
+
+    def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return H V."""
+        self.products += vectors.shape[1]
+        given = vectors.to(self._slope.flat)
+        return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(vectors)
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        """Raise ArithmeticError where double backward is not symmetric."""
+        if asymmetry > 1e5 * self.rounding * size:
+            raise ArithmeticError(f"products of H are not symmetric: off by {asymmetry / size:.2g}")
+
+    def rows(self, norm: StepNorm) -> Iterator[Row]:
+        """Yield the sharpness of a norm, and the curvature along its steepest direction."""
+        steep, _ = self._steepest(self._slope.flat.double().cpu(), norm)
+        along = float(steep @ self._product(steep))
+        found = self._euclidean() if norm == StepNorm.euclidean else self._best(norm, steep)
+        for name, one in (
+            (f"{norm}_sharpness", found),
+            (f"{norm}_steepest_curvature", Estimate(along, 0.0, 0, "products")),
+        ):
+            yield {**state_row(name, self._request, one, block=self._block), "part": Part.H.value}
+
+    def _euclidean(self) -> Estimate:
+        value, residual = float(self._largest.values[0]), float(self._largest.residuals[0])
+        return Estimate(value, residual, 0, "lanczos", is_rough=not self._largest.converged)
+
+    def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
+        count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].cpu()
+        drawn = torch.randn(count, self.dim, dtype=torch.float64, generator=self._generator)
+        found = [self._climbed(one, norm) for one in (steep, vector, *drawn)]
+        values = [value for value, _ in found]
+        best = max(values)
+        is_cut = not next(done for value, done in found if value == best)
+        return Estimate(best, best - statistics.median(values), 0, "conditional gradient", is_rough=is_cut)
+
+    def _climbed(self, start: Vector, norm: StepNorm) -> tuple[float, bool]:
+        """Return d.Hd where a search from the direction `start` ends, and whether it ended by itself.
+
+        On the line from d to the steepest ascent s in the ball the curvature is a + b t + c t^2, b >= 0: the best t of
+        [0, 1] is taken, so that it never falls.
+        """
+        size = length(self._shaped(start), norm)
+        at = start / size if size else start
+        image = self._product(at)
+        for _ in range(_ITERATIONS):
+            value = float(at @ image)
+            to, top = self._steepest(image, norm)
+            gap = top - value  # half of the slope b towards `to`
+            if not gap > _GAP * abs(value):
+                return value, True
+            other = self._product(to)
+            bend = float((to - at) @ (other - image))
+            t = 1.0 if gap + bend >= 0 else -gap / bend
+            at, image = at + t * (to - at), image + t * (other - image)
+        return float(at @ image), False
+
+    def _product(self, vector: Vector) -> Vector:
+        return self.matmat(vector[:, None])[:, 0]
+
+    def _steepest(self, slope: Vector, norm: StepNorm) -> tuple[Vector, float]:
+        pieces, dual = steepest(self._shaped(slope), norm)
+        return torch.cat([one.flatten() for one in pieces]), dual
+
+    def _shaped(self, vector: Vector) -> list[Tensor]:
+        pieces = vector.split([shape.numel() for shape in self._shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]

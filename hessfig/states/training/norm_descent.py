@@ -1,0 +1,79 @@
+"""Steepest descent in norms over all parameters, as an optimiser of torch; steepest directions, dual norms, lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.terms import StepNorm
+
+Tensors = Sequence[Tensor]
+
+
+def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
+    r"""Return the d with ||d|| <= 1 whose inner product with `slopes` is largest, and that product, the dual norm.
+
+    euclidean: g / |g|. largest_entry, max over all entries: the signs of g; sum |g_i|. blockwise, max over parameters l
+    of |d_l|: g_l / |g_l| each; sum |g_l|. spectral, max over parameters of the largest singular value (a vector is a
+    matrix of one column, a tensor of several axes has a row for each entry of the first): U_l V_l^T of G_l = U_l S_l
+    V_l^T, without what belongs to singular values 0; sum tr S_l. What is 0 stays 0.
+    """
+    if norm == StepNorm.largest_entry:
+        return [one.sign() for one in slopes], math.fsum(float(one.abs().sum()) for one in slopes)
+    if norm == StepNorm.spectral:
+        pairs = [_orthogonalised(one) for one in slopes]
+        return [direction for direction, _ in pairs], math.fsum(size for _, size in pairs)
+    sizes = [float(one.norm()) for one in slopes]
+    if norm == StepNorm.blockwise:
+        return [_over(one, size) for one, size in zip(slopes, sizes, strict=True)], math.fsum(sizes)
+    whole = math.hypot(*sizes)
+    return [_over(one, whole) for one in slopes], whole
+
+
+def length(tensors: Tensors, norm: StepNorm) -> float:
+    """Return the norm of a vector that is given as one tensor for each parameter."""
+    if norm == StepNorm.largest_entry:
+        return max(float(one.abs().max()) for one in tensors)
+    if norm == StepNorm.spectral:
+        return max(float(torch.linalg.matrix_norm(_matrix(one), 2)) for one in tensors)
+    sizes = [float(one.norm()) for one in tensors]
+    return max(sizes) if norm == StepNorm.blockwise else math.hypot(*sizes)
+
+
+def _orthogonalised(slope: Tensor) -> tuple[Tensor, float]:
+    left, values, right = torch.linalg.svd(_matrix(slope), full_matrices=False)
+    kept = values > torch.finfo(values.dtype).eps * max(left.shape[0], right.shape[1]) * values[0]
+    return (left[:, kept] @ right[kept]).view_as(slope), float(values.sum())
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.reshape(len(tensor), -1) if tensor.ndim else tensor.reshape(1, 1)
+
+
+def _over(tensor: Tensor, size: float) -> Tensor:
+    return tensor / size if size else torch.zeros_like(tensor)
+
+
+class NormDescent(torch.optim.Optimizer):
+    """w' = w - lr ||g||_* d, where d maximises g.d over ||d|| <= 1 and ||g||_* is that maximum (arXiv 2603.05002).
+
+    `weight_decay` times w is added to the gradient.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, norm: str) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "norm": norm})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step along the gradients that are there; a parameter without one stays."""
+        del closure
+        for group in self.param_groups:
+            held = [one for one in group["params"] if one.grad is not None]
+            slopes = [one.grad + group["weight_decay"] * one for one in held]
+            directions, dual = steepest(slopes, StepNorm(group["norm"]))
+            for one, direction in zip(held, directions, strict=True):
+                one -= group["lr"] * dual * direction
