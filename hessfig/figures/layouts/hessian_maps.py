@@ -20,7 +20,7 @@ from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import pair_words, plain, setting_words, weight_words
+from hessfig.figures.parts.labels import pair_words, plain, setting_words, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, width_in

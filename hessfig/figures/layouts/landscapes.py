@@ -220,8 +220,8 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
         curves.append(growth_curves(table, axis=run.axis, quantity=name))
         slopes.append(fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name))
         tables.append(table)
-    frames = (pd.concat(every) for every in (curves, slopes, tables))
-    return Laws(*frames, run.axis, windows[0], nulls, spec.options.get("published", {}))
+    means, fitted_to, numbers = (pd.concat(every) for every in (curves, slopes, tables))
+    return Laws(means, fitted_to, numbers, run.axis, windows[0], nulls, spec.options.get("published", {}))
 
 
 def _of_whole(table: pd.DataFrame) -> pd.DataFrame:

@@ -260,7 +260,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     )
     sheet = Sheet.grid(spec.paper, [[kind] for kind in _DRAWN], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     set_x_scale(sheet.axes[-1], found[X])
-    numbers = []
+    numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:
         kind = list(_DRAWN)[row]
         numbers.extend(_draw_lines(ax, found, _named(table), kind))
