@@ -24,6 +24,7 @@ from hessfig.interface import blocks_asked, with_parts
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
+from hessfig.models.identity import identity
 from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
@@ -211,13 +212,21 @@ class Monitor:
 
     def _measured(self, step: int) -> Values:
         order = max(quantity(name).order for name in self._config.quantities)
-        point, parts, why = self._copy.follow(self._course.hash, order)
+        function, parts, why = self._copy.follow(self._course.hash, order)
+        point = self._point(function)
         if why:
             self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
         self._course.begin(step, point, parts)
         rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
+
+    def _point(self, function: str) -> str:
+        """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""
+        if not any(quantity(name).needs_optimiser for name in self._config.quantities):
+            return function
+        state = state_of(self._optimiser, self._network)
+        return identity(function, state.training, state.updates, sorted(state.moments.items()))
 
     def _tell(self, values: Values, step: int) -> None:
         """Tell the logger; what is measured is kept where it fails."""

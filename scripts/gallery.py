@@ -52,9 +52,10 @@ score_split spectra_large sinks_large weight_norms_whole edge_batches heterogene
 landscape_integrals stationarity model_size_width model_size_depth model_size_heads model_size_vocabulary
 sublayers sublayers_groups gpt2 trained_spectra entries_after blocks_after temperature_model
 approximations_after approximations_heads weight_powers embeddings depth_norm traces dispersion similar_tokens
-wide_keys jacobian language_heterogeneity language_sinks language_noise sinks_trained quantisation
+wide_keys jacobian language_heterogeneity language_sinks language_noise sinks quantisation
 critical_points steps approximations_digits approximations_text
 """.split()  # noqa: SIM905
+WITH_EVERY_PAGE = ("eq5", "6", "7")  # figures whose pages say more than the first of them
 
 
 def main() -> None:
@@ -108,18 +109,27 @@ def section(figure: ShippedFigure, outputs: Path, level: str, before: str) -> st
     head = f"{level} {figure.title}\n\n"
     command = f"`make figure-{figure.name}`: "
     found = pictures_of(figure.name, outputs / "figures")
+    parts = [part for part in re.split(r"^#+ ", before, flags=re.MULTILINE) if f"\n{command}" in part]
     if found:
         cells = f"{cost(outputs, figure.sweep)}" if figure.sweep else "computed in seconds"
         pages = f"; {len(found)} pictures" if len(found) > 1 else ""
-        picture, made = copied(found[0]), f"{cells}{pages}."
-    elif drawn := _DRAWN.search(before.partition(head)[2].partition("\n#")[0]):
-        picture, made = drawn["picture"], drawn["made"]
+        shown = found if figure.name in WITH_EVERY_PAGE else found[:1]
+        pictures, made = [copied(path) for path in shown], f"{cells}{pages}."
+    elif parts:
+        pictures, made = _PICTURE.findall(parts[0]), parts[0].partition(f"\n{command}")[2].partition("\n")[0]
     else:
         return f"{head}Not drawn here yet: `make figure-{figure.name}`.\n"
-    return head + "\n\n".join([f"![{figure.title}](img/{picture})", *says(figure.name), f"{command}{made}\n"])
+    images = [f"![{_alt(figure, picture)}](img/{picture})" for picture in pictures]
+    return head + "\n\n".join([*images, *says(figure.name), f"{command}{made}\n"])
 
 
-_DRAWN = re.compile(r"\]\(img/(?P<picture>[^)]+)\).*^`make figure-[^`]+`: (?P<made>[^\n]+)", re.DOTALL | re.MULTILINE)
+_PICTURE = re.compile(r"\]\(img/([^)]+)\)")
+
+
+def _alt(figure: ShippedFigure, picture: str) -> str:
+    """Return the title of a figure and, of several pages, which of them this is."""
+    page = Path(picture).stem.removeprefix(f"fig{figure.name}").strip("_").replace("_", " ")
+    return f"{figure.title.rstrip('.')}: {page}" if page and figure.name in WITH_EVERY_PAGE else figure.title
 
 
 def says(name: str) -> Iterator[str]:

@@ -151,6 +151,39 @@ def test_no_number_of_another_function_is_taken(what: str, tmp_path: Path) -> No
         assert truth != pytest.approx(before, rel=1e-6)
 
 
+def updated(network: nn.Module, **rule: Any) -> torch.optim.Optimizer:
+    """Return Adam after two updates of `network`, whose weights are put back."""
+    before = {name: one.clone() for name, one in network.state_dict().items()}
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.01, **rule)
+    for _ in range(2):
+        optimiser.zero_grad()
+        F.cross_entropy(network(X)["scores"], Y).backward()
+        optimiser.step()
+    network.load_state_dict(before)
+    return optimiser
+
+
+@pytest.mark.parametrize("rule", [{"betas": (0.9, 0.9)}, {"eps": 1.0}, {"betas": (0.5, 0.999)}])
+def test_no_number_of_another_optimiser_is_taken(tmp_path: Path, rule: Case) -> None:
+    """Of the same weights: its settings and moments count where a quantity needs them, and nowhere else."""
+
+    def measured(folder: str, name: str = "preconditioned_eigenvalue", **rule: Any) -> dict[str, float]:
+        network = Net()
+        given = {"optimiser": updated(network, **rule), "quantities": [name], "on_error": "raise"}
+        watching = watch(tmp_path / folder, network=lambda: network, **given)
+        try:
+            return watching(0)
+        finally:
+            watching.close()
+
+    before = measured("mine")
+    assert before and measured("mine") == before
+    with pytest.raises(OtherTraining, match="not of what step 0 is now"):
+        measured("mine", **rule)
+    assert measured("truth", **rule) != before
+    assert measured("loss", "loss") == measured("loss", "loss", **rule)
+
+
 def test_what_differs_is_named(tmp_path: Path) -> None:
     watch(tmp_path / "mine")(0)
     with pytest.raises(OtherTraining, match="where these were others: the network\n"):

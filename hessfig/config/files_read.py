@@ -10,7 +10,13 @@ from typing import Any
 
 from hessfig.files import fingerprint, is_file
 
-LIBRARIES = {Path(folder).resolve() for key, folder in sysconfig.get_paths().items() if key.endswith(("lib", "stdlib"))}
+LIBRARIES = {
+    Path(folder).resolve()
+    for folder in [
+        *(path for key, path in sysconfig.get_paths().items() if key.endswith(("lib", "stdlib"))),
+        *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),  # lent to it
+    ]
+}
 _OF_THE_MACHINE = [Path(folder) for folder in ("/proc", "/sys", "/dev", "/etc")]
 _NOTING: list[set[str]] = []  # what the runs under way have opened so far
 _IS_HOOKED: list[bool] = []

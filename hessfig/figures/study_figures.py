@@ -67,7 +67,10 @@ def _saved(
 
 def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     """Three panels; those of the blocks share their y axis."""
-    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], style=OWN_Y.but(down=0.56, height=1.45))
+    note = (
+        f"Median over {int(table['count'].max())} random problems at each token scale; band: quartiles. Dashed: tight."
+    )
+    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], note, OWN_Y.but(down=0.56, height=1.45))
     table = table.assign(block=table["row"] + " " + table["col"])
     kinds = [
         ("(a) whole Hessian", table[table["row"] == "whole"], "bound", WHOLE),
@@ -78,6 +81,7 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
         title, *kind = kinds[column]
         draw_looseness(ax, *kind)
         ax.set_title(title, loc="left")
+        ax.set_ylim(top=ax.get_ylim()[1] * (300 if column == 0 else 20))  # room for the legend above the curves
         ax.legend(loc="upper left", ncols=1 + (column > 0))
     blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
     blocks[-1].sharey(blocks[0]) if blocks else None
@@ -102,6 +106,10 @@ SINKS = {"input": "sink in the input", "score": "sink in the score", "value": "s
 MODELS = {"attention": "softmax\nattention", "linear attention": "linear\nattention", "linear MLP": "linear\nMLP"}
 PLACES = {"random weights": "#444444", "critical points": "#e08214"}
 FLOOR = 2e-3
+_SCALAR_NOTE = (
+    "Networks of one scalar per token with random weights. (a) One of them; (b) to (f): median over networks, bands and"
+    " bars: quartiles. Exact: the relative error is zero up to rounding. Dotted: without a sink."
+)
 
 
 def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
@@ -136,7 +144,7 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Two rows of three panels."""
-    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], style=APART.but(across=0.46, down=0.56))
+    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], _SCALAR_NOTE, APART.but(across=0.62, down=0.56))
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:
@@ -163,6 +171,9 @@ def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
         level = spectrum[(spectrum["closed_form"] - size).abs() < 1e-9]
         ax.annotate(name, (level["index"].mean(), size), (0, 4), textcoords="offset points", color=BULK, ha="center")
     ax.set(xlabel="eigenvalue number, ascending", ylabel="eigenvalue")
+    ax.margins(x=0.08)
+    low, high = ax.get_ylim()
+    ax.set_ylim(low - 0.04 * (high - low), high + 0.35 * (high - low))  # room for the legend above the dots
     ax.set_title("(a) spectrum of one problem", loc="left")
     ax.legend(loc="upper left")
 
@@ -188,7 +199,7 @@ def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
             row = ggn[(ggn["where"] == where) & (ggn["model"] == model)].iloc[0]
             _draw_quartiles(ax, place + offset, row, colour)
         ax.plot([], [], "o", color=colour, ms=3, mew=0, label=where)
-    ax.set(yscale="log", ylim=(FLOOR, 2.2), xlim=(-0.6, 2.6), ylabel="relative error of top eigenvalue")
+    ax.set(yscale="log", ylim=(FLOOR, 2.2), xlim=(-0.6, 2.6), ylabel="GGN: error of the largest")
     ax.set_xticks(range(len(MODELS)), list(MODELS.values()))
     ax.tick_params(axis="x", length=0)
     ax.set_title("(c) GGN as a proxy", loc="left")

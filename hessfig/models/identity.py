@@ -119,9 +119,16 @@ class _Walk:
         elif isinstance(thing, list | tuple):
             self._all(type(thing).__name__, thing)
         elif isinstance(thing, set | frozenset):
-            self._all("set", sorted(_short({}, one) for one in thing))
+            self._all("set", sorted(self._apart(one) for one in thing))
         else:
             self._all(type(thing).__name__, _pieces(thing))
+
+    def _apart(self, thing: Any) -> str:
+        """Return a hash of an entry of a set, whatever its place there; what was met on the way to it is known."""
+        walk = _Walk(self._words)
+        walk._depth = self._depth
+        walk.take(thing)
+        return walk.hash.hexdigest()[:16]
 
     def _all(self, kind: str, things: Iterable[Any]) -> None:
         held = list(things)

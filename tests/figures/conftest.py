@@ -55,4 +55,5 @@ def curves(ax: Axes) -> list[Any]:
 
 def guides(ax: Axes) -> list[Any]:
     """Return the dashed power laws of a panel (not the dotted line at sigma = 1)."""
-    return [line for line in ax.lines if line.get_marker() == "None" and len(line.get_xdata()) > 2]
+    lines = [line for line in ax.lines if line.get_marker() == "None" and len(line.get_xdata()) > 2]
+    return [line for line in lines if line.get_linewidth() > 0.5]  # thinner ones are seeds

@@ -55,7 +55,7 @@ def test_guides_have_the_predicted_power_and_run_below(pages: Draw) -> None:
 
 
 def test_band_is_the_interval_of_the_mean(pages: Draw) -> None:
-    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=6)
     (page,) = pages("growth", table)
     (band,) = page.figure.axes[2].collections
     curve = growth_curves(table)
@@ -64,6 +64,17 @@ def test_band_is_the_interval_of_the_mean(pages: Draw) -> None:
     factor = np.exp(t * curve["sem"] / curve["mean"])  # logarithmic axes: as far up as down, as factors
     assert edges.max() == pytest.approx((curve["mean"] * factor).max())
     assert edges.min() == pytest.approx((curve["mean"] / factor).min())
+
+
+def test_few_seeds_are_thin_lines_and_no_band(pages: Draw) -> None:
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=5)
+    (page,) = pages("growth", table)
+    ax = page.figure.axes[2]
+    thin = [line for line in ax.lines if line.get_linewidth() < 0.5]
+    assert len(thin) == 5 and not any(band.get_paths()[0].vertices.size > 6 for band in ax.collections)
+    first = table[table["seed"] == 1234].sort_values("sigma")
+    np.testing.assert_allclose(thin[0].get_ydata(), first["value"])
+    assert "thin: the seeds" in " ".join(text.get_text() for text in page.figure.texts)
 
 
 def test_sigma_one_is_marked(pages: Draw) -> None:

@@ -81,7 +81,7 @@ def test_layers_and_depths(pages: Draw) -> None:
 
 
 def test_points_are_means_with_the_band_of_their_interval(pages: Draw) -> None:
-    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=6)
     (page,) = pages("lines", table)
     (line,), (band,) = drawn(page.figure.axes[0]), page.figure.axes[0].collections
     curve = growth_curves(table)

@@ -48,9 +48,9 @@ def test_curves_along_k_with_chance_beside_them(pages: Draw) -> None:
     (ax,) = page.figure.axes
     (curve,) = curves(ax)
     np.testing.assert_allclose(curve.get_ydata(), [3.3 * k**-0.5 for k in PLACES])
-    (grey,) = [line for line in ax.lines if line.get_marker() == "None"]
+    (grey,) = [line for line in ax.lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(grey.get_ydata(), [2.2 * k**-0.5 for k in PLACES])
-    assert "−0.500" in words(ax) and "published: −2" in words(ax) and "chance: −0.500" in words(ax)
+    assert "−0.500" in words(ax) and "published slope −2" in words(ax) and "chance: slope −0.500" in words(ax)
     assert ax.get_xlabel() == "k" and ax.get_xscale() == ax.get_yscale() == "log"
     assert page.numbers.query("quantity == 'stationarity'")["slope"].iloc[0] == pytest.approx(-0.5)
     assert set(page.numbers["index"]) == set(PLACES)

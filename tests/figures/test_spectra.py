@@ -20,12 +20,13 @@ from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
-from tests.figures.conftest import words
+from tests.figures.conftest import curves, words
 from tests.figures.test_heat import colour_bar
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
 SINKS = {**config(sink="none", sink_beta=0.0), "sweep": {"axis": "model.sink_beta"}}
 NORMS = {**config(scaled_weight=None, weight_scale=1.0), "sweep": {"axis": "model.weight_scale"}}
+MARKS = ("o", "s", "^")  # of three networks
 WAVE = np.concatenate([np.linspace(-1, 1, 160), [2.0, 3.0, 8.0]])
 
 
@@ -129,7 +130,8 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     write_sweep(spectral_table([{"value": 1.0}]), tmp_path, arrays=entries)
     (page,) = drawn("heterogeneity", folder)
     one, other, bar = page.figure.axes
-    assert one.get_title().splitlines()[0] == "transformer" and other.get_title() == "MLP\nJS⁰ = 0.000 ± 0.000"
+    assert one.get_title(loc="left").splitlines()[0] == "transformer"
+    assert other.get_title(loc="left") == "MLP\nJS⁰ = 0.000 ± 0.000, 3 pairs"
     square = one.images[0].get_array()
     assert square.shape == (3, 3) and square[0, 2] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
     assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
@@ -168,9 +170,10 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
     (page,) = drawn("gauss_newton", write_sweep(table, tmp_path, settings=None))
     upper, lower = page.figure.axes
     assert words(upper).splitlines()[1:] == ["transformer, softmax", "transformer, linear attention", "MLP"]
-    lines = [line for line in upper.lines if line.get_marker() == "o"]
+    lines = [line for line in upper.lines if line.get_marker() in MARKS]
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.5, 0.8, 1.0])
-    assert len([line for line in lower.lines if line.get_marker() == "o"]) == 6
+    assert len([line for line in lower.lines if line.get_marker() in MARKS]) == 6
+    assert len({line.get_marker() for line in lines}) == 3 and len(upper.lines) > len(lines) + 8  # seeds are thin
     shown = page.numbers[page.numbers["shown"] == "ratio"]
     assert (shown["high"] - shown["low"]).abs().max() < 1e-12 and set(shown["count"]) == {3}
     with pytest.raises(UserError, match=r"no largest eigenvalues of H_o and H[\s\S]*parts=\[H_o,H\]"):
@@ -245,8 +248,10 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
     assert [ax.get_title() for ax in axes[0]] == [r"scaled: $W_{\mathrm{Q}}$", "scaled: MLP"]
     assert axes[0, 0].get_ylabel() == "largest eigenvalue"
     assert axes[1, 0].get_xscale() == axes[1, 0].get_yscale() == "log"
-    np.testing.assert_allclose(axes[1, 0].lines[0].get_ydata(), [1 / 64, 1, 64])
-    np.testing.assert_allclose(axes[1, 1].lines[0].get_ydata(), 1)
+    *seeds, mean = axes[1, 0].lines[:4]
+    np.testing.assert_allclose(mean.get_ydata(), [1 / 64, 1, 64])
+    np.testing.assert_allclose([line.get_ydata()[1] for line in seeds], [0.1, 1, 10])
+    np.testing.assert_allclose(curves(axes[1, 1])[0].get_ydata(), 1)
     for options, message in (
         ({"quantity": "trace"}, "no numbers of these quantities"),
         ({"columns": "scaled_weigh"}, "did you mean 'model.scaled_weight'"),

@@ -87,6 +87,27 @@ def test_depth_has_an_end(make: Callable[[Any], Any]) -> None:
     assert identity(held) == identity(held)
 
 
+class Ring:
+    """A class whose entries lead back to the set that holds them."""
+
+    def __init__(self, gain: float) -> None:
+        self.gain, self.others = gain, {self}
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_entries_of_a_set_that_lead_back_to_it_have_an_end() -> None:
+    assert identity(Ring(1.0)) == identity(Ring(1.0)) != identity(Ring(2.0))
+    rings = [Ring(1.0) for _ in range(3)]
+    rings[0].others |= {*rings}
+    assert identity(rings[0])
+    held: Any = frozenset({0})
+    for _ in range(500):
+        held = frozenset({held, 1})
+    assert identity(held)
+
+
 def test_every_process_finds_the_same() -> None:
     """Whatever the seed of Python's hashes is, by which sets are ordered."""
     code = (

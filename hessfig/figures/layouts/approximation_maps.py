@@ -16,6 +16,7 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
+from hessfig.figures.parts.panels import reach
 from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
@@ -46,7 +47,11 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     means = over if over == labels.ONE_SEED else f"mean over {over}"
     for suffix, one in by_part(shown):
         words = f"{labels.part_words(one['part'].iloc[0])}: {_WORDS[number]}, {means}"
-        note = f"{words}; grey: not defined.{labels.made_words(table, run.axis, where='')}"
+        wide = np.nanmax(reach(one, logs=False), initial=0.0)
+        margin = f" 95% intervals: ± {wide:.2f} at most." if wide else ""
+        note = (
+            f"{words}; 1: no better than zero; grey: not defined.{margin}{labels.made_words(table, run.axis, where='')}"
+        )
         yield draw_maps(one, number, note, spec).page(suffix, as_written(one, run.axis))
 
 

@@ -55,7 +55,9 @@ def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str
     """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
-    scale = Normalize(np.floor(logs.min()), np.ceil(logs.max())) if logs.notna().any() else Normalize(0, 1)
+    scale = (
+        Normalize(np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else Normalize(0, 1)
+    )
     if len(names) <= _SIDE_BY_SIDE:
         yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
         return
@@ -170,7 +172,7 @@ def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: li
     for part in parts:
         one = here.of(part=part)
         if positive(one.curves).any():
-            draw_curve(ax, one.curves, colour=part_colour(part))
+            draw_curve(ax, one.curves, one.table, colour=part_colour(part))
             draw_fit(ax, one, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
         words.append(f"{labels.symbol(part)}  {_slope(one)}")

@@ -60,10 +60,26 @@ class Collected:
     @cached_property
     def where(self) -> str:
         """The sigma and step that all of it is at, in words: ' σ = 0.2, step 300.', or nothing."""
-        sigmas = {place.sigma for place in self.places if not math.isnan(place.sigma)}
-        steps = {place.step for place in self.places if not math.isnan(place.step)}
-        words = [f"σ = {sigma:g}" for sigma in sigmas] + [f"step {step:g}" for step in steps]
-        return f" {', '.join(words)}." if words else ""
+        return _sentence([*self._sigmas, self.step_words])
+
+    @cached_property
+    def where_but_steps(self) -> str:
+        """The sigma that all of it is at, in words: ' σ = 0.2.', or nothing."""
+        return _sentence(self._sigmas)
+
+    @cached_property
+    def _sigmas(self) -> list[str]:
+        return [f"σ = {sigma:g}" for sigma in {place.sigma for place in self.places if not math.isnan(place.sigma)}]
+
+    @cached_property
+    def step(self) -> float | None:
+        """The step of the training that all of it is at, if it is of one."""
+        return next((place.step for place in self.places if not math.isnan(place.step)), None)
+
+    @property
+    def step_words(self) -> str:
+        """The step in words, or nothing."""
+        return "" if self.step is None else f"step {self.step:g}"
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
@@ -114,6 +130,19 @@ def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[st
     several = [len({one[axis] for one in coordinates}) > 1 for axis in range(2)]
     for one in coordinates:
         yield _words(one, several), _at(every, one, alone)
+
+
+def _sentence(words: Sequence[str]) -> str:
+    told = ", ".join(filter(None, words))
+    return f" {told}." if told else ""
+
+
+def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, list[Collected]]]:
+    """Yield (words, what is stored at each step of a training) for every sigma; see `collected`."""
+    of_sigma: dict[str, list[Collected]] = {}
+    for words, one in collected(source, wanted):
+        of_sigma.setdefault(words.partition("step_")[0].rstrip("_"), []).append(one)
+    yield from of_sigma.items()
 
 
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from hessfig.figures.parts.rows import (
     at_one_place,
     blocks_in_order,
     networks_of,
+    numbers_behind,
     where,
     with_pairs,
 )
@@ -119,8 +120,9 @@ _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw means over seeds along an axis, a page for whatever panels, colours and dashes do not tell apart.
 
-    How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. The legend gives what colours
-    and dashes stand for. Scales are logarithmic where the numbers span them. A table without an axis is drawn as bars.
+    How to read it: a point is a mean over seeds; up to five seeds are thin lines, more the band of the 95 % interval of
+    the mean. The legend gives what colours and dashes stand for. Scales are logarithmic where the numbers span them. A
+    table without an axis is drawn as bars.
     Requires: the sweep's table.csv (`figure.x`: by default the sweep's axis; `figure.colour`, `figure.dashes`: sigma,
     step, layer, num_layers, part, index or a varied setting, by default what varies first; colour=weight draws
     diagonal blocks in one panel; options `quantity`: one, or a list, each then a column of panels; `sigmas`: those that
@@ -144,7 +146,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         here = here[(here["row"] == here["col"]) & (here["row"] != "")] if together else here
         note = labels.note_words(table, axis, names, several_points=True, config=run.config)
         for rows, end in in_sheets(_TOGETHER if together else blocks_in_order(here), _ROWS):
-            yield _draw_page(here, rows, look, spec, note, suffix + end)
+            yield _draw_page(here, table, rows, look, spec, note, suffix + end)
 
 
 _TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
@@ -169,14 +171,20 @@ def _told(name: str, value: Any) -> str:
 
 
 def _draw_page(
-    curves: pd.DataFrame, rows: Sequence[BlockKey], look: Encoding, spec: FigureSpec, note: str, suffix: str
+    curves: pd.DataFrame,
+    table: pd.DataFrame,
+    rows: Sequence[BlockKey],
+    look: Encoding,
+    spec: FigureSpec,
+    note: str,
+    suffix: str,
 ) -> Page:
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
     sheet = Sheet.grid(spec.paper, _names(rows, columns), note, (OWN_Y if apart else SHARED).but(down=0.22))
     blocks = [_of_block(curves, key) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
-        _draw_panel(ax, one, one if apart else blocks[row], curves, look)
+        _draw_panel(ax, one, table, one if apart else blocks[row], curves, look)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     unit = "" if apart else labels.unit_label(quantity)
     titles = [unit] if rows == _TOGETHER else [labels.block_title(*key, quantity=quantity) for key in rows]
@@ -200,8 +208,10 @@ def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
 
 
-def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Encoding) -> None:
-    """Draw the lines of one panel; `scale` are all points on its y axis, `page` all on the page."""
+def _draw_panel(
+    ax: Axes, points: pd.DataFrame, table: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Encoding
+) -> None:
+    """Draw the lines of one panel; `scale` are all points on its y axis, `page` all on the page, of `table`."""
     log_x, log_y = set_x_scale(ax, page[X]), set_y_scale(ax, scale["mean"])
     if log_x:
         mark_one(ax, look.axis)
@@ -214,4 +224,4 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.Da
     keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
         style = {"linestyle": strokes[dashes], "linewidth": widths[colour]}
-        draw_errors(ax, curve, colour=tones[colour], **style)
+        draw_errors(ax, curve, numbers_behind(curve, table), colour=tones[colour], **style)

@@ -120,7 +120,7 @@ def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
     mark_one(ax, measured.axis)
     for name, one in zip(_PAIR, drawn, strict=True):
         if positive(one.curves).any():
-            draw_curve(ax, one.curves, colour=matrix_colour(name))
+            draw_curve(ax, one.curves, one.table, colour=matrix_colour(name))
 
 
 # What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.
@@ -156,4 +156,5 @@ def _worded(name: str, value: str) -> str:
 
 def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
-    return f"{circles}{windows_in_words([window], measured.axis)}, ± bootstrap over seeds. {measured.setting}"
+    seeds = labels.seeds_words(measured.table)
+    return f"{circles}{windows_in_words([window], measured.axis)}, {seeds}, ± bootstrap over seeds. {measured.setting}"

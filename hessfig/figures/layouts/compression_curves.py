@@ -29,7 +29,7 @@ _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "ra
 _COLOURS |= {"magnitude": tone(6), "taylor": tone(5)}
 _MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
 _KEY = (
-    "Above: dashed OBD, solid OBS, where other weights compensate; colours as below. Below: single weights (dots), rows"
+    "Above: dashed OBD, solid OBS, where other weights compensate. Below: single weights (dots), rows"
     " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
 )
 _LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
@@ -54,7 +54,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         networks = networks_of(rows)
         marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
-        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, narrowest=None)
+        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
         sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
         drawn = []
         for line, column, ax in sheet:
@@ -68,6 +68,8 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("loss")
             elif column > 0 and line > 0:
                 ax.set_yticklabels([])
+        handles, named = sheet.first.get_legend_handles_labels()
+        sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
@@ -95,7 +97,8 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
         one = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
         points = seed_means(one, ["share"], logs=True)
-        draw_interval(ax, points, "share", colour=_colour(name), linestyle=_stroke(name), markersize=0, alpha=0.07)
+        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0, "alpha": 0.07}
+        draw_interval(ax, points, "share", colour=_colour(name), **style)
         found.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
     return pd.concat(found, ignore_index=True)

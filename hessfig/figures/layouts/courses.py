@@ -19,8 +19,8 @@ from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, say
-from hessfig.figures.parts.panels import draw_means, spread_words
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, label_side, say
+from hessfig.figures.parts.panels import draw_means
 from hessfig.figures.parts.rows import by_network, counted, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
@@ -47,7 +47,7 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
-    means = f"Mean over {labels.seeds_words(table)}, {spread or spread_words(table['seed'].nunique())}."
+    means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
     return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
 
 
@@ -59,14 +59,30 @@ def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 _SHARE, _THRESHOLD = "Share of unseen examples right", "Preconditioned, and threshold"
-_HEADROOM = 1e3  # times the largest value that a threshold is drawn for
+_HEADROOM = 30  # times the largest value that a threshold is drawn for
+_NEGATIVE = "−"  # in front of a line's name: of numbers below zero, drawn by their size
+# What the y axis is, by title; the title says it where none is here.
+_UNITS = {
+    "Loss": "loss",
+    _SHARE: "share",
+    "Norms": "norm",
+    "Outermost eigenvalues": "eigenvalue",
+    _THRESHOLD: "eigenvalue",
+    "Sharpness along the steps": "eigenvalue",
+    "Noise of gradients": "squared gradient",
+    "Noise scale tr C / |G|²": "examples",
+    "Spread of attention": "standard deviation",
+    "Trace": "trace",
+}
 # By title of a panel: the lines in it, name: quantity/part.
 _PANELS = {
     "Loss": {"measured batch": "loss", "held out": "held_out_loss", "unigram model": "unigram_loss"},
     _SHARE: {"all": "accuracy", "three carries": "cascade_accuracy"},
     "Norms": {"gradient": "gradient_norm", "weights": "weight_norm"},
     "Outermost eigenvalues": {
-        f"{end}, {part}": f"{end}_eigenvalue/{part}" for end in ("largest", "smallest") for part in ("H", "H_o")
+        "largest, H": "largest_eigenvalue/H",
+        "largest, H_o": "largest_eigenvalue/H_o",
+        f"{_NEGATIVE}smallest, H": "smallest_eigenvalue/H",
     },
     _THRESHOLD: {"of P⁻¹H": "preconditioned_eigenvalue/H", "threshold": "stability_threshold"},
     "Sharpness along the steps": {"of batches": "batch_sharpness", "2 / critical step": "critical_sharpness"},
@@ -81,8 +97,10 @@ _COLUMNS = 3
 def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw what a training does, one page per network: a panel for each group of quantities that was measured.
 
-    How to read it: means over seeds along the steps, bands are 95 % intervals; scales are logarithmic where the numbers
-    span them. The dashed line is the sharpness from which on a step of that size does not settle in a quadratic.
+    How to read it: means over seeds along the steps (geometric on logarithmic axes); up to five seeds are thin lines,
+    more the band of their 95 % interval. Scales are logarithmic where the numbers span them, and for eigenvalues,
+    the smallest of which is drawn by its size. The dashed line is the sharpness from which on a step of that size does
+    not settle in a quadratic, as far as it is near.
     Requires: the sweep's table.csv along `state.step`.
     """
     for suffix, _, rows in by_network(source.table):
@@ -93,7 +111,8 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     panels = [(title, found) for title, lines in _PANELS.items() if (found := _found(counted(table), lines))]
     columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), APART.but(height=1.3, most=columns))
+    style = APART.but(height=1.25, across=0.58, most=columns)
+    sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), style)
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
         sheet.first.set_axis_off()
@@ -105,7 +124,11 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
 def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str, pd.DataFrame]]:
     named = [(*words.partition("/")[::2], name) for name, words in lines.items()]
     chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in named]
-    return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in chosen if len(rows)]
+    sized = [
+        (quantity, name, rows.assign(value=-rows["value"]) if name.startswith(_NEGATIVE) else rows)
+        for quantity, name, rows in chosen
+    ]
+    return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in sized if len(rows)]
 
 
 def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -118,10 +141,12 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     scale(ax, [rows for _, _, rows in lines])
     if title == _SHARE:
         ax.set_yscale("linear")
+    elif _UNITS.get(title) == "eigenvalue" and all((rows["value"] > 0).any() for *_, rows in lines):
+        set_decades(ax, "y")
     found = []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
-        style = {"linestyle": "--", "marker": ""} if guide else {"linestyle": "--" if "smallest" in name else "-"}
+        style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | ({"marker": ""} if guide else {})
         means = draw_means(ax, rows, STEP, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
         found.append(means.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
@@ -129,6 +154,7 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     if title == _THRESHOLD:
         _keep_in_sight(ax, pd.concat([rows for quantity, _, rows in lines if quantity != "stability_threshold"]))
     ax.set_title(title)
+    label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
         ax.legend(loc="best")
     return pd.concat(found)
@@ -229,7 +255,8 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
     style: dict[str, Any] = {"missing": "white", "interpolation": "nearest"}
     image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
-    colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
+    words = labels.plain(labels.quantity_words(name))
+    colour_bar(ax, image, label=words).set_ticks([*ticks], labels=[*ticks.values()])
     ax.set_yticks(range(len(wide)), list(wide.index))
     shown = range(0, len(wide.columns), -(-len(wide.columns) // 8))
     ax.set_xticks(list(shown), [f"{wide.columns[k]:g}" for k in shown])

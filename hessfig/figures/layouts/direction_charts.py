@@ -33,9 +33,9 @@ _APART = APART.but(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
 _INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
 _RAYS = {
-    "largest": "largest eigenvalue",
-    "smallest": "smallest eigenvalue",
-    "bulk": "bulk eigenvalue",
+    "largest": "largest eigenvalue's vector",
+    "smallest": "smallest eigenvalue's vector",
+    "bulk": "a bulk eigenvalue's vector",
     "gradient": "gradient",
     "random": "random direction",
 }
@@ -46,9 +46,9 @@ def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
     second-order expansion, dotted lines the distances at which that departs by the stated share of the loss's largest
-    change so far. Above a panel: u.H u. In a plane, colours and solid lines are the loss, dashes the expansion at the
-    same levels, red dots where it departs along rays from the state (black). The first seed is drawn, numbers
-    of all are in the table. Requires: a sweep of the quantity slices.
+    change so far. Above a panel: u.H u of its direction u. In a plane, colours and solid lines are the loss, dashes
+    the expansion at the same levels, red dots where it departs along rays from the state (black). The first seed is
+    drawn, numbers of all are in the table. Requires: a sweep of the quantity slices.
     """
     run, found = _first_seed(source, SLICES)
     for suffix, states in _by_variant(found):
@@ -129,10 +129,12 @@ def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     rays = states[0].names["rays"]
     names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
+    note += (
+        " Rows, their directions u: eigenvectors of the largest, the smallest and a bulk eigenvalue; the others named."
+    )
     sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=0.95, down=0.36))  # words stand above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
-    words = [_RAYS.get(ray, ray) for ray in rays]
-    sheet.label("distance from the state", [one.where for one in states], words)
+    sheet.label("distance from the state", [one.where for one in states], [f"loss: {ray}" for ray in rays])
     return sheet.page(suffix, pd.concat(drawn))
 
 
@@ -273,7 +275,8 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     rows = where(run.table, quantity="descent_horizon")
     rows = rows.assign(rate=[float(settings_of(one).get(RATE, math.nan)) for one in rows["variant"]])
     top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))
-    note = f"A dot is a seed; triangles: not off by {_share(run)} within {top:g} steps.{_setting(run)}"
+    off = f"the quadratic model's loss is off by {_share(run)} of the largest change"
+    note = f"Dots, each a seed: the first step at which {off}; triangles: not within {top:g} steps.{_setting(run)}"
     sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.but(height=1.9, top=0.3))
     ax = sheet.first
     set_decades(ax, "x")
@@ -285,5 +288,5 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
         ax.plot(beyond["rate"], [1.3 * top] * len(beyond), "^", **style)
     ax.set_ylim(0.7, 1.8 * top)
     ax.legend(loc="lower left", title="from")
-    sheet.label("learning rate over 2 / largest eigenvalue", [""], ["steps until off"], [""])
+    sheet.label("learning rate over 2 / largest eigenvalue", [""], ["steps within the model's reach"], [""])
     return sheet.page("_horizon", rows[["sigma", "step", "seed", "rate", "value", "status"]])

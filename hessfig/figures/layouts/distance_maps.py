@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.image import AxesImage
+from matplotlib.transforms import Bbox
 
+from hessfig.analysis.axis import setting_values, without
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.spectral_distances import FIXED, KERNELS, PAIR, PUBLISHED, Kernel, is_weight, pair_distances
 from hessfig.errors import UserError
-from hessfig.figures.layouts.collected_spectra import Collected, collected, in_network_order
+from hessfig.figures.layouts.collected_spectra import Collected, in_network_order, side_by_side
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
@@ -33,18 +35,20 @@ from hessfig.record import NETWORK
 
 _COLUMNS = 2
 _MANY = 20  # weights: the names of more do not fit next to a map of half the page
+_DIGITS = 6.0  # points of the numbers in cells
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
-_WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
-_STYLE = APART.but(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7, narrowest=0.9)
+_WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
+_STYLE = APART.but(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
 
 
 def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the Jensen-Shannon distance of every pair of weights' spectra, one map per network, one page per part of H.
 
     How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
-    by the block's 10th largest. JS⁰ is the average over all pairs, ± half its 95 % interval over seeds. A network
-    whose map is bright has blocks that ask for step sizes of their own. Grey: a block with fewer than 10 eigenvalues
-    that are not zero has no distance.
+    by the block's 10th largest. JS⁰ is the average over all pairs (their number is above the map), ± half its 95 %
+    interval over seeds. A network whose map is bright has blocks that ask for step sizes of their own. Grey: a block
+    with fewer than 10 eigenvalues that are not zero has no distance. Cells are of one size in all maps; steps of a
+    training stand side by side.
     The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; a
     fixed kernel has one width, in units of the 10th largest, for all networks and steps. The CSV file has the distances
     under both (the other one's in columns other_...).
@@ -53,19 +57,33 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
-    found = [(words, one, *_beside_each_other(one, kernel)) for words, one in collected(source, is_weight)]
-    scale = _distance_scale([pairs for *_, pairs, _ in found])
-    for words, one, pairs, means in found:
-        for part in one.parts:
-            end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
+    pages = [(words, [_distances(one, kernel) for one in states]) for words, states in side_by_side(source, is_weight)]
+    scale = _distance_scale([one.pairs for _, states in pages for one in states])
+    for words, states in pages:
+        first = states[0].of
+        for part in first.parts:
+            end = (f"_{part}" if len(first.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
-                f"{labels.part_words(part)}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
-                f" {len(one.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}, one grid per network;"
-                f" natural logarithms.{one.where}"
+                f"{labels.part_words(part)}, {'exact eigenvalues' if first.spectra else 'Lanczos densities'}, mean over"
+                f" {len(first.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}; natural logarithms."
+                f"{first.where if len(states) == 1 else first.where_but_steps}"
             )
-            here, total = where(pairs, part=part), where(means, part=part)
-            sheet, numbers = _draw_page(one, here, total, scale, note, spec)
+            sheet, numbers = _draw_page(states, part, scale, note, spec)
             yield sheet.page(end, numbers)
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """What is stored at one sigma and step, with the distances of its pairs and their averages."""
+
+    of: Collected
+    pairs: pd.DataFrame
+    means: pd.DataFrame
+
+    def map_of(self, network: Network, part: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the distances of a network's pairs in one part, and their averages."""
+        place = {"variant": network[0], "num_layers": network[1], "part": part}
+        return where(self.pairs, **place), where(self.means, **place)
 
 
 def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
@@ -75,58 +93,98 @@ def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
     return Normalize(0, min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2))
 
 
-def _beside_each_other(one: Collected, kernel: Kernel) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _distances(one: Collected, kernel: Kernel) -> _Distances:
     """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
     stored, other = one.spectra or one.densities, PUBLISHED if kernel == FIXED else FIXED
     (pairs, means), (other_pairs, other_means) = (pair_distances(stored, one) for one in (kernel, other))
     pairs = pairs.assign(other_distance=other_pairs["distance"], kernel=kernel.words, other_kernel=other.words)
-    return pairs, means.assign(other_average=other_means["average"])
+    return _Distances(one, pairs, means.assign(other_average=other_means["average"]))
 
 
 def _draw_page(
-    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, note: str, spec: FigureSpec
+    states: Sequence[_Distances], part: str, scale: Normalize, note: str, spec: FigureSpec
 ) -> tuple[Sheet, pd.DataFrame]:
-    """Draw the maps of one part of all networks; return the sheet and its numbers."""
-    weights = pairs[[*NETWORK, *PAIR[:2]]].drop_duplicates().groupby(NETWORK, dropna=False).size().max()
-    columns = min(1 if weights > _MANY else _COLUMNS, _STYLE.columns(spec.paper))
-    style = _STYLE.but(height=_STYLE.width(spec.paper, columns), most=columns)
-    sheet = Sheet.grid(spec.paper, in_rows(panel_names(one.networks), columns), note, style)
-    numbers = []
+    """Draw the maps of one part: a row per network where there are several states, each a column; else in rows of two.
+
+    Returns the sheet and its numbers.
+    """
+    networks = states[0].of.networks
+    maps = [(network, one) for network in networks for one in states]
+    blocks = {network: _blocks(states[0].map_of(network, part)[0]) for network in networks}
+    most = max(map(len, blocks.values()))
+    columns = min(1 if most > _MANY else max(len(states), _COLUMNS), _STYLE.columns(spec.paper))
+    lines = in_rows(maps, columns)
+    cell = _STYLE.width(spec.paper, columns) / most
+    heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
+    names = in_rows([_map_name(network, one, states) for network, one in maps], columns)
+    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.but(height=heights, most=columns)), []
+    place = sheet.outermost.get_position()
     for row, column, ax in sheet:
-        variant, depth = one.networks[row * columns + column]
-        here, total = (where(frame, variant=variant, num_layers=depth) for frame in (pairs, means))
-        interval, other = (student_interval(total[name]) for name in ("average", "other_average"))
-        image = _draw_map(ax, here, scale)
-        ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
-        numbers.append(_written(here, (variant, depth), interval, other))
-    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR)
+        network, one = lines[row][column]
+        pairs, means = one.map_of(network, part)
+        _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
+        image = _draw_map(ax, pairs, blocks[network], scale)
+        interval, other = (student_interval(means[name]) for name in ("average", "other_average"))
+        words = [labels.variant_words(network[0]) or "network", one.of.step_words if len(states) > 1 else ""]
+        title = f"{', '.join(filter(None, words))}\n{_average_words(interval, len(blocks[network]))}"
+        ax.set_title(title, loc="left")
+        numbers.append(_written(pairs, network, interval, other, one.of.step))
+    _place_bar(sheet, place, image)
     return sheet, pd.concat(numbers, ignore_index=True)
 
 
-def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
-    names = in_network_order(list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None)))
+def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
+    """Draw the colour bar at the right of the first line, as high as its highest map could be."""
+    small = sheet.outermost.get_position()
+    sheet.outermost.set_position(place)
+    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
+    sheet.outermost.set_position(small)
+
+
+def _map_name(network: Network, one: _Distances, states: Sequence[_Distances]) -> str:
+    (name,) = [
+        words for other, words in zip(one.of.networks, panel_names(one.of.networks), strict=True) if other == network
+    ]
+    return f"{name}:{one.of.step_words}" if len(states) > 1 else name
+
+
+def _shrink(ax: Axes, share: float, of_height: float) -> None:
+    """Give a map of few weights its share of the column, at the upper left: cells are of one size on a page."""
+    box = ax.get_position()
+    high = box.height * share / of_height
+    ax.set_position((box.x0, box.y1 - high, box.width * share, high))
+
+
+def _blocks(pairs: pd.DataFrame) -> list[tuple[int, str]]:
+    return in_network_order(list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None)))
+
+
+def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], scale: Normalize) -> AxesImage:
     mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
     place = {name: rank for rank, name in enumerate(names)}
     square = np.full((len(names), len(names)), math.nan)
     for layer, one, other_layer, other, value in mean.itertuples(index=False):
         square[place[layer, one], place[other_layer, other]] = value
-    fits = len(names) <= 12 and width_in(ax) / max(len(names), 1) >= _WRITTEN
-    words = np.array([f"{value:.2f}" if np.isfinite(value) else "" for value in square.flat]).reshape(square.shape)
+    fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
+    words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
-    image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, **style)
+    image = draw_matrix(ax, square, scale, words=words if fits else None, size=_DIGITS, dark=0.6, **style)
     words_of = [labels.weight_words(name, layer if layer > 1 else 0) for layer, name in names]
     name_sides(ax, rows=words_of, columns=words_of)
     return image
 
 
-def _average_words(interval: Interval) -> str:
+def _average_words(interval: Interval, blocks: int) -> str:
+    """Return the average with its margin, and over how many pairs of blocks it is."""
     if math.isnan(interval.mean):
         return "no distances"
     margin = f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""
-    return f"JS⁰ = {interval.mean:.3f}{margin}"
+    return f"JS⁰ = {interval.mean:.3f}{margin}, {blocks * (blocks - 1) // 2} pairs"
 
 
-def _written(pairs: pd.DataFrame, network: Network, interval: Interval, other: Interval) -> pd.DataFrame:
+def _written(
+    pairs: pd.DataFrame, network: Network, interval: Interval, other: Interval, step: float | None
+) -> pd.DataFrame:
     """Return mean, standard error and count of every pair, with the network's average next to them."""
     grouped = pairs.groupby(PAIR, sort=False)
     found = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
@@ -135,11 +193,13 @@ def _written(pairs: pd.DataFrame, network: Network, interval: Interval, other: I
     bounds = {"": "mean", "_low": "low", "_high": "high"}
     beside = {f"{name}{end}": getattr(one, bound) for name, one in averages.items() for end, bound in bounds.items()}
     beside |= {name: pairs[name].iloc[0] for name in ("kernel", "other_kernel")}
-    return found.assign(variant=network[0], num_layers=network[1], part=pairs["part"].iloc[0], **beside)
+    network_of = {"variant": network[0], "num_layers": network[1], "part": pairs["part"].iloc[0]}
+    return found.assign(**network_of, **({} if step is None else {"step": step}), **beside)
 
 
 _ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
+_WEIGHTS = {"False": "trained", "True": "random"}
 _OUTSIDE = "outside"  # the row of weights that belong to no layer
 
 
@@ -171,33 +231,46 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         )
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
-    for suffix, (variant, _), network in by_network(here):
+    for suffix, (variant, _), network in by_network(here.assign(variant=here["variant"].map(_beside_random))):
+        rows = here.loc[network.index]
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
-        sheet = draw_heat(network, spec.quantity, note, spec)
-        yield sheet.page(suffix + end, as_written(network, run.axis))
+        sheet = draw_heat(rows, spec.quantity, note, spec)
+        yield sheet.page(suffix + end, as_written(rows, run.axis))
+
+
+_RANDOM = "model.random"  # trained weights and random ones of one network stand on one page
+
+
+def _beside_random(variant: str) -> str:
+    return without(variant, _RANDOM)
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
-    """Draw one network's panels next to each other, with one colour bar."""
-    layers, names = sorted(points["layer"].unique()), in_order(points["row"])
+    """Draw one network's panels next to each other, trained weights above random ones, with one colour bar."""
+    layers, names, states = sorted(points["layer"].unique()), in_order(points["row"]), list(points["variant"].unique())
     parts = [*map(str, parts_of(points))] or [""]
-    longest = max((len(name) for name in names if labels.weight_words(name) == labels.plain(name)), default=6)
+    words = [labels.weight_words(name) for name in names]
+    longest = max((len(one) for one in words if "$" not in one), default=6)
     style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
     style = style.but(narrowest=narrowest, height=height)
-    sheet = Sheet.grid(spec.paper, [[part or "all" for part in parts]], note, style)
+    kinds = [setting_values([one], _RANDOM)[0] for one in states]
+    rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
+    sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
     in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
-    for _, column, ax in sheet:
-        square, zero = _matrix(where(points, part=parts[column]), layers, names)
+    for row, column, ax in sheet:
+        square, zero = _matrix(where(points, part=parts[column], variant=states[row]), layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
-        name_sides(ax, columns=[labels.weight_words(name) for name in names])
-        ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
-    name_sides(sheet.first, rows=[str(layer) if layer else _OUTSIDE for layer in layers])
+        name_sides(ax, columns=words if row == len(states) - 1 or sheet.is_folded else ())
+        if row == 0 or sheet.is_folded:
+            ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
     for line in sheet.lines:
-        sheet.panels[line[0]].set_ylabel("layer")
+        name_sides(sheet.panels[line[0]], rows=[str(layer) if layer else _OUTSIDE for layer in layers])
+        kind = _WEIGHTS.get(kinds[line[0][0]], "")
+        sheet.panels[line[0]].set_ylabel(f"{kind}: layer" if kind and len(states) > 1 else "layer")
     label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
     colour_bar(sheet.outermost, image, wide=0.09, label=label)
     return sheet

@@ -15,13 +15,13 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from hessfig.analysis.intervals import band
 from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
-from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, collected, extremes_page
+from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, extremes_page, side_by_side
 from hessfig.figures.parts.colours import matrix_colour, part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import symbol, variant_words, weight_words
+from hessfig.figures.parts.labels import are_few, spread_words, symbol, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
-from hessfig.figures.parts.panels import are_few, draw_mean, draw_seed, spread_words
+from hessfig.figures.parts.panels import draw_mean, draw_seed
 from hessfig.figures.parts.rows import Network
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
@@ -103,6 +103,7 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     deviation = panel.kernel.deviation(*panel.range)
     grid, numbers = grid_over(*panel.range, deviation), pd.DataFrame()
     peak = [0.0]
+    set_decades(ax, "y")
     if panel.exact is not None:
         values = panel.exact.eigenvalues
         heights, edges = np.histogram(values, bins=_BINS, range=(grid[0], grid[-1]), density=True)
@@ -142,8 +143,12 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
 
 
 def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str) -> None:
+    """Draw a mean less something with its band, as a factor on a logarithmic axis: there it must not reach zero."""
     middle = found.mean - less
-    band = found.grid, middle - found.margin, middle + found.margin
+    low, high = middle - found.margin, middle + found.margin
+    if ax.get_yscale() == "log":
+        low = np.where(low > 0, low, middle**2 / np.where(high > 0, high, np.nan))
+    band = found.grid, low, high
     draw_mean(ax, found.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
     ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
@@ -183,19 +188,43 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     chosen = spec.words("weights")
     part = spec.choice("part", [one.value for one in Part], Part.H.value)
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
-    for words, one in collected(source):
+    for words, states in side_by_side(source):
+        one = states[0]
         needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
         kinds = [kind for kind in _LABELS if needed[kind]]
         weights = [block for block in one.blocks(whole=False) if chosen is None or block[1] in chosen]
-        for columns, beside in in_sheets(one.networks, _COLUMNS, "columns"):
+        every = [_Column(state, network, len(states) > 1) for network in one.networks for state in states]
+        for columns, beside in in_sheets(every, _COLUMNS, "columns"):
             suffix = (f"_{words}" if words else "") + beside
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + name)
+                yield _page(columns, [(block, kind) for kind in kinds], asked, suffix=suffix + name)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
-                    yield _page(one, columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)
+                    yield _page(columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)
     yield from extremes_page(source.table, spec)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of panels: a network at one sigma and step, of several steps or of one."""
+
+    of: Collected
+    network: Network
+    of_several_steps: bool
+
+    @property
+    def title(self) -> str:
+        """The network and, where there are several, the step."""
+        depths = len({depth for _, depth in self.of.networks}) > 1
+        words = [variant_words(self.network[0]), f"{self.network[1]} layers" if depths else ""]
+        return ", ".join(filter(None, [*words, self.of.step_words if self.of_several_steps else ""]))
+
+    @property
+    def name(self) -> str:
+        """The name of its panels."""
+        named = panel_names(self.of.networks)[self.of.networks.index(self.network)]
+        return f"{named}:{self.of.step_words}" if self.of_several_steps else named
 
 
 @dataclass(frozen=True)
@@ -216,26 +245,26 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     return Kernel(width or Kernel.width, variance)
 
 
-def _page(
-    one: Collected, networks: Sequence[Network], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str
-) -> Page:
-    """Draw a page: one row per block and kind of panel, one column per network."""
-    named = dict(zip(one.networks, panel_names(one.networks), strict=True))
-    names = [[f"{block[1]}{block[0] or ''}:{kind}:{named[network]}" for network in networks] for block, kind in rows]
+def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str) -> Page:
+    """Draw a page: one row per block and kind of panel, one column per network and step."""
+    one = columns[0].of
+    names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block, kind in rows]
     note = _note(one, asked.kernel, asked.part, {kind for _, kind in rows})
+    note += one.where_but_steps if columns[0].of_several_steps else one.where
     sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
-        (block, kind), network = rows[row], networks[column]
-        place = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
-        numbers.append(_draw(ax, one, network, block, kind, asked).assign(**place, panel=kind))
+        (block, kind), (here, network) = rows[row], (columns[column].of, columns[column].network)
+        place: dict[str, Any] = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
+        place |= {"step": here.step} if columns[column].of_several_steps else {}
+        numbers.append(_draw(ax, here, network, block, kind, asked).assign(**place, panel=kind))
         if kind != _SORTED or not several:
             ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
     labels = [
         f"{weight_words(name, layer if layer > 1 else 0)}: {_LABELS[kind]}" if several else _LABELS[kind]
         for (layer, name), kind in rows
     ]
-    sheet.label("", [_title(network, one.networks) for network in networks], labels)
+    sheet.label("", [column.title for column in columns], labels)
     _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
@@ -268,12 +297,6 @@ def _draw_parts(ax: Axes, one: Collected, network: Network, block: BlockName, fl
     return pd.concat(numbers)
 
 
-def _title(network: Network, every: list[Network]) -> str:
-    depths = len({depth for _, depth in every}) > 1
-    words = variant_words(network[0])
-    return words + (f"{', ' if words else ''}{network[1]} layers" if depths else "")
-
-
 def _legend(ax: Axes, parts: list[str]) -> None:
     if len(parts) > 1:
         handles = [Line2D([], [], color=part_colour(part)) for part in parts]
@@ -295,4 +318,4 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
         which = f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others)"
         words.append(f"{which}: {exact}{band}{kernel.words}.")
-    return " ".join(words) + one.where
+    return " ".join(words)

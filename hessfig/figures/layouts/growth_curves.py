@@ -15,7 +15,7 @@ from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
+from hessfig.figures.parts.labels import norm_label, part_title, seeds_words, symbol, unit_label, weight_words
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.panels import (
@@ -34,6 +34,7 @@ from hessfig.figures.parts.panels import (
 from hessfig.figures.parts.rows import parts_of
 from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
 from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.network_series import Regime
 from hessfig.terms import PARTS, Matrix, Part
 
 _BELOW = 0.06  # guides run below their curve by this share of the panel: slopes can be told apart by eye
@@ -52,7 +53,8 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
         exponent, window = rows["predicted"].iloc[0], window_of(rows_of(rows)[0]) if by_window else measured.windows[0]
         curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
         constants = [coefficient(curve, exponent, window) for curve in curves]
-        along = x[within(x, window)] if by_window else x
+        is_limit = len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
+        along = x[within(x, window)] if by_window or is_limit else x
         draw_guide(ax, along, exponent, _drop(ax) * np.nanmin(constants), style=style)
     write_powers(ax, measured)
 
@@ -169,7 +171,7 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
         curve, alone = measured.of(layer=layer), len(layers) == 1
-        draw_curve(ax, curve.curves, colour=shade, label="" if alone else layer_words(curve, layer))
+        draw_curve(ax, curve.curves, curve.table, colour=shade, label="" if alone else layer_words(curve, layer))
     draw_guides(ax, measured)
     rising = is_rising(measured.curves)
     if len(layers) == 1:
@@ -194,7 +196,9 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
     for suffix, one in read_measured(spec, source).pages():
-        sheet = _blocks_by(_PARTS, one, _draw_linear_panel, None, how(one), OWN_Y.but(top=0.36, down=0.3))
+        crosses = one.axis.is_sigma and one.curves[X].min() < 1 < one.curves[X].max()
+        note = how(one) + (" They average over the bend at σ = 1." if crosses else "")
+        sheet = _blocks_by(_PARTS, one, _draw_linear_panel, None, note, OWN_Y.but(top=0.36, down=0.3))
         label_parts(sheet, one)
         for ax in sheet.axes:
             ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
@@ -209,12 +213,14 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     mark_one(ax, measured.axis)
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
-        draw_curve(ax, measured.of(layer=layer).curves, colour=shade)
-        _draw_guide(ax, measured.of(layer=layer))
+        curve = measured.of(layer=layer)
+        draw_curve(ax, curve.curves, curve.table, colour=shade)
+        _draw_guide(ax, curve)
     ax.set_xlim(0, 1.04 * measured.curves[X].max())
     ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
-    corner(ax, "\n".join(window_words(measured)), "upper left")
+    line = 1 / ax.get_xlim()[1] + _AT_ONE if measured.axis.is_sigma and ax.get_xlim()[1] > 2 else 0.0
+    corner(ax, "\n".join(window_words(measured)), "upper left", left=max(0.03, line))
     write_powers(ax, measured)
 
 
@@ -234,6 +240,7 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
     return float((drawn["mean"] * power).sum() / (power**2).sum())
 
 
+_AT_ONE = 0.03  # of a panel: from the line at sigma = 1 to words
 _BESIDE = 1.9  # inches for a legend of depths and slopes
 
 
@@ -274,7 +281,7 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         for rank, layer in enumerate(layers):
             curve, label = of_depth.of(layer=layer), "" if rank else _depth_words(of_depth, depth)
             width = 0.8 + 0.35 * (len(layers) - 1 - rank)
-            draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
+            draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
     _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
@@ -323,7 +330,8 @@ def _words(measured: MeasuredCurves) -> str:
     axis = measured.axis.symbol
     first, *others = dict.fromkeys([measured.windows[0], *windows])
     where = label(first, axis) + "".join(f" ({label(window, axis)} for limits of small σ)" for window in others)
-    return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
+    seeds = seeds_words(measured.table)
+    return f"Dots: slope on {where}, {seeds}, ± bootstrap over seeds; grey bars: predicted."
 
 
 def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:

@@ -20,8 +20,8 @@ from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import pair_words, plain, setting_words, weight_words
-from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.labels import pair_words, plain, setting_words, variant_words, weight_words
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, width_in
 from hessfig.figures.parts.saving import page_suffix
@@ -41,7 +41,10 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     hessians = {hessian.variant: hessian for hessian in read_hessians(source.folder)}
     names = [spec.options.get("opaque", "model.attention=linear"), spec.options.get("faded", "model.attention=softmax")]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
-    note = f"{describe(opaque)}{setting_words_of(source.folder)} Opaque: {opaque.variant}; faded: {faded.variant}."
+    note = (
+        f"{describe(opaque)}{setting_words_of(source.folder)} Opaque:"
+        f" {variant_words(opaque.variant)}; faded: {variant_words(faded.variant)}; where bars overlap, colours mix."
+    )
     sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.but(height=1.9, right=0.15))
     yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
 
@@ -110,7 +113,7 @@ ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
 _STYLE = APART.but(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
-_SMALLEST_LABEL = 0.04  # parameters that own less of the axis than this carry no name
+_SMALLEST_LABEL = 0.1  # inches: parameters that own less of the axis than this, a line of words, carry no name
 
 
 def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -149,7 +152,7 @@ def draw_entries(
     heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
     if heat_maps:
         bar = colour_bar(sheet.panels[heat_maps[-1]], image)
-        bar.ax.set_title(r"$\log_{10}$", fontsize=TINY, pad=6)
+        bar.set_label(r"$\log_{10}$ of the size of an entry")
     return sheet, numbers
 
 
@@ -165,14 +168,13 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
         for draw in (ax.axhline, ax.axvline):
             draw(border, color="white", linestyle="--", linewidth=0.4)
     middles, inches = (borders[:-1] + borders[1:]) / 2, np.diff(borders) / size * width_in(ax)
-    smallest = _SMALLEST_LABEL * width_in(ax)
     named = {
         middle: words
         for middle, room, words in zip(middles, inches, map(weight_words, names), strict=True)
-        if room >= max(smallest, 1.1 * width_of(words))
+        if room >= _SMALLEST_LABEL
     }
-    for set_ticks in (ax.set_xticks, ax.set_yticks):
-        set_ticks(list(named), list(named.values()))
+    ax.set_xticks(list(named), list(named.values()), rotation=90)
+    ax.set_yticks(list(named), list(named.values()))
     ax.tick_params(length=0, labelsize=TINY)
     return image
 

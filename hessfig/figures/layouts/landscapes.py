@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, short_variant, without
+from hessfig.analysis.axis import Axis, X, along, check_places, setting_name, setting_values, varied_key, without
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
-from hessfig.analysis.slopes.printed import WHOLE, Window, label
+from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
 from hessfig.figures.parts.colours import GUIDE, part_colour, shades
 from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import block_name, block_title, note_words, plain, quantity_words, symbol
+from hessfig.figures.parts.labels import (
+    block_name,
+    block_title,
+    note_words,
+    plain,
+    quantity_words,
+    symbol,
+    variant_words,
+)
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
-from hessfig.figures.parts.rows import as_written, counted, where
+from hessfig.figures.parts.rows import as_written, counted, numbers_behind, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
-from hessfig.record import CURVE, FROBENIUS
-from hessfig.terms import name_order
+from hessfig.record import CURVE, FROBENIUS, NUMBER
+from hessfig.terms import Group, name_order
 
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
@@ -40,8 +48,9 @@ _TONE, _BOUND = "#4575b4", "#d73027"
 
 @dataclass(frozen=True)
 class _Place:
-    """A panel: its curves along k by quantity, its single numbers, its slopes."""
+    """A panel: the differences, its curves along k by quantity, its single numbers, its slopes."""
 
+    table: pd.DataFrame
     curves: dict[str, pd.DataFrame]
     numbers: dict[str, float]
     slopes: dict[str, tuple[float, float]]
@@ -51,11 +60,12 @@ class _Place:
 def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a panel for every direction (rows) and distance (columns) of the sweep; a page for whatever else varies.
 
-    How to read it: dots are means over orders of the samples and over seeds, bands 95 % intervals over seeds;
-    open dots root mean squares, which the grey line (chance alone) must meet whatever the network: its slope of -1 is
-    automatic. Black dashes: the second-order prediction. Red: the bound, and its two terms (dots: 2 L_max / (k + 1);
-    dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of losses' changes on their
-    prediction. Requires: a sweep of the quantity landscape_difference along `index`.
+    How to read it: dots are means over orders of the samples and over seeds (up to five as thin lines, more as the
+    band of their 95 % interval); open dots root mean squares, which the grey line (chance alone) must meet whatever the
+    network: its slope of -1 is automatic. Black dashes: the second-order prediction. Red: the bound, and its two terms
+    (dots: 2 L_max / (k + 1); dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of
+    losses' changes on their prediction. At w* there is no direction, and one panel. Requires: a sweep of the quantity
+    landscape_difference along `index`.
     """
     run, axis = source.run, Axis("index")
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
@@ -78,6 +88,9 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, 
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
     for row, column, ax in sheet:
+        if row and distances[column] == "None":
+            say(ax, "as above: at $w^*$\nthere is no direction")
+            continue
         here = where(table, direction=directions[row], distance=distances[column])
         place = _place(spec, here, axis, distances[column] or fixed, fits)
         _draw(ax, place)
@@ -106,13 +119,14 @@ def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fit
         slopes[name] = float(fit["slope"]), float(fit["slope_se"])
     used = counted(table)
     numbers = {name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE}
-    return _Place(curves, numbers, slopes, 0.0 if distance == "None" else float(distance))
+    differences = along(where(table, quantity=_SIZE), axis)
+    return _Place(differences, curves, numbers, slopes, 0.0 if distance == "None" else float(distance))
 
 
 def _draw(ax: Axes, place: _Place) -> None:
     null, size, rms = (place.curves[name] for name in (_NULL, _SIZE, _RMS))
     ax.plot(null[X], null["mean"], color=GUIDE, linewidth=2.2, alpha=0.6, label="chance (rms)", zorder=1)
-    draw_curve(ax, size, colour=_TONE, label="mean")
+    draw_curve(ax, size, place.table, colour=_TONE, label="mean")
     ax.plot(rms[X], rms["mean"], "o", color=_TONE, fillstyle="none", markeredgewidth=0.5, label="rms")
     if "landscape_prediction" in place.curves:
         predicted = place.curves["landscape_prediction"]
@@ -144,7 +158,8 @@ def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
     words = note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
-    return f"{words} Slopes: {window}; chance has slope −1 whatever the network."
+    tail = "the rms scatters, for its largest losses rule it"
+    return f"{words} Slopes: {window}; chance has slope −1 whatever the network; {tail}."
 
 
 _ROWS = 6  # of panels on a page
@@ -153,7 +168,8 @@ _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 _COLOUR = "#4575b4"
 _LINE = 0.125  # inches that a line of a legend takes
 _MOST = 0.6  # share of a panel that a legend gets at most
-_STROKES: Sequence[Any] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
+_STROKES: Sequence[Any] = ((0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_STRAIGHT = 0.9  # share of the variance that a line explains at least where a slope is written
 
 
 @dataclass(frozen=True)
@@ -162,6 +178,7 @@ class Laws:
 
     curves: pd.DataFrame
     slopes: pd.DataFrame
+    table: pd.DataFrame
     axis: Axis
     window: Window
     nulls: Mapping[str, Sequence[str]]
@@ -171,20 +188,24 @@ class Laws:
 def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
 
-    How to read it: a dot is a mean over seeds, its band the 95 % interval; slopes are least squares in logarithms on
-    the sweep's first window, with errors from resampling seeds. Colours are parts of the Hessian (shades: variants).
-    Grey lines are what chance alone gives, with their own slopes: a slope like theirs is no property of the network.
+    How to read it: a dot is a mean over seeds; up to five seeds are thin lines, more the band of their 95 % interval.
+    Slopes are least squares in logarithms on the sweep's first window, with errors from resampling seeds; none is
+    written where a straight line explains less than 0.9 of the means' variance there: flat or bent curves have no
+    power. Colours are parts of the Hessian (shades: variants). Grey dashed lines are what chance alone gives, with
+    their own slopes: a slope like theirs is no property of the network. Shares (accuracies) have linear axes.
     Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
-    slope}). Requires: the sweep's table.csv.
+    slope}), `repeats` (a varied setting whose values are the repeats, each a mean over seeds: batches, say). Requires:
+    the sweep's table.csv.
     """
-    run = source.run
+    repeats = str(spec.options.get("repeats", ""))
+    run = _over_repeats(source.run, repeats)
     quantities = spec.words("quantity") or [FROBENIUS]
     laws = _laws(spec, run, quantities)
     check_places(along(run.table, run.axis), run.axis)
     keys = list(laws.curves[_BLOCK].drop_duplicates().itertuples(index=False, name=None))
     rank = name_order([key[2] for key in keys])
     keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
-    note = _law_note(run, laws, quantities)
+    note = _law_note(run, laws, quantities).replace("seeds", _repeats_words(repeats) or "seeds")
     for blocks, suffix in in_sheets(keys, _ROWS):
         sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
         yield sheet.page(suffix, drawn)
@@ -193,13 +214,39 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws:
     nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
     windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
-    curves, slopes = [], []
+    curves, slopes, tables = [], [], []
     for name in [*quantities, *(name for names in nulls.values() for name in names)]:
-        table = of_quantity(run.table, name)
+        table = along(_of_whole(of_quantity(run.table, name)), run.axis)
         curves.append(growth_curves(table, axis=run.axis, quantity=name))
         slopes.append(fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name))
-    published = spec.options.get("published", {})
-    return Laws(pd.concat(curves), pd.concat(slopes), run.axis, windows[0], nulls, published)
+        tables.append(table)
+    means, fitted_to, numbers = (pd.concat(every) for every in (curves, slopes, tables))
+    return Laws(means, fitted_to, numbers, run.axis, windows[0], nulls, spec.options.get("published", {}))
+
+
+def _of_whole(table: pd.DataFrame) -> pd.DataFrame:
+    """Return numbers with those of the network (an accuracy, say) as numbers of its whole Hessian: in one row."""
+    return table.assign(row=table["row"].replace("", Group.all.value), col=table["col"].replace("", Group.all.value))
+
+
+def _repeats_words(asked: str) -> str:
+    """Return what the repeats are where they are the values of a setting: batches of a task's seed."""
+    words = asked and f"values of {plain(setting_name(asked))}"
+    return "batches" if asked == "task.seed" else words
+
+
+def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
+    """Return a sweep whose seeds are the values of a varied setting, each with the means over its own seeds."""
+    if not asked:
+        return run
+    key = varied_key(asked, run.table["variant"].unique(), asked="figure.options.repeats")
+    own = setting_values(run.table["variant"], key)
+    table = run.table.assign(
+        variant=[without(one, key) for one in run.table["variant"]], seed=pd.factorize(pd.Series(own))[0]
+    )
+    numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
+    means = numbers.agg({name: "mean" if name == "value" else "first" for name in table if name not in NUMBER})
+    return replace(run, table=means[list(table)])
 
 
 def _law_sheet(
@@ -228,26 +275,52 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     if not positive(shown).any():
         say(ax, why_no_line(curves))
         return _beside(shown, laws)
-    set_decades(ax, "y")
-    drawn = shown.loc[positive(shown), "mean"]
-    if drawn.max() < _SHORT * drawn.min():
-        between_decades(ax, "y")
-    each = enumerate(nulls.groupby("quantity", sort=False))
-    words = [_draw_null(ax, laws, block, null, rank) for rank, (_, null) in each]
+    _set_scale(ax, shown, quantity)
+    for rank, (_, null) in enumerate(nulls.groupby("quantity", sort=False)):
+        _draw_null(ax, laws, block, null, rank)
     several = list(curves["variant"].unique())
     for part, here in curves.groupby("part", sort=False):
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
         for tone, variant in zip(tones, several, strict=True):
             curve, slope = where(here, variant=variant), where(slopes, part=part, variant=variant).iloc[0]
-            name = " ".join(filter(None, [symbol(str(part)), plain(short_variant(variant))]))
-            value = fitted(slope["slope"], slope["slope_se"])
-            draw_curve(ax, curve, colour=tone, label=f"{name}: {value}" if name else value)
-    published = laws.published.get(quantity)
-    said = [f"published: {published:g}".replace("-", "−")] if published is not None else []
-    title = plain("\n".join(["slopes", *said, *words]))
-    legend = ax.legend(loc="lower left", fontsize=TINY, title=title, alignment="left")
-    _make_room(ax, title.count("\n") + 1 + len(legend.get_texts()))
+            names = [symbol(str(part)) if len(set(curves["part"])) > 1 else "", variant_words(variant)]
+            label = _labelled(", ".join(filter(None, names)), curve, slope, laws)
+            draw_curve(ax, curve, numbers_behind(curve, laws.table), colour=tone, label=label)
+    _write_slopes(ax, laws.published.get(quantity))
     return _beside(shown, laws)
+
+
+def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
+    """Make the y axis logarithmic, with ticks that its length holds; linear for shares."""
+    if quantity.endswith("accuracy"):
+        return
+    set_decades(ax, "y")
+    drawn = shown.loc[positive(shown), "mean"]
+    if drawn.max() < _SHORT * drawn.min():
+        between_decades(ax, "y")
+
+
+def _labelled(name: str, curve: pd.DataFrame, slope: pd.Series, laws: Laws) -> str:
+    """Return the name of a curve with its slope, if a straight line describes it on the window."""
+    value = f"slope {fitted(slope['slope'], slope['slope_se'])}" if _is_straight(curve, laws) else ""
+    return ": ".join(filter(None, [name, value]))
+
+
+def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
+    """Return whether a power law describes a curve on the window: by the share of variance that a line explains."""
+    drawn = curve[positive(curve) & within(curve[X], laws.window)]
+    logs = np.log(drawn[[X, "mean"]].to_numpy(float))
+    return len(drawn) > 2 and bool((logs.std(axis=0) > 0).all() and np.corrcoef(logs.T)[0, 1] ** 2 >= _STRAIGHT)
+
+
+def _write_slopes(ax: Axes, published: float | None) -> None:
+    """Write the legend, in room of its own: names and slopes, and the published one."""
+    title = f"published slope {published:g}".replace("-", "−") if published is not None else None
+    if not ax.get_legend_handles_labels()[1] and title is None:
+        return
+    legend = ax.legend(loc="lower left", fontsize=TINY, title=title, alignment="left")
+    if ax.get_yscale() == "log":
+        _make_room(ax, int(title is not None) + len(legend.get_texts()))
 
 
 def _make_room(ax: Axes, lines: int) -> None:
@@ -257,13 +330,13 @@ def _make_room(ax: Axes, lines: int) -> None:
     ax.set_ylim(high * (low / high) ** (1 / (1 - share)), high)
 
 
-def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> str:
-    """Draw what chance gives of every variant in grey; return its name with the slope of the first of them."""
-    for _, line in null[positive(null)].groupby("variant", sort=False):
-        ax.plot(line[X], line["mean"], color=GUIDE, linestyle=_STROKES[rank % 3], linewidth=1.2, zorder=1)
-    name = str(null["quantity"].iloc[0])
-    slope = _of(laws.slopes, block, name).iloc[0]
-    return f"{name.rpartition('_')[2]}: {fitted(slope['slope'], slope['slope_se'])}"
+def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> None:
+    """Draw what chance gives of every variant in grey, dashed; the first is named, with its slope."""
+    slope = _of(laws.slopes, block, str(null["quantity"].iloc[0])).iloc[0]
+    label = f"chance: slope {fitted(slope['slope'], slope['slope_se'])}"
+    for first, (_, line) in enumerate(null[positive(null)].groupby("variant", sort=False)):
+        style: dict[str, Any] = {"color": GUIDE, "linestyle": _STROKES[rank % 3], "linewidth": 1.2, "zorder": 5}
+        ax.plot(line[X], line["mean"], label="_" if first else label, **style)
 
 
 def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
@@ -284,6 +357,8 @@ def _title(block: tuple[Any, ...]) -> str:
 def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     table = pd.concat([of_quantity(run.table, name) for name in quantities])
     window = label(laws.window, laws.axis.symbol)
-    chance = " Grey: chance alone." if any(laws.nulls.values()) else ""
+    chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
     words = note_words(along(table, laws.axis), laws.axis, [], several_points=True)
-    return f"{words} Slopes: least squares in logarithms, {window}.{chance}"
+    if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
+        return words + chance
+    return f"{words} Slopes: least squares in logarithms, {window}, where a line explains 0.9 of the variance.{chance}"

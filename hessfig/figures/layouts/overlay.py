@@ -23,13 +23,14 @@ from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import Matrix, Part, name_order
 
 _NOTE = (
-    "Coloured: ours, mean over seeds ± standard error; open black: {reference}. Below: ours over {reference} (ratio "
-    "of geometric means), bars ± standard error. Shift: mean over σ. The errors of ratios and shifts hold the spread "
-    "over repeats and {batches}."
+    "Coloured: ours, mean over seeds with its 95% interval; open black: {reference}. Below: ours over {reference} "
+    "(ratio of geometric means), bars: 95% intervals. Shift: mean over σ, ± standard error. The errors of ratios and "
+    "shifts hold the spread over repeats and {batches}."
 )
 _ONE_BATCH, _TWO_BATCHES = "nothing else, for both sides share one batch", "between batches"
 _MOST_ROWS = 6  # weights on a page
 _FACTORS = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 2.5)  # where the ratio axis may have its ticks
+_NORMAL = 1.96  # standard errors that a 95 % interval reaches: ratios of means over many repeats
 _WIDEST = np.log(3.0)  # the ratio panels show at most a factor of 3 either way
 
 
@@ -110,7 +111,9 @@ def _draw_layer(above: Axes, below: Axes, points: pd.DataFrame, tone: Any, label
     open_circles: dict[str, Any] = {"fillstyle": "none", "markersize": 3, "markeredgewidth": 0.4}
     above.plot(points["sigma"], points["mean_reference"], "o", color=PUBLISHED, **open_circles)
     ratio = np.exp(points["log_ratio"])
-    below.errorbar(points["sigma"], ratio, ratio * points["log_ratio_se"], fmt="o", color=tone, elinewidth=0.6)
+    half = _NORMAL * points["log_ratio_se"]
+    ends = np.array([ratio - ratio * np.exp(-half), ratio * np.exp(half) - ratio])
+    below.errorbar(points["sigma"], ratio, ends, fmt="o", color=tone, elinewidth=0.6)
 
 
 def _shift(summary: pd.DataFrame, *, alone: bool) -> str:
@@ -132,7 +135,7 @@ def _why_empty(curves: pd.DataFrame) -> str:
 
 def _set_ratio_range(axes: Sequence[Axes], points: pd.DataFrame) -> None:
     """Show the ratios on a logarithmic axis around one, wide enough for every bar up to a factor of 3."""
-    reach = (points["log_ratio"].abs() + points["log_ratio_se"]).max()
+    reach = (points["log_ratio"].abs() + _NORMAL * points["log_ratio_se"]).max()
     half = float(np.clip(1.15 * (reach if np.isfinite(reach) else 0.1), 0.05, _WIDEST))
     factor = max((f for f in _FACTORS if np.log(f) <= 0.9 * half), default=_FACTORS[0])
     for ax in axes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from hessfig.analysis.curves import functional_shares, score_shares
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
+from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, say
@@ -30,7 +31,8 @@ def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: the left and middle panels are growth curves, darker for later values. The right panel
     tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
-    another axis; dots: mean over seeds, bars: 95 % interval); above 1/2 the functional part is the larger.
+    another axis; dots: mean over seeds, bars: 95 % interval); above 1/2 the functional part is the larger. A setting
+    that is no number has a line per value, along the axis.
     Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
     """
     measured = read_measured(spec, source)
@@ -46,8 +48,10 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "
     blocks, null = _split_blocks(measured)
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
     axis = measured.axis.symbol
-    words = f"Shares: mean over seeds of the ratio, bars: 95% interval; lighter for smaller {axis}."
-    words += f" Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else ""
+    numbers = as_numbers(varied_setting(list(measured.curves["variant"].unique()))[1])
+    words = "Shares: mean over seeds of the ratio, bars: 95% interval"
+    words += f"; lighter for smaller {axis}" if numbers else ""
+    words += f". Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else "."
     names = [[f"{labels.block_name(*block)}:{column}" for column in _COLUMNS] for block in blocks]
     note, style = f"{measured.how(guides=False)} {words}", APART.but(height=1.5, across=0.38, down=0.42)
     sheet = Sheet.grid(measured.paper, names, note, style)
@@ -64,12 +68,13 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "
 
 
 def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the blocks to draw, and the names of those without a functional part; all are drawn if none has one."""
+    """Return the blocks to draw, and those without a functional part; all are drawn if none has one."""
     functional = measured.of(part=Part.H_f).curves
     zero = functional.groupby(["row", "col"])["is_zero"].all()
     every = _blocks(measured)
     drawn = [block for block in every if not zero.get(block, False)]
-    return (drawn, [labels.block_name(*block) for block in every if block not in drawn]) if drawn else (every, [])
+    words = [f"({row.removeprefix('W_')}, {col.removeprefix('W_')})" for row, col in every if (row, col) not in drawn]
+    return (drawn, words) if drawn else (every, [])
 
 
 def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
@@ -106,7 +111,9 @@ def _draw_curves(panels: Mapping[int, Axes], block: MeasuredCurves) -> None:
         ax.set_xlabel(block.axis.symbol)
         widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
         for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
-            draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=labels.plain(value), linewidth=width)
+            curve = one.of(variant=variant)
+            label = labels.variant_words(variant) if as_numbers(values) is None else labels.plain(value)
+            draw_curve(ax, curve.curves, curve.table, colour=tone, label=label, linewidth=width)
         if not positive(one.curves).any():
             say(ax, why_empty(one))
     if any(values):
@@ -130,8 +137,11 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: 
     variants = list(block.curves["variant"].unique())
     name, values = varied_setting(variants)
     numbers = as_numbers(values)
-    ax.set_xlabel(labels.plain(name))
     ax.set_ylim(-0.03, 1.08)
+    if not numbers:
+        _draw_share_lines(ax, shares, block, variants)
+        return
+    ax.set_xlabel(labels.plain(name))
     if shares.empty or (shares["mean"] == 0).all():
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
         places = []
@@ -139,11 +149,21 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: 
     for tone, at in zip(shades("#555555", len(places)), places, strict=True):
         here = shares[np.isclose(shares[X], at)]
         x, error = here["variant"].map(place), np.nan_to_num(reach(here, logs=False))
-        words, fmt = f"{at:.2g}" if block.axis.is_sigma else f"{at:g}", "o-" if numbers else "o"
-        ax.errorbar(x, here["mean"], error, fmt=fmt, color=tone, elinewidth=0.8, label=words)
+        words = f"{at:.2g}" if block.axis.is_sigma else f"{at:g}"
+        ax.errorbar(x, here["mean"], error, fmt="o-", color=tone, elinewidth=0.8, label=words)
     name_values(ax, values, numbers)
     if places:
         ax.legend(title=f"{block.axis.symbol}:", loc="best", alignment="left")
+
+
+def _draw_share_lines(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]) -> None:
+    """Draw shares along the axis, a line per value of a setting that is no number."""
+    mark_one(ax, block.axis)
+    set_x_scale(ax, block.curves[X])
+    for tone, variant in zip(shades(matrix_colour(block.curves["row"].iloc[0]), len(variants)), variants, strict=True):
+        here = where(shares, variant=variant)
+        ax.errorbar(here[X], here["mean"], np.nan_to_num(reach(here, logs=False)), fmt="o-", color=tone, elinewidth=0.8)
+    ax.set_xlabel(block.axis.symbol)
 
 
 def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:

@@ -16,12 +16,13 @@ from hessfig.analysis.intervals import Interval, geometric_interval
 from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
-from hessfig.figures.parts.colours import GUIDE, part_colour, tone
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, TONES, part_colour, tone
 from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
+from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.figures.parts.rows import counted, parts_of, where
 from hessfig.figures.parts.saving import variant_names
@@ -65,34 +66,41 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
-_RESULT = 0.28  # inches of a panel for a rule's name, its rates and its ratio
-_RACE = [["step", "products"], ["seconds", "ratio"], ["step:loss", "seconds:loss"]]
+_RESULT = 0.17  # inches of a panel for a rule
+_RACE = [["step", "seconds"], ["step:loss", "seconds:loss"], ["products", "ratio"]]
+_MARKS = "os^Dv<>PXpd"  # of rules, so that none is told by its colour alone
+_MORE_TONES = ("#7f7f7f", "#bcbd22", "#e15759", "#7fc7c4")  # of rules beyond those that `tone` tells apart
 
 
 def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw rules at their best rate or damping: loss against three costs, and how well the quadratic model predicts.
 
-    How to read it: curves are means over seeds with 95 % intervals, at the rate or damping that is best after all
-    gradients; dots are losses after the budgets at the grey lines, at the best rate for that budget. It is chosen for
-    every seed by the other seeds; a star marks a rule whose choice is at an end of its grid for some seed. × is the
-    loss over that of the reference, seed by seed, with its interval. A Hessian product costs two gradients. True over
-    predicted decrease is 1 where the quadratic model of the loss holds along the step: median over seeds; below 0 the
-    step raised the loss, and values beyond the panel are drawn at its border.
+    How to read it: curves are geometric means over seeds with 95 % intervals, at the rate or damping that is best after
+    all gradients; a curve ends where a run of a seed diverged, and a rule of which one did has no dot. Dots are losses
+    after the budgets at the grey lines, at the best rate for that budget. It is chosen for every seed by the other
+    seeds; a star marks a rule whose choice is at an end of its grid for some seed. × is the loss over that of the
+    reference, seed by seed, with its interval. A Hessian product costs two gradients. True over predicted decrease is 1
+    where the quadratic model of the loss holds along the step: median over seeds; below 0 the step raised the loss, and
+    values beyond the panel are drawn at its border.
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
     """
     table = source.table
     found = race(table)
     rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
-    words = f"× is over {_named(reference)}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
-    style = APART.but(left=1.45, across=1.5, top=0.5, down=0.4, narrowest=None)
-    sheet = Sheet.grid(spec.paper, _RACE, how(table, words), style.but(height=max(1.6, _RESULT * len(rules))))
+    words = (
+        f"Seconds: {found.budget['seconds']:.3g} s each, medians of this machine. Middle: rate or damping, and the loss"
+        f" over that of {_named(reference)}. Geometric means over {table['seed'].nunique()} seeds with 95% intervals; a"
+        f" curve ends, and a rule has no dot, where a run of a seed diverged."
+    )
+    style = APART.but(left=1.5, across=0.4, top=0.62, down=0.42, narrowest=None)
+    style = style.but(height=[1.7, _RESULT * len(rules) + 0.1, 1.7])
+    sheet = Sheet.grid(spec.paper, _RACE, words + labels.left_out_words(table), style)
     drawn = []
     for row, column, ax in sheet:
         along, _, is_result = _RACE[row][column].partition(":")
         if is_result:
             results = _results_of(found.tuned[found.tuned["budget"] == along], rules, reference)
-            _draw_results(ax, results)
-            set_decades(ax, "x")
+            _draw_side_by_side(ax, results, named=column == 0)
             ax.set_xlabel(f"loss after the same {_BUDGETS[along]}")
             drawn.append(results)
         elif along == "ratio":
@@ -100,13 +108,15 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
         else:
             _curves(ax, found, rules, along, chosen="step")
             ax.set_xlabel(_BUDGETS[along])
-            ax.set_ylabel("loss")
+            if column == 0:
+                label_side(ax, "loss")
     handles, names = sheet.first.get_legend_handles_labels()
     sheet.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
 _RATIOS = (-0.5, 2.0)
+_BESIDE = 1.5  # of a panel: room for words right of its dots
 
 
 def _draw_ratios(ax: Axes, found: Race, rules: list[str]) -> None:
@@ -114,11 +124,12 @@ def _draw_ratios(ax: Axes, found: Race, rules: list[str]) -> None:
     ratios = found.ratios.merge(chosen, on=["rule", "seed", "rate"])
     for rank, rule in enumerate(rules):
         medians = where(ratios, rule=rule).groupby("step")["ratio"].median().clip(*_RATIOS)
-        ax.plot(medians.index, medians, color=tone(rank), linestyle=_line(rank), marker=".", markersize=3)
+        style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "markersize": 3}
+        ax.plot(medians.index, medians, color=_tone(rank), markeredgewidth=0, **style)
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.set_ylim(_RATIOS[0] - 0.05, _RATIOS[1] + 0.05)
     ax.set_xlabel("gradients")
-    ax.set_ylabel("true / predicted decrease")
+    ax.set_title("true / predicted decrease")
 
 
 def _named(rule: str) -> str:
@@ -131,15 +142,21 @@ def _line(rank: int) -> str:
     return ("-", "--", ":")[min(rank // 4, 2)]
 
 
+def _tone(rank: int) -> str:
+    """Return the colour of a rule: of its own for the first eleven."""
+    return tone(rank) if rank < len(TONES) else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
+
+
 def _curves(ax: Axes, found: Race, rules: list[str], along: str, *, chosen: str = "") -> None:
     tuned = where(found.tuned, budget=chosen or along)
     set_y_scale(ax, found.losses["loss"])
     for rank, rule in enumerate(rules):
         runs = where(found.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
         if len(runs):
-            points = seed_means(runs, [along], "loss")
+            points = seed_means(runs, [along], "loss", logs=ax.get_yscale() == "log")
             points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
-            draw_interval(ax, points, along, colour=tone(rank), label=_named(rule), linestyle=_line(rank))
+            style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "alpha": 0.12}
+            draw_interval(ax, points, along, colour=_tone(rank), label=_named(rule), markersize=2.6, **style)
     shown = found.losses.loc[found.losses["step"] > 0, along]
     if chosen and along != "step":
         set_decades(ax, "x")
@@ -169,10 +186,28 @@ def _ratio(row: Any) -> str:
     return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]" if np.isfinite(row.ratio_low) else ""
 
 
-def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
+def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
     for rank, row in enumerate(results.itertuples()):
         ends = [[row.mean - row.low], [row.high - row.mean]]
-        ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, fmt="o", color=tone(rank))
+        style: dict[str, Any] = {"fmt": _MARKS[rank % len(_MARKS)], "markersize": 3, "color": _tone(rank)}
+        ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, **style)
+
+
+def _draw_side_by_side(ax: Axes, results: pd.DataFrame, *, named: bool) -> None:
+    """Draw dots with the rates and ratios right of them; rules are named at the left of the first panel alone."""
+    _draw_dots(ax, results)
+    set_decades(ax, "x")
+    low, high = ax.get_xlim()
+    ax.set_xlim(low, high * (high / low) ** _BESIDE)
+    for rank, row in enumerate(results.itertuples()):
+        words = f"{row.rates}{_ratio(row).replace(chr(10), ' ')}"
+        ax.text(0.99, rank, words, transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize=TINY)
+    ax.set_yticks(range(len(results)), list(map(_named, results["rule"])) if named else [""] * len(results))
+    ax.set_ylim(len(results) - 0.5, -0.5)
+
+
+def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
+    _draw_dots(ax, results)
     names = [f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()]
     ax.set_yticks(range(len(names)), names, fontsize=TINY, linespacing=1.0)
     ax.set_ylim(len(names) - 0.5, -0.5)
@@ -218,7 +253,9 @@ def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
     draw_interval(ax, points.assign(low=np.nan, high=np.nan), BATCH, colour=tone(0), label="steps to the loss")
     fewest, critical = (_geometric([one.fewest for one in seeds]), _geometric([one.critical for one in seeds]))
     fit = fewest.mean * (1 + critical.mean / points[BATCH])
-    ax.plot(points[BATCH], fit, color=GUIDE, linestyle="--", label=f"{fewest.mean:.3g} (1 + {critical.mean:.3g} / B)")
+    sizes = np.geomspace(points[BATCH].min(), points[BATCH].max())
+    model = fewest.mean * (1 + critical.mean / sizes)
+    ax.plot(sizes, model, color=GUIDE, linestyle="--", label=f"{fewest.mean:.3g} (1 + {critical.mean:.3g} / B)")
     ax.set_xscale("log")
     ax.set_xticks(points[BATCH], [f"{size:g}" for size in points[BATCH]])
     ax.minorticks_off()
@@ -239,7 +276,7 @@ def _noise_scales(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
     if np.isfinite(critical.low):
         ax.axhspan(critical.low, critical.high, color="#999999", alpha=0.2, linewidth=0)
     ax.set_xlabel("step")
-    ax.set_ylabel("examples")
+    ax.set_ylabel("batch size (examples)")
     ax.legend(loc="best")
     return points.assign(panel="noise_scale")
 
@@ -336,7 +373,7 @@ def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
-    note = how(table, "Dashed: the threshold. Numbers: mean over the last third of the steps, over it.")
+    note = how(table, "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
@@ -371,7 +408,8 @@ def _mark(ax: Axes, end: Interval | None) -> None:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if end is not None:
         half = (end.high - end.low) / 2
-        words = f"{end.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
+        form = ".3f" if end.mean < 100 else ".3g"
+        words = f"{end.mean:{form}}" + (f" ± {half:{form}}" if half == half else "")
         words += "\nat the edge" if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE else ""
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
         ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)

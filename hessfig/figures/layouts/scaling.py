@@ -17,9 +17,10 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import fitting
 from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say
-from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means, spread_words
+from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say, width_in
+from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means
 from hessfig.figures.parts.rows import Network, as_written, by_part, counted, networks_of, where
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
@@ -34,9 +35,10 @@ _ROW = ["quantity", "layer", "row"]
 def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
-    How to read it: a flat line means that the number does not depend on that weight's size; a straight one
-    is a power law. Points are geometric means over seeds, bands 95 % intervals (Student's t of the logarithms).
-    All columns meet at scale 1, which is the same network.
+    How to read it: a flat line means that the number does not depend on that weight's size; a straight one is a power
+    law. Points are geometric means over seeds; up to five seeds are thin lines, each parallel to the others where they
+    share a law, more the band of their 95 % interval (Student's t of the logarithms). All columns meet at scale 1
+    (grey), which is the same network.
     Requires: the sweep's table.csv along a scale, with a varied setting for the columns (options `quantity`: a list,
     by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
     scaled_weight).
@@ -56,25 +58,26 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
     part = labels.part_words(table["part"].iloc[0])
     means = f"{part}: geometric mean" if part else "Geometric mean"
-    words = f"{means} over {labels.seeds_words(table)}, band: 95% interval (Student's t)."
+    words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
     blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
     names = [[f"{block}:{column}" for column in columns] for block in blocks]
     note, style = words + labels.made_words(table, axis), BY_COLUMN.but(left=0.62, down=0.12, height=1.1)
     sheet = Sheet.grid(spec.paper, names, note, style)
-    points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
+    numbers, drawn = counted(table), []
     for ax in sheet.axes:
         set_decades(ax, "y")
     for row, column, ax in sheet:
-        here = where(points, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
-        if here["mean"].notna().any():
-            draw_interval(ax, here, X, colour=matrix_colour(columns[column]))
+        here = where(numbers, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
+        drawn.append(draw_means(ax, here, *_ROW, "column", X, colour=matrix_colour(columns[column])))
+        if drawn[-1]["mean"].notna().any():
             ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
         else:
             say(ax, "(nothing positive)")
     set_x_scale(sheet.axes[-1], counted(table)[X])
     titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
-    sheet.label(labels.plain(axis.symbol), titles, [_row_words(*row) for row in rows])
-    return sheet.page(suffix, as_written(points, axis))
+    along_x = fitting([labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])], 0.9 * width_in(sheet.first))
+    sheet.label(along_x, titles, [_row_words(*row) for row in rows])
+    return sheet.page(suffix, as_written(pd.concat(drawn, ignore_index=True), axis))
 
 
 def _row_words(quantity: str, layer: int, row: str) -> str:
@@ -98,6 +101,7 @@ EXACT_QUANTILES = "eigenvalue_quantile"
 _CURVE = [*NETWORK, X]
 _PLACE = [*_CURVE, "seed"]
 _BULK = (5, 95)
+_MARKS = "os^Dv"
 _LEAST = 0.1  # decades: less is not called a change (docs/claims.md)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
@@ -135,7 +139,7 @@ def outstanding(table: pd.DataFrame) -> pd.DataFrame:
 def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
-    first, spread = f"{axis.symbol} = {rows[X].min():g}", spread_words(rows["seed"].nunique())
+    first, spread = f"{axis.symbol} = {rows[X].min():g}", labels.spread_words(rows["seed"].nunique())
     note = (
         f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
@@ -220,14 +224,15 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the ratio of the largest eigenvalues of H_o and H along the axis, one line per network, above both of them.
 
     How to read it: where the ratio is 1 the Gauss-Newton part stands for the Hessian; below, the functional part adds
-    curvature that it misses, above, one that cancels. Ratios are taken seed by seed; means are geometric, bands 95 %
-    intervals over seeds (Student's t). In the lower panel H is solid and H_o dashed.
-    Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (option
-    `block`: all by default).
+    curvature that it misses, above, one that cancels. Ratios are taken seed by seed; means are geometric; up to five
+    seeds are thin lines, more the band of their 95 % interval (Student's t). In the lower panel H is solid and H_o
+    dashed.
+    Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (options
+    `block`: all by default; `up_to`: the last place on the axis).
     """
-    axis, block = source.run.axis, str(spec.options.get("block", "all"))
+    axis, block, last = source.run.axis, str(spec.options.get("block", "all")), spec.number("up_to")
     table = where(along(of_quantity(source.table, LARGEST), axis), row=block, col=block)
-    table = table[table["index"] <= 1]
+    table = table[(table["index"] <= 1) & (last is None or table[X] <= last)]
     _check_proxies(table, block)
     check_places(table, axis)
     yield _draw_proxies(table, axis, spec)
@@ -239,32 +244,46 @@ def ratios(table: pd.DataFrame) -> pd.DataFrame:
     return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
 
 
+_RATIO = "ratio"
+_DRAWN: dict[str, tuple[tuple[str, Any], ...]] = {
+    _RATIO: ((_RATIO, "-"),),
+    LARGEST: ((Part.H.value, "-"), (Part.H_o.value, (0, (3, 1.5)))),
+}
+
+
 def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     found = ratios(table)
     note = (
-        f"Geometric mean over {labels.seeds_words(table)}, band: 95% interval (Student's t). Below: solid"
-        f" {Part.H.label}, dashed {Part.H_o.label}.{labels.made_words(table, axis)}"
+        f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. Above: seed"
+        f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
+        f"{labels.made_words(table, axis)}"
     )
-    sheet = Sheet.grid(spec.paper, [["ratio"], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
-    ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
-    means = [seed_means(found, _CURVE, part.value, logs=True).assign(part=part.value) for part in (Part.H, Part.H_o)]
-    sizes = [one.assign(shown=LARGEST) for one in means]
-    drawn: list[list[tuple[pd.DataFrame, Any]]] = [[(ratio, "-")], [(sizes[0], "-"), (sizes[1], (0, (3, 1.5)))]]
+    sheet = Sheet.grid(spec.paper, [[kind] for kind in _DRAWN], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     set_x_scale(sheet.axes[-1], found[X])
+    numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:
-        set_decades(ax, "y")
-        for rank, ((variant, depth), words) in enumerate(_named(table).items()):
-            for points, dashes in drawn[row]:
-                here = where(points, variant=variant, num_layers=depth)
-                draw_interval(ax, here, X, colour=tone(rank), linestyle=dashes, label=words if row == 0 else "")
-        if row == 0:
+        kind = list(_DRAWN)[row]
+        numbers.extend(_draw_lines(ax, found, _named(table), kind))
+        if kind == _RATIO:
             ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
             ax.legend(loc="best")
         mark_one(ax, axis)
-        ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if row == 0 else "largest eigenvalue")
+        ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if kind == _RATIO else "largest eigenvalue")
     sheet.axes[-1].set_xlabel(axis.symbol)
     _align_labels(sheet)
-    return sheet.page("", as_written(pd.concat([ratio, *sizes], ignore_index=True), axis))
+    return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis))
+
+
+def _draw_lines(ax: Axes, found: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
+    """Draw the lines of a panel, a tone and a mark per network; yield their means."""
+    set_decades(ax, "y")
+    for rank, ((variant, depth), words) in enumerate(named.items()):
+        here = where(found, variant=variant, num_layers=depth)
+        for name, dashes in _DRAWN[kind]:
+            style: dict[str, Any] = {"linestyle": dashes, "marker": _MARKS[rank % len(_MARKS)], "markersize": 2.6}
+            style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}
+            means = draw_means(ax, here.assign(value=here[name]), *_CURVE, **style)
+            yield means.assign(shown=kind, part="" if kind == _RATIO else name)
 
 
 def _align_labels(sheet: Sheet) -> None:

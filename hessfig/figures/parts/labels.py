@@ -12,6 +12,7 @@ from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Group, Matrix, Part, weight_label
 
 ONE_SEED = "one seed"
+_FEW_SEEDS = 5  # so many are drawn as lines of their own
 OWN_KIND = "python"  # a network of the user's own
 _PART_SYMBOLS = {
     Part.H_o: r"H_\mathrm{o}",
@@ -60,7 +61,7 @@ _QUANTITIES = {
 }
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
 _FEW = 3  # quantities that a caption names; of more the panels say what they show
-_GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP"}
+_GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP", "W_head": "head"}
 
 
 def plain(text: str) -> str:
@@ -227,6 +228,21 @@ def seeds_words(table: pd.DataFrame) -> str:
     return ONE_SEED if most == 1 else f"{most} seeds"
 
 
+def are_few(seeds: int) -> bool:
+    """Return whether so many seeds are drawn as thin lines, and not by the band of their interval."""
+    return 1 < seeds <= _FEW_SEEDS
+
+
+def spread_words(seeds: int) -> str:
+    """Return how the spread of so many seeds is shown."""
+    return "thin: the seeds" if are_few(seeds) else "band: 95% interval (Student's t)"
+
+
+def interval_words(table: pd.DataFrame) -> str:
+    """Return how the spread over the seeds of a table is shown next to their means."""
+    return "thin: the seeds" if are_few(table["seed"].nunique()) else "band: 95% interval of the mean"
+
+
 def estimator_words(table: pd.DataFrame) -> str:
     """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
@@ -247,7 +263,7 @@ def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == ONE_SEED:
         return "Dots: one seed" if several_points else "Dots: one seed; bars: ± the estimate's own error"
-    return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: 95% interval of the mean"
+    return f"Dots: mean over {repeats}; {interval_words(table) if several_points else 'bars: 95% interval of the mean'}"
 
 
 def _measured(table: pd.DataFrame) -> str:

@@ -17,7 +17,7 @@ from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import made_words, seeds_words, setting_words, variant_words
+from hessfig.figures.parts.labels import interval_words, made_words, seeds_words, setting_words, variant_words
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.rows import as_written, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
@@ -128,10 +128,11 @@ class MeasuredCurves:
 
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
-        dashed = "; dashed: power law" if guides else ""
+        broken = "dashed and dotted grey: power laws" if len(set(self.slopes["regime"])) > 1 else "dashed: power law"
+        dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
-        marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: 95% interval of the mean{dashed}{dotted}."
+        marks = f"{variant}Dots: mean over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
         zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." if (self.table[X] <= 0).any() else ""
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 

@@ -12,9 +12,11 @@ from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
 from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
 from hessfig.figures.parts.panel_sheet import width_in
+from hessfig.figures.parts.rows import counted
 from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
 from hessfig.predictions.growth_rates import Prediction
 
@@ -31,16 +33,24 @@ def draw_mean(ax: Axes, x: Any, mean: Any, ends: Ends, *, colour: Any, alpha: fl
     ax.fill_between(*ends, color=colour, alpha=alpha, linewidth=0)
 
 
-def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, **line: Any) -> None:
-    """Draw mean over seeds against x with the band of its 95 % interval; zeros and holes are left out."""
-    draw_errors(ax, curve[positive(curve)], colour=colour, **line)
+def draw_curve(ax: Axes, curve: pd.DataFrame, numbers: pd.DataFrame | None = None, *, colour: Any, **line: Any) -> None:
+    """Draw mean over seeds against x, and the spread of its `numbers`; zeros and holes are left out."""
+    draw_errors(ax, curve[positive(curve)], numbers, colour=colour, **line)
 
 
-def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, **line: Any) -> None:
-    """Draw means with the band of their 95 % interval (Student's t over seeds), as factors on a logarithmic axis."""
-    known = drawn[drawn["sem"] > 0]
+def draw_errors(
+    ax: Axes, drawn: pd.DataFrame, numbers: pd.DataFrame | None = None, *, colour: Any, **line: Any
+) -> None:
+    """Draw means over seeds of `numbers`: few seeds as thin lines, more by the band of their 95 % interval.
+
+    Intervals are Student's t over seeds, as factors on a logarithmic axis.
+    """
+    seeds = [] if numbers is None else [one for _, one in counted(numbers).sort_values(X).groupby("seed")]
+    known = drawn[(drawn["sem"] > 0) & (not are_few(len(seeds)))]
     ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
     draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
+    for one in seeds if are_few(len(seeds)) else ():
+        draw_seed(ax, one[X], one["value"], colour=colour)
 
 
 def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
@@ -76,9 +86,6 @@ def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line
     draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, high), colour=colour, **line)
 
 
-_FEW_SEEDS = 5  # so many are drawn as lines of their own
-
-
 def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any) -> pd.DataFrame:
     """Draw `seed_means` by the columns `by` against the last of them, and return them; scale the axes beforehand.
 
@@ -100,16 +107,6 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
 def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
     """Draw the curve of one seed, thin."""
     ax.plot(x, values, color=colour, linewidth=0.4, alpha=0.6)
-
-
-def are_few(seeds: int) -> bool:
-    """Return whether so many seeds are drawn as thin lines, and not by the band of their interval."""
-    return 1 < seeds <= _FEW_SEEDS
-
-
-def spread_words(seeds: int) -> str:
-    """Return how the spread of so many seeds is shown."""
-    return "thin: the seeds" if are_few(seeds) else "band: 95% interval (Student's t)"
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
@@ -184,10 +181,10 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
         ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
 
-def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: float = 0.97) -> None:
-    """Write words into a corner: 'upper left', 'lower right', ... (which ends at the share `right` of the panel)."""
+def corner(ax: Axes, words: str, where: str, *, colour: str = "black", left: float = 0.03, right: float = 0.97) -> None:
+    """Write words into a corner: 'upper left', 'lower right', ... (between the shares `left` and `right` of it)."""
     vertical, horizontal = where.split()
-    x = {"left": 0.03, "right": right}[horizontal]
+    x = {"left": left, "right": right}[horizontal]
     y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
     style: dict[str, Any] = {"color": colour, "fontsize": TINY, "bbox": BACKING, "linespacing": 1.15}
     ax.text(x, y, words, transform=ax.transAxes, ha=horizontal, va=va, **style)

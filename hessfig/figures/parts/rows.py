@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import Axis, X
+from hessfig.analysis.axis import POINT, Axis, X
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.record import LEFT_OUT, NETWORK
 from hessfig.terms import Part, name_order
@@ -43,6 +43,11 @@ def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def counted(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that count."""
     return table[~table["status"].isin(LEFT_OUT)]
+
+
+def numbers_behind(curve: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the numbers of a table along an axis whose means are the points of a curve."""
+    return curve[POINT].merge(table, on=POINT)
 
 
 def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:

@@ -10,6 +10,7 @@ from hessfig.analysis.slopes.printed import Window, as_window, label
 from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, windows_in_words
 from hessfig.figures.parts.panels import fitted, positive, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
+from hessfig.record import NETWORK
 
 DAGGER = "†"  # a slope on another window than the first, which the note names
 
@@ -24,7 +25,8 @@ def how(measured: MeasuredCurves) -> str:
     if len(measured.layers()) > 1:
         others = [one for one in map(window_of, rows_of(measured.telling_slopes())) if one != measured.windows[0]]
         dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
-        layers = " Beside powers: their layers."
+        several = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"].agg(lambda one: len(set(one)) > 1)
+        layers = " Beside powers: their layers." if several.any() else ""
     return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
 
 

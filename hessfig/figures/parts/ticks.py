@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-_SHORT = 0.7  # decades: a shorter axis may have only one of 1, 2 and 5 on it
+_SHORT, _SHORTEST = 0.7, 0.5  # decades: a shorter axis may have only one of 1, 2 and 5, and of 1, 2, 3, 4, 6, 8
 _APART = 0.11  # inches between the middles of two labels of a y axis
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -24,12 +24,13 @@ def set_decades(ax: Axes, which: str) -> None:
 
 
 def between_decades(ax: Axes, which: str) -> None:
-    """Put ticks at 1, 2 and 5 times powers of ten on an axis (and those that share it), for short ranges."""
+    """Put ticks between powers of ten on an axis (and those that share it), evenly apart on the shortest ranges."""
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")
         low, high = np.log10(np.sort(axis.get_view_interval()))
-        digits = range(1, 10) if high - low < _SHORT else (1.0, 2.0, 5.0)
-        axis.set_major_locator(LogLocator(subs=digits, numticks=12))
+        digits = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if high - low < _SHORT else (1.0, 2.0, 5.0)
+        is_shortest = high - low < _SHORTEST
+        axis.set_major_locator(MaxNLocator(4) if is_shortest else LogLocator(subs=digits, numticks=12))
         axis.set_major_formatter(FuncFormatter(_digit_and_power))
 
 
@@ -66,7 +67,7 @@ def _digit_and_power(value: float, _: int) -> str:
     if 1e-3 < value < 1e4:
         return f"{value:g}"
     exponent = math.floor(math.log10(value) + 1e-9) if value > 0 else 0
-    digit = f"{value / 10**exponent:.0f}"
+    digit = f"{value / 10**exponent:.2g}"
     return f"{digit}·10".removeprefix("1·") + f"{exponent}".translate(SUPERSCRIPTS)
 
 
