@@ -140,7 +140,7 @@ def edges(evidence: Evidence) -> Finding:
 @claim(
     *("rounding-predictor", "zellige.ai, a web page that was not reviewed (not quoted: paraphrase)", "rounding"),
     there="layers of Qwen2.5 (0.5 and 1.5 billion parameters)",
-    here="21 weights of a transformer of three layers, d_model 16, trained on addition for 600 steps, 5 seeds: 1234 to 1238",
+    here="21 weights of three layers, d_model 16, trained on addition for 600 steps, 5 seeds: 1234 to 1238",
 )
 def rounding(evidence: Evidence) -> Finding:
     """Claim: the Fisher trace does not rank the damage of rounding a weight, a second-order prediction does.
