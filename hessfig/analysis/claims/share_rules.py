@@ -38,6 +38,7 @@ def temperature(evidence: Evidence) -> Finding:
     at the highest temperature minus 1/2 and 1/2 minus the share at the lowest both have intervals above 0 and means of
     at least 0.05, and does not when one is below 0.05. The effect is the rise of the share from the lowest to the
     highest at the first network and sigma where it holds, else where the rise is largest; the words give the crossings.
+    A temperature at which both norms are 0 for some seed (attention that is one-hot up to rounding) has no share.
     """
     of: dict[str, Effects] = {}
     rises: dict[str, Effect] = {}
@@ -62,7 +63,7 @@ def _along_temperature(evidence: Evidence) -> Iterator[tuple[str, float, pd.Data
     """Yield each network and sigma in words, the sigma, and the shares: seeds by rising temperatures."""
     shares = _at_scores(evidence)
     for (place, sigma), one in shares.groupby(level=["place", "sigma"], sort=False) if len(shares) else ():
-        along = wide(one.droplevel(["place", "sigma"]), "t").dropna(axis=1, how="all")
+        along = wide(one.droplevel(["place", "sigma"]), "t").dropna(axis=1)  # one-hot: both norms may be 0
         if along.shape[1] > 1:
             yield place, float(sigma), along
 
