@@ -300,7 +300,8 @@ def rounding(problem: Objective, request: Request) -> Measured:
 
     With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
     the bits: `rounding_increase`, true; `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction`
-    tr(F) |delta|^2 / n; `quadratic_prediction` delta.H delta / 2; `taylor_prediction` g.delta + delta.H delta / 2.
+    tr(F) |delta|^2 / n; `quadratic_prediction` delta^T H delta / 2; `taylor_prediction` g^T delta + delta^T H delta /
+    2.
     NAME_rank_correlation: Spearman's over the blocks of single weights, with the rise; none of fewer than four.
     """
     rows, found = list[Row](), dict[tuple[str, int], dict[str, float]]()

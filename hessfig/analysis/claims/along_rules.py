@@ -145,10 +145,10 @@ def edges(evidence: Evidence) -> Finding:
 def rounding(evidence: Evidence) -> Finding:
     """Claim: the Fisher trace does not rank the damage of rounding a weight, a second-order prediction does.
 
-    Definition ours: Spearman's correlation over weights, at 4 bits, of the true rise of the loss with tr(F) |delta|^2 /
-    n (F the empirical Fisher matrix) and with delta.H delta / 2, by seed of the training, intervals by Fisher's z. The
-    claim holds when the first lies below 0.5 and the second is above 0 with a mean of at least 0.5, and does not when
-    one is on the other side. The effect is the second. HAWQ's tr(H) |delta|^2 / n is reported.
+    Definition ours: Spearman's correlation over weights, at 4 bits, of the true rise of the loss with tr(F) |delta|^2
+    / n (F the empirical Fisher matrix) and with delta^T H delta / 2, by seed of the training, intervals by Fisher's
+    z. The claim holds when the first lies below 0.5 and the second is above 0 with a mean of at least 0.5, and does
+    not when one is on the other side. The effect is the second. HAWQ's tr(H) |delta|^2 / n is reported.
     """
     samples = {name: _ranks(evidence, name) for name in ("quadratic", "fisher", "hawq")}
     if any(one.empty for one in samples.values()):
