@@ -383,6 +383,7 @@ OF_PRUNING = (
     *(f"{name}_{number}" for name in SALIENCIES for number in _NUMBERS_OF_SALIENCIES),
     *(f"{name}_compensated_correlation" for name in SALIENCIES if name.startswith("obs_")),
 )
+OF_ROUNDING = ("hawq", "fisher", "quadratic", "taylor")  # predictions of the rise of the loss
 OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
 
 

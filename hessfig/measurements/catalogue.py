@@ -18,7 +18,15 @@ from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation, Optimiser, StepNorm
+from hessfig.terms import (
+    NUMBERS_OF_APPROXIMATIONS,
+    OF_PRUNING,
+    OF_QUANTISATION,
+    OF_ROUNDING,
+    Approximation,
+    Optimiser,
+    StepNorm,
+)
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
@@ -204,6 +212,17 @@ _ROWS = (
         need.check_dense,
         gives=OF_QUANTISATION,
         version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
+    ),
+    _of_blocks(
+        "rounding",
+        _COMPRESSION,
+        of.reads("blocks", "products", compression=("bits",)),
+        need.check_dense,
+        gives=(
+            "rounding_increase",
+            *(f"{name}_{number}" for name in OF_ROUNDING for number in ("prediction", "rank_correlation")),
+        ),
+        may_be_undefined=tuple(f"{name}_rank_correlation" for name in OF_ROUNDING),
     ),
     Quantity(
         "landscape_integrals",

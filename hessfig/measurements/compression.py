@@ -232,9 +232,8 @@ class _Pruned:
     def _correlation(self, name: str, one: Tensor, other: Tensor) -> Row:
         """Return Spearman's correlation of saliencies with rises; what is rounding of 0 (as of b_K) has equal ranks."""
         saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
-        found, count = spearman(saliencies, _flushed(other, self._rounding * abs(self._before))), len(one)
-        error = (1 - found**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
-        return state_row(name, self._request, Estimate(found, error, 0, EXACT), block=self.subject.block)
+        found = correlated(saliencies, _flushed(other, self._rounding * abs(self._before)))
+        return state_row(name, self._request, found, block=self.subject.block)
 
 
 def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor, "k dim"]:
@@ -243,6 +242,13 @@ def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor,
     for row, group in zip(found, groups, strict=True):
         row[group] = 0.0
     return found
+
+
+def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate:
+    """Return Spearman's rank correlation with the standard error of Fisher's z, taken back to the correlation."""
+    found, count = spearman(one, other), len(one)
+    error = (1 - found**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
+    return Estimate(found, error, 0, EXACT)
 
 
 def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
@@ -285,18 +291,67 @@ def quantisation(problem: Objective, request: Request) -> Measured:
     of the matrices that stand for the curvature. Biases and gains are not rounded. Raises UserError for a block
     without a matrix.
     """
-    rows: list[Row] = []
+    subjects = _rounded("quantisation", problem, request)
+    return Measured([row for subject in subjects for row in _of_block(subject, request)])
+
+
+def rounding(problem: Objective, request: Request) -> Measured:
+    """Return the true rise of the loss with all matrices of a block rounded to the nearest, and its predictions.
+
+    With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
+    the bits: `rounding_increase`, true; `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction`
+    tr(F) |delta|^2 / n; `quadratic_prediction` delta^T H delta / 2; `taylor_prediction` g^T delta + delta^T H delta /
+    2.
+    NAME_rank_correlation: Spearman's over the blocks of single weights, with the rise; none of fewer than four.
+    """
+    rows, found = list[Row](), dict[tuple[str, int], dict[str, float]]()
+    for subject in _rounded("rounding", problem, request):
+        for (name, bits), value in _predicted(subject, request).items():
+            rows.append(state_row(name, request, value, block=subject.block, index=bits))
+            if len(subject.side) == 1:
+                found.setdefault((name, bits), {})[str(subject.block)] = value
+    for (name, bits), values in found.items():
+        if name != RISE and len(values) > _FEWEST:
+            sides = (torch.tensor([*one.values()], dtype=torch.float64) for one in (values, found[RISE, bits]))
+            label = name.replace("prediction", "rank_correlation")
+            rows.append(state_row(label, request, correlated(*sides), index=bits))
+    return Measured(rows)
+
+
+RISE, _FEWEST = "rounding_increase", 3
+
+
+def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], float]:
+    """Return the rise and its predictions by name and bits."""
+    weights, places = subject.weights.double().cpu(), torch.cat([one for _, _, one in subject.matrices])
+    held = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
+    hessian, fisher = (held[name][places[:, None], places] for name in held)
+    slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
+    before, found = subject.losses(subject.weights[None]), dict[tuple[str, int], float]()
+    for bits in request.at.config.compression.bits:
+        grid = RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], bits)
+        step = grid(weights[places]) - weights[places]
+        moved = _placed(weights, places, (weights[places] + step)[None]).to(subject.weights)
+        mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
+        values = {RISE: float(subject.losses(moved) - before)}
+        values |= {"hawq_prediction": float(hessian.trace()) * mean, "fisher_prediction": float(fisher.trace()) * mean}
+        values |= {"quadratic_prediction": bent, "taylor_prediction": float(slope @ step) + bent}
+        found |= {(name, bits): value for name, value in values.items()}
+    return found
+
+
+def _rounded(name: str, problem: Objective, request: Request) -> Iterator[Subject]:
+    """Yield every block that is asked for. Raises UserError for one without a matrix."""
     for block, column in square_columns(problem, request):
         subject = Subject(problem, request, block, column)
         if not subject.matrices:
             raise UserError(
-                f"quantities=[quantisation]: block {block} has no matrix, and only matrices are rounded",
+                f"quantities=[{name}]: block {block} has no matrix, and only matrices are rounded",
                 got=", ".join(one.name for one in subject.side),
                 allowed="weights with two axes, or groups with one of them",
                 remedy="blocks=[all]",
             )
-        rows += _of_block(subject, request)
-    return Measured(rows)
+        yield subject
 
 
 def _of_block(subject: Subject, request: Request) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hessfig.analysis.claims.along_rules import NORM_OF
@@ -99,6 +100,20 @@ def edges(response: float, above: float = 1.1, noise: float = 0.02, draw: int = 
     return tables.of(rows())
 
 
+def ranks(quadratic: float, fisher: float, noise: float = 0.1, draw: int = 0) -> Evidence:
+    """Return rank correlations of predictions at 4 bits, and others at 3."""
+
+    def rows() -> Iterator[Row]:
+        for seed in range(10 * draw, 10 * draw + 5):
+            for name, middle in (("quadratic", quadratic), ("fisher", fisher), ("hawq", 0.0)):
+                value = float(np.tanh(np.arctanh(middle) + noise * tables.normal(seed, name)))
+                place = {"quantity": f"{name}_rank_correlation", "seed": seed, "row": "", "col": "", "part": ""}
+                yield {**place, "index": 4, "value": value}
+                yield {**place, "index": 3, "value": -value}
+
+    return tables.of(rows())
+
+
 PAPER = {"conv": 1.93, "attention": 1.0, "W_in": 0.7}
 CASES: list[tuple[str, Evidence, ClaimVerdict]] = [
     ("curvature-exponent", exponents(PAPER), ClaimVerdict.holds),
@@ -111,6 +126,9 @@ CASES: list[tuple[str, Evidence, ClaimVerdict]] = [
     ("logit-path", paths(0.5, -0.5), ClaimVerdict.holds),
     ("logit-path", paths(0.5, 0.5), ClaimVerdict.does_not_hold),
     ("norm-edge", edges(1.0), ClaimVerdict.holds),
+    ("rounding-predictor", ranks(0.8, 0.1), ClaimVerdict.holds),
+    ("rounding-predictor", ranks(0.8, 0.8), ClaimVerdict.does_not_hold),
+    ("rounding-predictor", ranks(0.5, 0.5, 0.8), ClaimVerdict.undecided),
     ("norm-edge", edges(1.0, above=0.3), ClaimVerdict.does_not_hold),
 ]
 # Nothing there: exponents 0 or alike, one curvature for both rules, equal paths everywhere, a curvature that is blind.
@@ -121,6 +139,7 @@ NULLS: dict[str, list[Callable[[int], Evidence]]] = {
     ],
     "muon-sharpness": [lambda draw: updates(1.0, 0.2, draw), lambda draw: updates(1.0, 0.2, draw, faster=3.0)],
     "logit-path": [lambda draw: paths(0.0, 0.0, 0.2, draw), lambda draw: paths(0.5, 0.5, 0.2, draw)],
+    "rounding-predictor": [lambda draw: ranks(0.0, 0.0, 0.3, draw), lambda draw: ranks(0.6, 0.6, 0.3, draw)],
     "norm-edge": [lambda draw: edges(0.0, 2.0, 0.02, draw), lambda draw: edges(0.0, 2.0, 0.2, draw)],
 }
 

@@ -41,6 +41,7 @@ CONFIG = Config(
     seeds=1,
 )
 WHOLE_TOO = {
+    "rounding": {"blocks": ["W_Q", "W_K", "W_V", "W_O"]},
     "approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)},
     "along": {
         "blocks": ["W_V", "all"],

@@ -231,3 +231,34 @@ def test_ties_share_their_rank() -> None:
     one, other = generator.integers(0, 4, 30), generator.integers(0, 4, 30)
     found = spearman(torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
     assert found == pytest.approx(spearmanr(one, other).statistic, abs=1e-12)
+
+
+def test_predictions_of_rounding_are_those_of_dense_matrices() -> None:
+    """Rises, traces and quadratic forms of four weights by plain autograd, and their rank correlations by SciPy."""
+    names = ["W_Q", "W_K", "W_V", "W_O"]
+    problem, found = measured("rounding", HEADS, names, bits=[3])
+    oracle, seen = dense_oracle(problem, 1, names)[Part.H], {}
+    network = copy.deepcopy(problem.network).requires_grad_(True)
+    moving = Objective(network, problem.batch, problem.loss, problem.layout)
+    with torch.enable_grad():
+        loss_of(moving).backward()
+    for name in names:
+        held, matrix = problem.weight(1, name).detach(), oracle[name, name]
+        low, high = held.min(dim=1).values.clamp(max=0), held.max(dim=1).values.clamp(min=0)
+        scale, zero = ((high - low) / 7)[:, None], (-low / ((high - low) / 7)).round()[:, None]
+        rounded = scale * (((held / scale).round() + zero).clamp(0, 7) - zero)
+        step = (rounded - held).flatten()
+        (rise,) = rises(problem, name, [rounded])
+        bent, mean = float(step @ matrix @ step) / 2, float(step.square().mean())
+        slope = moving.weight(1, name).grad
+        assert slope is not None
+        seen[name] = {"rounding_increase": rise, "hawq_prediction": float(matrix.trace()) * mean}
+        seen[name] |= {"quadratic_prediction": bent, "taylor_prediction": float(slope.flatten() @ step) + bent}
+    for quantity_name in seen["W_Q"]:
+        expected = [seen[name][quantity_name] for name in names]
+        np.testing.assert_allclose(values(found, quantity_name), expected, rtol=1e-8, atol=1e-10)
+        if quantity_name != "rounding_increase":
+            ranks = spearmanr(expected, [seen[name]["rounding_increase"] for name in names]).statistic
+            got = values(found, quantity_name.replace("prediction", "rank_correlation"))
+            np.testing.assert_allclose(got, [ranks], atol=1e-12)
+    assert all(value > 0 for value in values(found, "fisher_prediction"))
