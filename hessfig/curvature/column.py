@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from hessfig.curvature.problem import Objective
@@ -159,7 +159,7 @@ def view_of(tensor: Tensor, weight: Weight) -> Tensor:
     return whole if weight.index is None else whole[weight.index]
 
 
-def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Float[Tensor, " n"]:
+def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Shaped[Tensor, " n"]:
     """Return the entries of one side of a block, as one vector, of tensors that are shaped as the parameters."""
     return torch.cat([view_of(tensors[one.parameter], one).flatten() for one in side])
 

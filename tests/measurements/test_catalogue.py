@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.enums import Heading, State
+from hessfig.config.enums import Heading, Method, State
 from hessfig.config.schema import Config
 from hessfig.config.science import (
     DirectionsConfig,
