@@ -162,7 +162,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     assert dense == {
         *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
         *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
-        *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys", "critical_points"),
+        *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys", "critical_points", "rounding"),
         *COMPRESSION,
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
@@ -184,6 +184,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *COMPRESSION,
         *DIRECTIONS,
         *RACE,
+        *("along_vision", "along_updates", "edge_norms", "rounding"),
     }
 
 
