@@ -258,7 +258,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
         f"{labels.made_words(table, axis)}"
     )
-    sheet = Sheet.grid(spec.paper, [[kind] for kind in _DRAWN], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
+    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     set_x_scale(sheet.axes[-1], found[X])
     numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:
