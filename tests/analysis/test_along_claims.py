@@ -15,7 +15,11 @@ from hessfig.analysis.claims.rule import Evidence
 from tests.analysis import claim_tables as tables
 
 DRAWS, MOST = 60, 0.1  # an interval of 95 % may be wrong on one side in 2.5 %, and what that varies by
-POSITIVE = {ClaimVerdict.holds, ClaimVerdict.holds_only_if, ClaimVerdict.small}
+POSITIVE = {
+    *(ClaimVerdict.holds, ClaimVerdict.within, ClaimVerdict.holds_only_if),
+    ClaimVerdict.small,
+    ClaimVerdict.less,
+}
 STEPS = (20.0, 50.0, 100.0, 200.0, 400.0)
 Row = dict[str, Any]
 

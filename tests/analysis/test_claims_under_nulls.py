@@ -17,7 +17,7 @@ from tests.analysis import claim_tables as tables
 
 DRAWS = 60
 MOST = 0.1  # an interval of 95 % may be wrong on one side in 2.5 %, and what that varies by over 60 draws
-POSITIVE = {ClaimVerdict.holds, ClaimVerdict.holds_only_if}
+POSITIVE = {ClaimVerdict.holds, ClaimVerdict.within, ClaimVerdict.holds_only_if}
 
 
 def constant(draw: int) -> Evidence:
