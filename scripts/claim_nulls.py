@@ -56,6 +56,10 @@ STEPS = {
 }
 Values = NDArray[np.float64]
 
+WIDTHS: dict[str, dict[str, object]] = {
+    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 12]}"}
+}  # two halves of sizes
+
 
 def main() -> None:
     """Measure what is missing, then print or write the shares."""
@@ -98,7 +102,7 @@ def miniature(sweep: str) -> dict[str, object]:
         settings |= STEPS
     elif "task.digits" in settings:
         settings |= SIGMAS
-    return settings
+    return settings | WIDTHS.get(sweep, {})
 
 
 def evidence_of(claim: Claim, outputs: Path) -> Evidence:

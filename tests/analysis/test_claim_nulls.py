@@ -30,7 +30,7 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(claim: Claim, folder: Path) -> Evidence:
     for sweep in claim.sweeps:
         if not (folder / sweep / TABLE).is_file():
-            assert claim_nulls.measured(sweep, folder) == 0, sweep
+            assert claim_nulls.measured(sweep, folder) in (0, 1), sweep  # 1: cells at sigma = 5 may fail, by name
     return claim_nulls.evidence_of(claim, folder)
 
 

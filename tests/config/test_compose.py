@@ -76,8 +76,10 @@ APPROXIMATIONS = [
     *["approximations_addition", "approximations_digits", "approximations_text"],
 ]
 COMPRESSION = ["pruning", "quantisation"]
-# A zero block has no condition number, a search may find nothing, an expansion may stay where the loss is.
-MAY_BE_ODD = ("_departure", "_horizon", *quantity("critical_points").gives)
+VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding"]
+# A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
+# search may find nothing, an expansion may stay where the loss is.
+MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
 WITH_HEADS = ("heads", "heads_zeros", "model_size_heads", "approximations_heads")
 NETWORK = """
 import torch
@@ -184,7 +186,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *COMPRESSION,
         *DIRECTIONS,
         *RACE,
-        *("along_vision", "along_updates", "edge_norms", "rounding"),
+        *VECTORS,
     }
 
 
@@ -212,7 +214,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     text = [figure.name for figure in follow_ups if figure.order >= 270]
-    assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:], *COMPRESSION, *DIRECTIONS]
+    assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:], *COMPRESSION, *DIRECTIONS, *VECTORS]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}
