@@ -57,7 +57,7 @@ STEPS = {
 Values = NDArray[np.float64]
 
 WIDTHS: dict[str, dict[str, object]] = {
-    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 12]}"}
+    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"}
 }  # two halves of sizes
 
 

@@ -155,7 +155,8 @@ def size_spectrum(evidence: Evidence) -> judges.Finding:
     lacking = [f"{end.replace('_', ' ')} {name}" for name in of for end in _ENDS if f"{end}, all sizes" not in of[name]]
     finding = judges.by_conditions(known)
     said = f"missing: {', '.join(lacking)}" if lacking else ""
-    return replace(finding, words="; ".join(filter(None, [finding.words, said])))
+    words = "; ".join(filter(None, [finding.words, said]))
+    return replace(finding, words=words, is_lacking=finding.is_lacking or bool(lacking))
 
 
 def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
