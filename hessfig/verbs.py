@@ -133,7 +133,7 @@ VERBS = {
                 "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'",
                 "hessfig plot figure=3a figure.width=3.25 'figure.panels=[W_V:H_o,W_Q:H_o]' figure.note=false",
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
-                "hessfig plot figure=3a sweep=mine    (sweep= stands for figure.sweep=)",
+                "hessfig plot figure=3a sweep=mine    (sweep= is short for figure.sweep=)",
             ),
             does="hessfig.cli.plot:plot",
             groups=("figure",),

@@ -177,12 +177,22 @@ def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
     if len(same) == 1:
         return same[0]
     shown = [plain(one) for one in values if one is not None and one != ""]
+    example = f"for example {key}={shown[0]}" if shown else "leave it out"
     raise UserError(
         f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),
         got=plain(text or f"{len(values)} values"),
         allowed=first_few(shown, most=20) if shown else f"none: {key} means nothing here",
-        remedy=f"for example {key}={shown[0]}" if shown else "leave it out",
+        remedy=f"{example}{_another(key, text)}" if shown and text else example,
     )
+
+
+_SETTING_OF = {"sigma": "'grid.values=[{}]'", "seed": "first_seed={} seeds=1", "step": "'state.step=[{}]'"}
+
+
+def _another(key: str, text: str) -> str:
+    """Return how a network is exported that no sweep lists: by the setting from which this word chooses."""
+    setting = _SETTING_OF.get(key)
+    return f"; for another one give settings: hessfig export sweep=NAME {setting.format(plain(text))}" if setting else ""
 
 
 def _is_named(value: object, text: str) -> bool:
