@@ -191,8 +191,8 @@ _SETTING_OF = {"sigma": "'grid.values=[{}]'", "seed": "first_seed={} seeds=1", "
 
 def _another(key: str, text: str) -> str:
     """Return how a network is exported that no sweep lists: by the setting from which this word chooses."""
-    setting = _SETTING_OF.get(key)
-    return f"; for another one give settings: hessfig export sweep=NAME {setting.format(plain(text))}" if setting else ""
+    setting = _SETTING_OF.get(key, "").format(plain(text))
+    return f"; for another one give settings: hessfig export sweep=NAME {setting}" if setting else ""
 
 
 def _is_named(value: object, text: str) -> bool:
