@@ -198,9 +198,9 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
             suffix = (f"_{words}" if words else "") + beside
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                for some, below in ((kinds[:2], ""), (kinds[2:], "_error")):  # two rows on a page
-                    if some:
-                        yield _page(columns, [(block, kind) for kind in some], asked, suffix=suffix + name + below)
+                for two, end in ((kinds[:2], ""), (kinds[2:], "_error")):  # rows of a page
+                    if two:
+                        yield _page(columns, [(block, kind) for kind in two], asked, suffix=suffix + name + end)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
                     yield _page(columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)

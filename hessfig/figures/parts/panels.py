@@ -229,7 +229,9 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
 
 
 def _inches_high(ax: Axes) -> float:
-    return float(ax.get_position().height * ax.figure.get_figheight())
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return float(ax.get_position().height * figure.get_figheight())
 
 
 def in_tens(value: float) -> str:
