@@ -287,7 +287,7 @@ VERBS = {
                 "hessfig export outputs/sigma sigma=0.01 seed=1234 into=network",
                 "hessfig export sweep=sigma model.d_model=8 'grid.values=[0.3]' seeds=1 into=network.zip",
             ),
-            does="hessfig.cli.bundle:export",
+            does="hessfig.cli.export:export",
             groups=("sweep", "model", "state", "training", "task"),
             names=("output_dir", "variant", "num_layers", "sigma", "step", "seed", "into", "code"),
             table=True,

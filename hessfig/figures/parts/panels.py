@@ -106,8 +106,9 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
 
 
 def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
-    """Draw the curve of one seed, thin."""
-    ax.plot(x, values, color=colour, linewidth=0.4, alpha=0.6)
+    """Draw the curve of one seed, thin, with gaps where a logarithmic axis has no place for a value."""
+    seen = np.where(np.asarray(values) > 0, values, np.nan) if ax.get_yscale() == "log" else values
+    ax.plot(x, seen, color=colour, linewidth=0.4, alpha=0.6)
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
