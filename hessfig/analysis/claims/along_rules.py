@@ -1,7 +1,5 @@
 """Rules of claims about directions that mean something: singular directions, updates, paths of the gradient, edges."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules of claims about components and sizes: moments of attention, powers of weights, depth, width."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Rules of claims about trained encoders: an ALBERT and a BERT of masked tokens, next to random weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Rules of claims about growth rates: exponents of norms in sigma, in scales of weights, and in size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

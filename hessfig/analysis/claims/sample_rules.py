@@ -1,7 +1,5 @@
 """Rules of claims against the number of samples: landscapes, gradients and Hessians of the first k."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Rules of claims about shares of the two parts of the Hessian: temperature, heads, one weight for two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rules of claims about spectra: transformers next to others, the Gauss-Newton part, sinks, condition numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

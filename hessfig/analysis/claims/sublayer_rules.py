@@ -1,7 +1,5 @@
 """Rules of claims about sublayers: which blocks are largest, how weights couple, and the order of groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Rules of claims along trainings: stand-ins for the curvature, LayerNorm, phases, batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
