@@ -288,6 +288,3 @@ def _of_variants(
         for name in variants
     }
     return judges.together({f"gap of exponents, {name}": judges.Effect(one, judge) for name, one in samples.items()})
-
-
-COMPONENTS = (*(dispersed, similar, wide_key, weight_powers, size_spectrum, norm_depth), *(removed, turned, raised))

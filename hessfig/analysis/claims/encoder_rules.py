@@ -127,6 +127,3 @@ def _sharpness(evidence: Evidence) -> dict[str, pd.DataFrame]:
             {key: sums[rows].sum(axis=1) / sizes[rows].sum(axis=1) for key, rows in groups.items()}
         )
     return found
-
-
-ENCODERS = (values_largest, keys_values, order)

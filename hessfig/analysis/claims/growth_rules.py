@@ -340,6 +340,3 @@ def _over_law(
     if rate is None:
         return pd.Series(dtype=float)
     return (exponents(deep[deep["layer"] == (layer or top)], "sigma", window=window) / rate).dropna()
-
-
-GROWTH = (softmax, entries, depth, prenorm, lower, steeper, law, exact, jacobian)

@@ -174,6 +174,3 @@ def _words(direction: str, distance: str) -> str:
 
 def _farthest(intervals: dict[str, Interval], target: float) -> str:
     return judges.largest(intervals, lambda mean: abs(mean - target))
-
-
-SAMPLES = (rate, bound, chance, stationarity, hessian)

@@ -227,6 +227,3 @@ def _at(norms: pd.DataFrame, sigma: float) -> pd.DataFrame:
 def _share(norms: pd.DataFrame) -> pd.Series:
     outer, functional = (norms[part] for part in _SPLIT)
     return functional / (outer + functional)
-
-
-SHARES = (temperature, single, single_share, heads_entries, heads_norm)

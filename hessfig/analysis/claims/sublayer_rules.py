@@ -252,6 +252,3 @@ def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.Data
             kept = {name: diagonal[np.isin(owners, members)] for name, members in _GROUPS.items()}
             found[hessian.seed] = {name: float(one.mean()) for name, one in kept.items() if one.size}
     return pd.DataFrame.from_dict(found, orient="index")
-
-
-SUBLAYERS = (values_trained, values_largest, keys_values, coupling, coupling_trained, order)

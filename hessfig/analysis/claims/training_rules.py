@@ -325,6 +325,3 @@ def _block_norms(evidence: Evidence) -> pd.Series:
     rows = rule.diagonal(norms(evidence))
     rows = rows[rows["row"].str.startswith("W_")]
     return rule.in_logs(rows, np.log).groupby(["seed", "step"])["value"].mean()
-
-
-TRAINING = (stand_ins, bounded, phases, critical_batch, sharp_minima)
