@@ -128,7 +128,8 @@ def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.
     kinds = NULLS.get(claim.id, EVERY)
     if not kinds:
         return claim.id, "none: an identity", "", ""
-    held, until = [], time.monotonic() + seconds
+    held: list[bool] = []
+    until = time.monotonic() + seconds
     while len(held) < tables and time.monotonic() < until:
         held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
     share = f"{100 * sum(held) / len(held):.1f} %"
