@@ -179,7 +179,7 @@ class Problem:
             found = blocks_asked(config, problem.layout)
         if len(found) > 1:
             raise UserError(
-                "operator: this name stands for several blocks",
+                "operator: this name matches several blocks",
                 got=plain(repr(block)),
                 allowed=first_few([f"{one.col}@{one.layer}" for one in found]),
                 remedy=f"for example {found[-1].col}@{found[-1].layer}",
