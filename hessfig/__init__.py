@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hessfig.arguments import Measure
     from hessfig.curvature.block_operator import BlockOperator
-    from hessfig.integrations import lens
+    from hessfig.integrations import lens as lens
     from hessfig.interface import Problem, measure
     from hessfig.models.found_weights import find_weights
     from hessfig.monitor import Monitor
@@ -20,7 +20,6 @@ __all__ = [
     "Run",
     "__version__",
     "find_weights",
-    "lens",
     "measure",
     "plot",
     "predict",

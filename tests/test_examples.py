@@ -22,7 +22,7 @@ PRINTED = {
     "eigenvalues": r"H_f +largest_eigenvalue",
     "first_figure": r"W_V H +1\.5\d*e-04",
     "growth_rates": r"W_V +H_o +2\.0\d+ .* 2\.0",
-    "transformer_lens": r"hessfig (\d\.\d{10}).*torch \1",
+    "bridge": r"hessfig (\d\.\d{10}).*torch \1",
     "own_training": r"largest_eigenvalue/all/H",
 }
 

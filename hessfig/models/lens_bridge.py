@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch.nn import functional as F
 from hessfig.curvature.losses import IGNORED
 from hessfig.errors import UserError
 from hessfig.models.any_batch import is_plain
+from hessfig.models.own_checks import results
 
+_PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_ln1", "_capture_mlp_in")
 WRAPPED = "_original_component."  # what a bridge puts between a module and the one that it stands for
 
 
@@ -29,19 +32,45 @@ def wrapped(bridge: Any) -> nn.Module:
     A bridge splits fused matrices into maps of their own, and keeps the fused one, which nothing reads any more: it is
     no parameter of the copy.
     """
-    model = copy.deepcopy(bridge.original_model).eval()
+    held = chain.from_iterable(results(dict(vars(one))) for one in bridge.original_model.modules())
+    model = copy.deepcopy(bridge.original_model, {id(one): one.detach().clone() for one in held}).eval()
+    for module in model.modules():
+        _set_free(module)
     parameters = {path: one for path, one in model.named_parameters() if one.is_floating_point()}
+    trained = {path: one.requires_grad for path, one in parameters.items()}
     with torch.enable_grad():
-        held = {path: one.detach().requires_grad_() for path, one in parameters.items()}
-        logits = _logits(torch.func.functional_call(model, held, (torch.zeros(1, 2, dtype=torch.long),)))
-        slopes = torch.autograd.grad(logits.sum(), list(held.values()), allow_unused=True)
-    for path, slope in zip(held, slopes, strict=True):
-        place, _, name = path.rpartition(".")
+        for one in parameters.values():
+            one.requires_grad_()
+        logits = _logits(model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)))
+        slopes = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
+    for (path, one), slope in zip(parameters.items(), slopes, strict=True):
+        one.requires_grad_(trained[path])
         if slope is None and ".qkv." in path:
+            place, _, name = path.rpartition(".")
             module = model.get_submodule(place)
             del module._parameters[name]
-            module.register_buffer(name, parameters[path].detach())
+            module.register_buffer(name, one.detach())
     return model
+
+
+def _set_free(module: nn.Module) -> None:
+    """Take from a part of a copied bridge what ties it to the original: hooks that note a layer's input there.
+
+    They serve inputs that a bridge can split in front of attention and the MLP, and change no output.
+    """
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if getattr(hook, "__name__", "") in _NOTING:
+            del module._forward_pre_hooks[key]
+    if _WIRED in vars(module):
+        setattr(module, _WIRED, True)
+    if _PATTERN in vars(module):
+        module.register_forward_hook(_forget)
+
+
+def _forget(module: nn.Module, given: Any, found: Any) -> None:
+    """Let the mixing weights go that a part of a bridge keeps of its last call: with their graph it has no copy."""
+    del given, found
+    setattr(module, _PATTERN, None)
 
 
 def opened(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn.Module, Any, Any]:

@@ -20,10 +20,11 @@ from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout
 
 KEY, NATIVE = "model.name", "native"
-# Sizes as the configurations of transformers call them, most of them by their map of attributes.
+# Sizes as configurations of transformers call them, beside names of their own that their map of attributes leads to.
 _SIZES = {
     **{"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model"},
-    **{"intermediate_size": "d_mlp", "head_dim": "d_head", "num_key_value_heads": "n_kv_heads"},
+    **{"intermediate_size": "d_mlp", "n_inner": "d_mlp", "ffn_dim": "d_mlp"},
+    **{"head_dim": "d_head", "num_key_value_heads": "n_kv_heads"},
     **{"vocab_size": "vocabulary", "max_position_embeddings": "length"},
 }
 
@@ -112,13 +113,10 @@ def _of_transformers(name: str, sizes: dict[str, Any], options: dict[str, Any]) 
             remedy=did_you_mean(name, known) or f"{KEY}=GPT2LMHeadModel",
         )
     kind = getattr(transformers, name)
-    plain_config = kind.config_class()
-    given = {
-        key: sizes[ours] for key, ours in _SIZES.items() if sizes.get(ours) is not None and hasattr(plain_config, key)
-    }
-    if hasattr(plain_config, "num_key_value_heads"):
-        given.setdefault("num_key_value_heads", sizes["n_heads"])
-    settings = kind.config_class(**{**given, **options})
+    its, own = kind.config_class(), kind.config_class.attribute_map
+    sizes["n_kv_heads"] = sizes["n_kv_heads"] or sizes["n_heads"]
+    asked = {key: sizes[ours] for key, ours in _SIZES.items() if sizes[ours] is not None and hasattr(its, key)}
+    settings = kind.config_class(**{own.get(key, key): size for key, size in asked.items()} | options)
     if isinstance(settings.pad_token_id, int) and settings.pad_token_id >= settings.vocab_size:
         settings.pad_token_id = None
     settings._attn_implementation = "eager"
