@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from hessfig.interface import Problem
 
+_CLOSE = 1e-4  # of mixing weights that are computed again, in float32
+
 
 def attention_patterns(problem: Problem) -> Tensor:
     """Return the mixing weights (layers, samples, heads, queries, keys) of a problem's bridge on its tokens.
@@ -36,9 +38,29 @@ def attention_patterns(problem: Problem) -> Tensor:
 def attention_scores(problem: Problem) -> Tensor:
     """Return what the patterns are the softmax of (layers, samples, heads, queries, keys): masked entries are minimal.
 
-    As `attention_patterns` otherwise.
+    Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that compute attention themselves)
+    they are q k^T / sqrt(d_head) of its queries and keys, if these have that softmax. As `attention_patterns`
+    otherwise; raises UserError, too, where they have not (rotary positions, soft caps).
     """
-    return _stacked(problem, "attn.hook_attn_scores")
+    import torch
+
+    scores, patterns = (_stacked(problem, f"attn.hook_{name}") for name in ("attn_scores", "pattern"))
+    if not torch.equal(scores, patterns):
+        return scores
+    bridge, _ = _bridge_of(problem)
+    heads, width = bridge.cfg.n_heads, bridge.cfg.d_head
+    q, k = (_stacked(problem, f"attn.{name}.hook_out").flatten(3) for name in "qk")
+    q, k = (one.unflatten(-1, (-1, width)).transpose(2, 3) for one in (q, k))
+    scores = q @ k.repeat_interleave(heads // k.shape[2], dim=2).transpose(-1, -2) / width**0.5
+    scores = scores.masked_fill(patterns == 0, torch.finfo(scores.dtype).min)
+    if not torch.allclose(scores.softmax(-1), patterns, atol=_CLOSE):
+        raise UserError(
+            "hessfig.lens: the bridge's hook of scores has the patterns, and they are not the softmax of q k^T",
+            got=f"{bridge.cfg.architecture}: positions in the scores, or a cap on them",
+            allowed="an architecture whose hook has scores, or whose scores are q k^T / sqrt(d_head)",
+            remedy="hessfig.lens.attention_patterns(problem).log() is the scores up to a constant of each query",
+        )
+    return scores
 
 
 def residual_norms(problem: Problem) -> Tensor:

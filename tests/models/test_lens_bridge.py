@@ -14,28 +14,32 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import hessfig
+from hessfig.config.enums import Products
 from hessfig.config.schema import Config
+from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import wrapped
 from hessfig.models.protocol import kind
+from hessfig.models.routes import Engines
+from hessfig.terms import Block, Part
 from hessfig.weights import Weight
 from tests.config.composing import configs
 
 WORDS, LENGTH = 5, 4
 _HF = {
-    **{"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 4, "intermediate_size": 6},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 4, "intermediate_size": 6},
     **{"vocab_size": WORDS, "max_position_embeddings": LENGTH},
 }
 _IDS = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
 
 
-def native() -> Any:
+def native(**further: Any) -> Any:
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import boot
 
-    sizes = {"n_layers": 2, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 6, "n_ctx": LENGTH, "d_vocab": WORDS}
-    return boot(TransformerBridgeConfig(**sizes, act_fn="gelu", normalization_type="LN"))
+    sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 6, "n_ctx": LENGTH, "d_vocab": WORDS}
+    return boot(TransformerBridgeConfig(**sizes, act_fn="gelu", normalization_type="LN", **further))
 
 
 def around(name: str, **sizes: Any) -> Any:
@@ -49,7 +53,7 @@ def around(name: str, **sizes: Any) -> Any:
 
 BRIDGES = {
     "native": native,
-    "gpt2": lambda: around("GPT2LMHeadModel", n_layer=2, n_head=2, n_embd=4, vocab_size=WORDS, n_positions=LENGTH),
+    "gpt2": lambda: around("GPT2LMHeadModel", n_layer=1, n_head=2, n_embd=4, vocab_size=WORDS, n_positions=LENGTH),
     "neox": lambda: around("GPTNeoXForCausalLM", **_HF, **_IDS),
 }
 
@@ -97,17 +101,17 @@ class Whole(nn.Module):
 
 @pytest.mark.parametrize("name", BRIDGES)
 def test_every_named_block_is_that_of_double_backward(name: str) -> None:
-    problem, whole = hessfig.Problem(bridge(name), tokens()), Whole(name)
-    layout = problem.objective("float64").layout
+    objective, whole = hessfig.Problem(bridge(name), tokens()).objective("float64"), Whole(name)
+    layout = objective.layout
     matrices = {"W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"}
     assert matrices | {"W_E", "W_U"} <= {one for name in layout.names for one in (name, *name.split("+"))}
-    compared = 0
+    engines = Engines(objective, ModelConfig(), Products.linearised)
     for weight in layout.weights:
-        name_of = f"{weight.name}@{weight.layer}" if weight.layer else weight.name
-        truth = whole.block(weight, weight)
-        torch.testing.assert_close(problem.operator(name_of).dense(), truth, rtol=0, atol=1e-10)
-        compared += 1
-    assert compared == len(layout.weights) > 40
+        block, truth = Block(weight.layer, weight.name, weight.name), whole.block(weight, weight)
+        column = engines.column(weight.layer, weight.name, [block])
+        found = column.split_matmat(torch.eye(weight.size, dtype=torch.float64), [Part.H])[block, Part.H]
+        torch.testing.assert_close(found, truth, rtol=0, atol=1e-10)
+    assert len(layout.weights) > 25
 
 
 @pytest.mark.parametrize("name", BRIDGES)
@@ -123,7 +127,7 @@ def test_pairs_and_heads_by_their_short_name(name: str) -> None:
 def test_the_fused_map_that_a_bridge_has_split_is_no_weight() -> None:
     layout = find_weights(bridge("gpt2"))
     assert not [weight for weight in layout.parameters if ".qkv." in weight.parameter]
-    assert [".qkv." in path for path, _ in bridge("gpt2").named_parameters()].count(True) == 4
+    assert [".qkv." in path for path, _ in bridge("gpt2").named_parameters()].count(True) == 2
 
 
 def test_the_bridge_stays_as_it_was() -> None:
@@ -151,7 +155,7 @@ def test_an_encoder_needs_targets() -> None:
     with pytest.raises(UserError, match="see what follows them"):
         hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
     targets = torch.where(torch.arange(LENGTH) == 1, tokens(), -100)
-    assert hessfig.measure(hessfig.Problem(held, tokens(), targets), blocks=["W_V@2"])["value"].iloc[0] > 0
+    assert hessfig.measure(hessfig.Problem(held, tokens(), targets), blocks=["W_V@1"])["value"].iloc[0] > 0
 
 
 def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,13 +182,24 @@ def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
     norms = hessfig.lens.residual_norms(problem)
     _, cache = bridge(name).run_with_cache(tokens())
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    assert patterns.shape == scores.shape == (2, 2, 2, LENGTH, LENGTH) and norms.shape == (3, 2, LENGTH)
-    for layer in (1, 2):
-        stream = cache[f"blocks.{layer - 1}.hook_in"]
-        by_hand, mixed = pattern_by_hand(name, layer, stream)
-        torch.testing.assert_close(patterns[layer - 1], mixed, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(scores[layer - 1] * seen, by_hand, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(norms[layer - 1], stream.norm(dim=-1), rtol=1e-5, atol=0)
+    assert patterns.shape == scores.shape == (1, 2, 2, LENGTH, LENGTH) and norms.shape == (2, 2, LENGTH)
+    held = dict(wrapped(bridge(name)).named_parameters())
+    word, place = (held[one.parameter] for one in find_weights(bridge(name)).weights[:2])
+    stream = word[tokens()] + place[:LENGTH]
+    by_hand, mixed = pattern_by_hand(name, 1, stream)
+    torch.testing.assert_close(patterns[0], mixed, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(scores[0] * seen, by_hand, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norms[0], stream.norm(dim=-1), rtol=1e-5, atol=0)
+    assert norms[1].tolist() == cache["blocks.0.hook_out"].norm(dim=-1).tolist()
+
+
+def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused() -> None:
+    held = native(positional_embedding_type="rotary", rotary_dim=2).eval()
+    with torch.no_grad():
+        for parameter in held.parameters():
+            parameter += 0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match="not the softmax of q k"):
+        hessfig.lens.attention_scores(hessfig.Problem(held, tokens()))
 
 
 def test_lens_asks_for_a_bridge() -> None:
