@@ -1,7 +1,5 @@
 """Blocks of the Hessian by name, and which vanish by the shape of the network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A network of the user's own with its data and loss: its weights named, its batches weighed, its content hashed."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections import defaultdict

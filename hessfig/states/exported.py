@@ -1,7 +1,5 @@
 """One network at one point of weight space as plain files that need no hessfig to be read: weights, batches, names."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Rules of claims about components and sizes: moments of attention, powers of weights, depth, width."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -290,6 +288,3 @@ def _of_variants(
         for name in variants
     }
     return judges.together({f"gap of exponents, {name}": judges.Effect(one, judge) for name, one in samples.items()})
-
-
-COMPONENTS = (*(dispersed, similar, wide_key, weight_powers, size_spectrum, norm_depth), *(removed, turned, raised))

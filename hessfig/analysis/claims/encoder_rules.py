@@ -1,7 +1,5 @@
 """Rules of claims about trained encoders: an ALBERT and a BERT of masked tokens, next to random weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 
@@ -129,6 +127,3 @@ def _sharpness(evidence: Evidence) -> dict[str, pd.DataFrame]:
             {key: sums[rows].sum(axis=1) / sizes[rows].sum(axis=1) for key, rows in groups.items()}
         )
     return found
-
-
-ENCODERS = (values_largest, keys_values, order)

@@ -1,7 +1,5 @@
 """Rules of claims about growth rates: exponents of norms in sigma, in scales of weights, and in size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -342,6 +340,3 @@ def _over_law(
     if rate is None:
         return pd.Series(dtype=float)
     return (exponents(deep[deep["layer"] == (layer or top)], "sigma", window=window) / rate).dropna()
-
-
-GROWTH = (softmax, entries, depth, prenorm, lower, steeper, law, exact, jacobian)

@@ -1,7 +1,5 @@
 """Verdicts: how the intervals behind a claim become one, alone, together, and under several conditions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

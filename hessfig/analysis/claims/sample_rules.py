@@ -1,7 +1,5 @@
 """Rules of claims against the number of samples: landscapes, gradients and Hessians of the first k."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -176,6 +174,3 @@ def _words(direction: str, distance: str) -> str:
 
 def _farthest(intervals: dict[str, Interval], target: float) -> str:
     return judges.largest(intervals, lambda mean: abs(mean - target))
-
-
-SAMPLES = (rate, bound, chance, stationarity, hessian)

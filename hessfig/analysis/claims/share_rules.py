@@ -1,7 +1,5 @@
 """Rules of claims about shares of the two parts of the Hessian: temperature, heads, one weight for two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -229,6 +227,3 @@ def _at(norms: pd.DataFrame, sigma: float) -> pd.DataFrame:
 def _share(norms: pd.DataFrame) -> pd.Series:
     outer, functional = (norms[part] for part in _SPLIT)
     return functional / (outer + functional)
-
-
-SHARES = (temperature, single, single_share, heads_entries, heads_norm)

@@ -1,7 +1,5 @@
 """Rules of claims about spectra: transformers next to others, the Gauss-Newton part, sinks, condition numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
@@ -349,6 +347,3 @@ def _bend(curve: pd.Series) -> float:
     """Return the mean of the even part of a curve of log10, measured from alpha = 1; nan without a pair."""
     mirrored = [(curve[alpha] + curve[1 / alpha]) / 2 for alpha in curve.index if alpha > 1 and 1 / alpha in curve]
     return float(np.mean(mirrored) - curve[1.0]) if mirrored and 1.0 in curve else float("nan")
-
-
-SPECTRA = (indefinite, heterogeneity, heterogeneity_at_end, proxy, proxy_along, stretch, sensitivity)

@@ -1,7 +1,5 @@
 """Rules of claims about sublayers: which blocks are largest, how weights couple, and the order of groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -254,6 +252,3 @@ def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.Data
             kept = {name: diagonal[np.isin(owners, members)] for name, members in _GROUPS.items()}
             found[hessian.seed] = {name: float(one.mean()) for name, one in kept.items() if one.size}
     return pd.DataFrame.from_dict(found, orient="index")
-
-
-SUBLAYERS = (values_trained, values_largest, keys_values, coupling, coupling_trained, order)

@@ -1,7 +1,5 @@
 """Rules of claims along trainings: stand-ins for the curvature, LayerNorm, phases, batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -327,6 +325,3 @@ def _block_norms(evidence: Evidence) -> pd.Series:
     rows = rule.diagonal(norms(evidence))
     rows = rows[rows["row"].str.startswith("W_")]
     return rule.in_logs(rows, np.log).groupby(["seed", "step"])["value"].mean()
-
-
-TRAINING = (stand_ins, bounded, phases, critical_batch, sharp_minima)

@@ -1,7 +1,5 @@
 """Bars and lines of any quantity over any varied setting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loss next to its second-order expansion: slices and planes, critical points, gradient descent."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Eigenvalues and densities."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
