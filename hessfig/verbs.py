@@ -219,7 +219,7 @@ VERBS = {
                 "hessfig report format=pdf          (one page of results)",
             ),
             does="hessfig.cli.report:report",
-            names=("format", "single_file", "tolerance", "resamples", "output_dir"),
+            names=("format", "single_file", "interactive", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
             name="verify",
