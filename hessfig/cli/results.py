@@ -1,38 +1,58 @@
 """What the verbs do that read tables or nothing: slopes, check, compare and verify."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from hessfig.cli.flags import own_words
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hessfig.cli.flags import check_format, own_words
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
+from hessfig.config.enums import Printed
 from hessfig.errors import UserError, plain
 from hessfig.sessions import fitted_slopes
 from hessfig.verbs import VERBS
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
-    from hessfig.analysis.slopes import printed
     from hessfig.analysis.slopes.fit import SLOPES
-    from hessfig.analysis.slopes.printed import rich_table
-    from hessfig.cli.terminal import show
 
+    check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     job = as_made(job)
-    config = job.config
-    if config.levels:
+    if job.config.levels:
         return _levels(job)
     fitted = fitted_slopes(job)
-    show(rich_table(printed.chosen(fitted, rows=config.rows, parts=config.part)))
+    _print(fitted, job)
+    if job.config.format != Printed.table:
+        return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
     print(f"written: {table_folder(job) / SLOPES}")
     return 0
 
 
+def _print(frame: pd.DataFrame, job: Job) -> None:
+    """Print the lines that are asked for: for a terminal, or for a paper and nothing else."""
+    from hessfig.analysis import presented
+    from hessfig.analysis.slopes import printed
+    from hessfig.cli.terminal import say, show
+
+    lines = printed.chosen(frame, rows=job.config.rows, parts=job.config.part)
+    if job.config.format == Printed.table:
+        show(printed.rich_table(lines))
+        return
+    _, heads, rows = printed.cells(lines)
+    is_latex = job.config.format == Printed.latex
+    say(*(presented.latex_table if is_latex else presented.markdown_table)(heads, rows))
+
+
 def _levels(job: Job) -> int:
     """Print the mean levels in the windows, and their exponents in what the sweep varies."""
-    from hessfig.analysis.slopes import levels, printed
-    from hessfig.cli.terminal import show
+    from hessfig.analysis.slopes import levels
 
     config, folder = job.config, table_folder(job)
     found = levels.run(
@@ -45,8 +65,9 @@ def _levels(job: Job) -> int:
     )
     for frame in found:
         if len(frame):
-            show(printed.level_table(printed.chosen(frame, rows=config.rows, parts=config.part)))
-    print(f"written: {folder / levels.LEVELS}, {folder / levels.TRENDS}")
+            _print(frame, job)
+    if config.format == Printed.table:
+        print(f"written: {folder / levels.LEVELS}, {folder / levels.TRENDS}")
     return 0
 
 

@@ -290,7 +290,10 @@ class Config:
     part: Any = setting(
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
     )
-    format: Printed = setting(Printed.table, "predictions as a table or as csv; the report as pdf: one page of results")
+    format: Printed = setting(
+        Printed.table,
+        "how rows are printed: predictions as csv, slopes as latex or markdown; the report as pdf, one page of results",
+    )
     powers_of: PowersOf = setting(
         PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
     )
