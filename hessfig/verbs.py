@@ -204,7 +204,7 @@ VERBS = {
                 "hessfig predict sweep=components format=csv",
                 "hessfig predict model=self_attention task=gaussian powers_of=W_K",
             ),
-            does="hessfig.cli.predict:run",
+            does="hessfig.cli.results:predict",
             groups=("sweep", "model", "task"),
             names=("format", "powers_of"),
             table=True,
@@ -218,7 +218,7 @@ VERBS = {
                 "hessfig report single_file=true    (one file to mail)",
                 "hessfig report format=pdf          (one page of results)",
             ),
-            does="hessfig.cli.report:report",
+            does="hessfig.cli.results:report",
             names=("format", "single_file", "tolerance", "resamples", "output_dir"),
         ),
         Verb(

@@ -176,7 +176,7 @@ def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool, beside:
 
 def _other_arrays(folder: Path, again: Path) -> list[str]:
     """Compare the arrays next to two tables, and say which are not equal; return in words that some are not."""
-    from hessfig.analysis.comparison.repeated_arrays import unequal_arrays
+    from hessfig.analysis.comparison.reproduced import unequal_arrays
 
     count, other = unequal_arrays(folder, again)
     if count:

@@ -9,9 +9,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.critical_batches import BATCH, RATE, CriticalBatch, critical_batches
 from hessfig.analysis.intervals import Interval, geometric_interval
-from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
+from hessfig.analysis.training_runs import (
+    BATCH,
+    EDGE_TOLERANCE,
+    RATE,
+    THRESHOLD,
+    CriticalBatch,
+    Race,
+    against_plain,
+    critical_batches,
+    race,
+    settled,
+    shares,
+)
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
 from hessfig.figures.parts import labels
