@@ -66,13 +66,13 @@ class Verb:
 
     def check(self, words: Sequence[str]) -> None:
         """Raise UserError for a setting that would have no effect on this verb."""
-        from hessfig.config.compose.overrides import given
+        from hessfig.config.compose.overrides import command_settings
 
-        for key in given(words):
+        for key in command_settings(words):
             if not self.takes(key):
                 raise UserError(
                     f"hessfig {self.name} does not read {key}",
-                    got=next(word for word in reversed(words) if key in given([word])),
+                    got=next(word for word in reversed(words) if key in command_settings([word])),
                     allowed=", ".join(self._taken()),
                     remedy=self._remedy(key),
                 )

@@ -57,7 +57,7 @@ def shares(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     return merged.assign(share=merged["value"] / merged["threshold"])
 
 
-def settled(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
+def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     """Return, by variant, the interval over seeds of the mean share over the last third of the steps."""
     every = shares(table, quantity)
     late = every[every["step"] >= 2 / 3 * table["step"].max()]

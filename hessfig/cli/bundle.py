@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hessfig.cli.flags import Command, own_words
 from hessfig.cli.flags import read as read_flags
-from hessfig.cli.reproduce import draw_all, job_again, made, words_of
+from hessfig.cli.reproduce import draw_all, job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.enums import Kind
@@ -59,7 +59,7 @@ def bundle(arguments: Sequence[str]) -> int:
     """Write one archive with a table and all that is needed to measure it again; say what is in it."""
     place, own, given = words_of("bundle", arguments)
     folder = place if place.is_dir() else place.parent
-    run, manifest = made(folder)
+    run, manifest = measured_table(folder)
     packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, given))
     path = _archive_at(given.get("file", f"{packed.name}{ARCHIVE}"))
     files = packed.files()
@@ -139,7 +139,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
         )
     place = _place_of(command)
     folder = place if place.is_dir() else place.parent
-    job = job_again(folder, made(folder)[1], command.own, given)
+    job = job_again(folder, measured_table(folder)[1], command.own, given)
     return job.in_folder(str(folder.parent)), given
 
 

@@ -19,8 +19,8 @@ from hessfig.analysis.training_runs import (
     Race,
     against_plain,
     critical_batches,
+    late_shares,
     race,
-    settled,
     shares,
 )
 from hessfig.errors import UserError
@@ -387,7 +387,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
-    ends = [settled(table, name) if name != "loss" else {} for name in rows]
+    ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
     found = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])
