@@ -85,7 +85,7 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """What stands next to the verdict."""
+        """What is printed next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         if self.finding is None:
             notes = [self.claim.follows, self.claim.others]
@@ -153,7 +153,7 @@ def as_csv(judged: Iterable[Judged]) -> str:
 
 
 def as_markdown(judged: Sequence[Judged]) -> str:
-    """Return the page: a table of verdicts, then a section a claim."""
+    """Return the page: a table of verdicts, then a section for each claim."""
     lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
     heads = ("claim", "scale in the source", "scale here", "effect", INTERVAL, "verdict")
     links = [f"[{one.claim.id}](#{one.claim.id})" for one in judged]
