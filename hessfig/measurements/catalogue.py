@@ -232,6 +232,17 @@ _ROWS = (
         gives=("delta_1", "delta_2", "delta_2_null"),
     ),
     Quantity(
+        "landscape_subspace",
+        "hessfig.measurements.top_subspace",
+        of.reads(landscape=("samples", "draws", "spread", "dimensions"), spectrum=("tolerance", "steps")),
+        need.check_subspace,
+        gives=(
+            *("landscape_start", "landscape_full", "landscape_top", "landscape_top_share", "landscape_random_share"),
+            *(f"landscape_{name}_quadratic" for name in ("full", "top", "random")),
+        ),
+        may_be_undefined=("landscape_top_share", "landscape_random_share"),
+    ),
+    Quantity(
         "stationarity",
         _LANDSCAPE,
         of.reads(landscape=of.SAMPLES),

@@ -51,6 +51,8 @@ _QUANTITIES = {
     "delta_1": "Δ₁",
     "delta_2": "Δ₂",
     "delta_2_null": "Δ₂ by chance",
+    "landscape_top_share": "share of what all weights add to Δ₂",
+    "landscape_random_share": "of random directions",
     "stationarity": "length of the gradient of k samples",
     "stationarity_rms": "its root mean square",
     "sink_mass": "attention on the sink",
