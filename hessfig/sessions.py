@@ -99,7 +99,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     summary = run_sweep(Sweep(job.variants), command=command_of(job))
     if not summary.is_complete:
         raise UserError(
-            f"{summary.failed} cells failed and {summary.missing} are missing; the causes stand above",
+            f"{summary.failed} cells failed and {summary.missing} are missing; the causes are listed above",
             got="; ".join(summary.notes) or None,
             allowed="a sweep whose cells are all measured",
             remedy=f"{command_of(job)} tries them again; hessfig.read('{summary.table.parent}') gives what is there",

@@ -79,5 +79,5 @@ def _around(page: str, name: str, command: str) -> tuple[str, str, str]:
     before, found, rest = page.partition(begin)
     within, closed, after = rest.partition(end)
     if not (found and closed):
-        raise ValueError(f"the page lacks the marks between which the {name} stands")
+        raise ValueError(f"the page lacks the marks around the {name}")
     return before + begin, within, end + after

@@ -1,7 +1,5 @@
 """Settings under which a quantity cannot be had: found before anything is measured, without tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import itemgetter
 

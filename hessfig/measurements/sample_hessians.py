@@ -1,7 +1,5 @@
 """Hessians of nested subsets of a batch, times the same test vectors: one pass over the samples for all k."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Traces of diagonal blocks, and the Hessian of every parameter as an array."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -11,8 +11,6 @@ for all tokens, weights and gradients but a null set. docs/heterogeneity.md has 
 that counts monomials (network_series) is the other way to the same numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

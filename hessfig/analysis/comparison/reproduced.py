@@ -122,7 +122,7 @@ def compare_repeat(first: RecordedRun, second: RecordedRun, *, is_repeat: bool) 
     if paired is None:
         raise UserError(
             "these tables do not hold the same numbers",
-            got="other networks, batches, seeds or places (or settings that no manifest tells)",
+            got="other networks, batches, seeds or places (or settings that are in no manifest)",
             allowed="two tables of one sweep, with their manifests",
             remedy="`hessfig compare` compares means of different seeds",
         )

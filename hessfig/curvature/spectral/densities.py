@@ -1,7 +1,5 @@
 """Whole spectra: all eigenvalues of a dense matrix, densities by stochastic Lanczos quadrature, traces by XTrace."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 

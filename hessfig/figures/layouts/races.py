@@ -1,7 +1,5 @@
 """Trainings compared by what they reach: step rules, batch sizes, thresholds of stability, surviving heterogeneity."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
