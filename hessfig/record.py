@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.errors import UserError, run_command
-from hessfig.terms import OF_PRUNING, OF_QUANTISATION
+from hessfig.terms import OF_DIRECTIONS, OF_PRUNING, OF_QUANTISATION, ROUNDED
 
 
 class Status(StrEnum):
@@ -36,7 +36,10 @@ COLUMNS = [
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
 # of a weight, not of a block of the Hessian: without a part
-OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters", *OF_PRUNING, *OF_QUANTISATION)
+OF_WEIGHTS = (
+    *("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters"),
+    *(*OF_PRUNING, *OF_QUANTISATION, *ROUNDED, *OF_DIRECTIONS),
+)
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
 # the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
