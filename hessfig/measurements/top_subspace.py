@@ -1,9 +1,10 @@
 """Quantity landscape_subspace: one more sample's change of the loss in the top eigenspace of H, and in all weights."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -70,7 +71,7 @@ class Expansion:
     curvatures: Float[Tensor, "samples k k"]
 
     @classmethod
-    def of(cls, samples: Samples, vectors: Columns) -> Self:
+    def of(cls, samples: Samples, vectors: Columns) -> Expansion:
         """Expand along columns; products of two of them by u.Hv = ((u + v).H(u + v) - u.Hu - v.Hv) / 2."""
         single = [samples.along(samples.shaped(one)) for one in vectors.T]
         bent = torch.stack([one.curvatures.double() for one in single], dim=1)
@@ -82,7 +83,7 @@ class Expansion:
         slopes = torch.stack([one.slopes.double() for one in single], dim=1)
         return cls(*(one - one.mean(dim=0) for one in (single[0].losses.double(), slopes, curvatures)))
 
-    def within(self, count: int) -> Self:
+    def within(self, count: int) -> Expansion:
         """Return that along the first `count` columns."""
         return type(self)(self.losses, self.slopes[:, :count], self.curvatures[:, :count, :count])
 
