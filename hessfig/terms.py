@@ -388,30 +388,6 @@ OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
 ROUNDED = ("rounding_increase", *(f"{name}_prediction" for name in OF_ROUNDING))
 
 
-class Heading(StrEnum):
-    """A direction that means something: the gradient, its signs, the next update of each rule, the singular directions
-    of a weight's gradient, a random one, and eigenvectors of the block's largest and smallest eigenvalue."""
-
-    gradient = "gradient"
-    sign = "sign"
-    update = "update"
-    singular = "singular"
-    random = "random"
-    largest = "largest"
-    smallest = "smallest"
-
-
-DIRECTIONS = (
-    *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
-    *(f"{rule}_update" for rule in Optimiser),
-)
-# Numbers of directions and of a weight's gradient alone, which no part of the Hessian enters.
-OF_DIRECTIONS = (
-    *(f"{name}_{number}" for name in DIRECTIONS for number in ("slope", "length")),
-    *("singular_direction_value", "singular_decay"),
-)
-
-
 @dataclass(frozen=True, order=True)
 class Block:
     """One block of the Hessian: second derivatives with respect to weights (or groups) `row` and `col`.

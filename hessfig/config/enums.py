@@ -6,19 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hessfig import terms
-from hessfig.terms import (
-    MLP,
-    Attention,
-    AttentionBias,
-    Gate,
-    Heading,
-    Kind,
-    Norm,
-    NormKind,
-    Positions,
-    QueryKey,
-    Scores,
-)
+from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores
 
 
 class Printed(StrEnum):
@@ -313,3 +301,16 @@ class Ray(StrEnum):
     bulk = "bulk"
     gradient = "gradient"
     random = "random"
+
+
+class Heading(StrEnum):
+    """A direction that means something: the gradient, its signs, the next update of each rule, the singular directions
+    of a weight's gradient, a random one, and eigenvectors of the block's largest and smallest eigenvalue."""
+
+    gradient = "gradient"
+    sign = "sign"
+    update = "update"
+    singular = "singular"
+    random = "random"
+    largest = "largest"
+    smallest = "smallest"

@@ -7,7 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from hessfig.config.enums import Ray
+from hessfig.config.enums import Heading, Ray
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
@@ -17,13 +17,13 @@ from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
 from hessfig.terms import (
-    DIRECTIONS,
     NUMBERS_OF_APPROXIMATIONS,
     OF_PRUNING,
     OF_QUANTISATION,
     OF_ROUNDING,
     ROUNDED,
     Approximation,
+    Optimiser,
     StepNorm,
 )
 
@@ -34,13 +34,17 @@ _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measure
 _COMPRESSION, _DIRECTIONS = "hessfig.measurements.compression", "hessfig.measurements.directions"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
+_WHOLE_DIRECTIONS = (
+    *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
+    *(f"{rule}_update" for rule in Optimiser),
+)
 _OF_PARTS = ("curvature", "product", "cosine")
 _OF_DIRECTIONS = (
     *(*_OF_PARTS, "within_weights", "across_weights", "within_layers", "across_layers"),
     *("slope", "length"),
 )
 _ALONG = (
-    *(f"{name}_{number}" for name in DIRECTIONS for number in _OF_DIRECTIONS),
+    *(f"{name}_{number}" for name in _WHOLE_DIRECTIONS for number in _OF_DIRECTIONS),
     *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
     *("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive"),
 )
