@@ -229,7 +229,7 @@ _ROWS = (
     ),
     Quantity(
         "landscape_subspace",
-        "hessfig.measurements.top_subspace",
+        f"{_DIRECTIONS}.top_subspace",
         of.reads(landscape=("samples", "draws", "spread", "dimensions"), spectrum=("tolerance", "steps")),
         need.check_subspace,
         gives=(
