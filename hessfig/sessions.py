@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
-from hessfig.analysis.shown_tables import Table, described_html, table_html
+from hessfig.analysis.presented import Table, described_html, table_html
 from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
 from hessfig.config.compose.provenance import as_made, command_of, table_folder, unchanged_preset
