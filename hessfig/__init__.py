@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hessfig.arguments import Measure
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.interface import Problem, measure
+    from hessfig.models.found_weights import find_weights
     from hessfig.monitor import Monitor
     from hessfig.sessions import Run, plot, predict, read, run
 
@@ -17,6 +18,7 @@ __all__ = [
     "Problem",
     "Run",
     "__version__",
+    "find_weights",
     "measure",
     "plot",
     "predict",
@@ -30,6 +32,7 @@ _HOMES = {
     "Measure": "hessfig.arguments",
     "BlockOperator": "hessfig.curvature.block_operator",
     "Monitor": "hessfig.monitor",
+    "find_weights": "hessfig.models.found_weights",
 }
 
 

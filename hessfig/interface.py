@@ -18,6 +18,7 @@ from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
 from hessfig.terms import OF_THE_BLOCK, Approximation, Block, Part
+from hessfig.weights import Layout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Objective
-    from hessfig.weights import Layout
 
 
 _OF_ZERO = " (of a block that is zero these are not defined)"
@@ -48,7 +48,8 @@ class Problem:
               cross_entropy of outputs and targets, but for the entry `labels` of a dictionary, which needs a loss
     weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
               may give its layer: "W_V@2". A group holds each entry once. None: every parameter by its own name;
-              "trainable": the parameters that require a gradient (LoRA); the others are constants
+              "trainable": the parameters that require a gradient (LoRA); the others are constants. "found", or what
+              hessfig.find_weights returns: those of a transformer by what they do, W_Q to W_out of each layer
     outputs   the name (or index) of the output that the loss takes, if the network returns several tensors
 
     Each batch has the weight that its mean divides by: the number of samples or numbers, or the class weights of the
@@ -60,7 +61,7 @@ class Problem:
     inputs: Any
     targets: Any = None
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
-    weights: Mapping[str, Spec] | str | None = field(default=None)
+    weights: Mapping[str, Spec] | Layout | str | None = field(default=None)
     outputs: str | int | None = None
 
     def objective(self, dtype: str) -> Objective:
@@ -178,7 +179,7 @@ class Problem:
             found = blocks_asked(config, problem.layout)
         if len(found) > 1:
             raise UserError(
-                "operator: this name stands for several blocks",
+                "operator: this name matches several blocks",
                 got=plain(repr(block)),
                 allowed=first_few([f"{one.col}@{one.layer}" for one in found]),
                 remedy=f"for example {found[-1].col}@{found[-1].layer}",
@@ -186,13 +187,14 @@ class Problem:
         return config, problem, found[0]
 
     def _repr_html_(self) -> str:
-        from hessfig.analysis.shown_tables import described_html
+        from hessfig.analysis.presented import described_html
 
         return described_html(f"Problem of {type(self.network).__name__}", self._facts())
 
     def _facts(self) -> dict[str, Any]:
         """Return what a problem says of itself in print: its size, its loss and its weights, no tensors."""
-        weights = self.weights if isinstance(self.weights, str) else ", ".join(self.weights or ()) or "every parameter"
+        named = self.weights.names if isinstance(self.weights, Layout) else self.weights
+        weights = named if isinstance(named, str) else ", ".join(named or ()) or "every parameter"
         loss = self.loss or "the network's own, else cross_entropy"
         return {
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
@@ -301,7 +303,7 @@ def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -
 def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     import pandas as pd
 
-    from hessfig.analysis.shown_tables import Table
+    from hessfig.analysis.presented import Table
 
     shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]

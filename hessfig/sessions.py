@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
-from hessfig.analysis.shown_tables import Table, described_html, table_html
+from hessfig.analysis.presented import Table, described_html, table_html
 from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
 from hessfig.config.compose.provenance import as_made, command_of, table_folder, unchanged_preset
@@ -99,7 +99,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     summary = run_sweep(Sweep(job.variants), command=command_of(job))
     if not summary.is_complete:
         raise UserError(
-            f"{summary.failed} cells failed and {summary.missing} are missing; the causes stand above",
+            f"{summary.failed} cells failed and {summary.missing} are missing; the causes are listed above",
             got="; ".join(summary.notes) or None,
             allowed="a sweep whose cells are all measured",
             remedy=f"{command_of(job)} tries them again; hessfig.read('{summary.table.parent}') gives what is there",

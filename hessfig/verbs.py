@@ -66,13 +66,13 @@ class Verb:
 
     def check(self, words: Sequence[str]) -> None:
         """Raise UserError for a setting that would have no effect on this verb."""
-        from hessfig.config.compose.overrides import given
+        from hessfig.config.compose.overrides import command_settings
 
-        for key in given(words):
+        for key in command_settings(words):
             if not self.takes(key):
                 raise UserError(
                     f"hessfig {self.name} does not read {key}",
-                    got=next(word for word in reversed(words) if key in given([word])),
+                    got=next(word for word in reversed(words) if key in command_settings([word])),
                     allowed=", ".join(self._taken()),
                     remedy=self._remedy(key),
                 )
@@ -133,7 +133,7 @@ VERBS = {
                 "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'",
                 "hessfig plot figure=3a figure.width=3.25 'figure.panels=[W_V:H_o,W_Q:H_o]' figure.note=false",
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
-                "hessfig plot figure=3a sweep=mine    (sweep= stands for figure.sweep=)",
+                "hessfig plot figure=3a sweep=mine    (sweep= is short for figure.sweep=)",
             ),
             does="hessfig.cli.plot:plot",
             groups=("figure",),
@@ -204,7 +204,7 @@ VERBS = {
                 "hessfig predict sweep=components format=csv",
                 "hessfig predict model=self_attention task=gaussian powers_of=W_K",
             ),
-            does="hessfig.cli.predict:run",
+            does="hessfig.cli.results:predict",
             groups=("sweep", "model", "task"),
             names=("format", "powers_of"),
             table=True,
@@ -218,7 +218,7 @@ VERBS = {
                 "hessfig report single_file=true    (one file to mail)",
                 "hessfig report format=pdf          (one page of results)",
             ),
-            does="hessfig.cli.report:report",
+            does="hessfig.cli.results:report",
             names=("format", "single_file", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
@@ -287,7 +287,7 @@ VERBS = {
                 "hessfig export outputs/sigma sigma=0.01 seed=1234 into=network",
                 "hessfig export sweep=sigma model.d_model=8 'grid.values=[0.3]' seeds=1 into=network.zip",
             ),
-            does="hessfig.cli.bundle:export",
+            does="hessfig.cli.export:export",
             groups=("sweep", "model", "state", "training", "task"),
             names=("output_dir", "variant", "num_layers", "sigma", "step", "seed", "into", "code"),
             table=True,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.lettering import BACKING, TINY
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, SHARED, Sheet, in_rows
@@ -21,7 +21,9 @@ from hessfig.figures.parts.panels import draw_guide, fitted
 from hessfig.figures.parts.saving import save_figure
 
 Rows = list[dict[str, Any]]
-COLOURS = {WHOLE: "#7570b3", TOP: "#1b9e77", EXACT: "#d95f02"}
+COLOURS = {WHOLE: TONES[0], TOP: TONES[1], EXACT: TONES[3]}
+AXES = {"d_model": "width", "n_layers": "number of layers", "sequence_length": "tokens per sequence"}
+AXES |= {"batch_size": "sequences per batch", "num_probes": "number of probes"}
 BARS = {"seconds": "seconds per cell", "cost_at_equal_error": "seconds at equal error", "peak_gib": "peak memory, GiB"}
 
 
@@ -67,7 +69,7 @@ def _draw_axis(ax: Axes, report: dict[str, Any], name: str) -> None:
     for law in laws.values():
         draw_guide(ax, np.array([law["low"], law["high"]]), law["exponent"], law["coefficient"])
     ticks = sorted({row["x"] for row in points})
-    ax.set(xscale="log", yscale="log", xlabel=name.replace("sequence_", "sequence "))
+    ax.set(xscale="log", yscale="log", xlabel=AXES[name])
     ax.minorticks_off()
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
     ax.yaxis.set_major_formatter("{x:g}")
@@ -98,8 +100,7 @@ def _draw_legend(free: Axes, drawn: list[Axes]) -> None:
 def _scaling_note(report: dict[str, Any]) -> str:
     s = report["settings"]
     return (
-        f"One setting varied at a time round d_model {s['d_model']}, {_layers(s)}, digits {s['digits']}, batch "
-        f"{s['batch_size']}, {s['num_probes']} probes, {s['dtype']}; one thread, median of {s['rounds']} round(s). "
+        f"One setting varied at a time around {_network(s)}, {s['dtype']}; one thread, median of {s['rounds']} rounds. "
         "p: exponent fitted to the upper half of the axis (grey dashes), ± its standard error. Of several layers "
         "exact takes the top one. Panels share their y axis."
     )
@@ -124,7 +125,7 @@ def _draw_bars(ax: Axes, engines: dict[str, Any], key: str) -> None:
     ax.barh(range(len(engines)), [value or 0 for value in values], height=0.7, color=colours)
     ax.set_xlim(0, 1.75 * max(value or 0 for value in values))
     for place, value in enumerate(values):
-        words = f"{value:.3g} ({engines[PUBLISHED][key] / value:.3g}×)" if value else "no sampling error"
+        words = f"{value:.2g} ({engines[PUBLISHED][key] / value:.2g}×)" if value else "no sampling error"
         spot, away = (value or 0, place), (2, 0)
         ax.annotate(words, spot, away, textcoords="offset points", va="center", fontsize=TINY)
 
@@ -132,15 +133,17 @@ def _draw_bars(ax: Axes, engines: dict[str, Any], key: str) -> None:
 def _norms_note(report: dict[str, Any]) -> str:
     s = report["settings"]
     return (
-        f"One cell: d_model {s['d_model']}, {_layers(s)}, norm {s['norm']}, digits {s['digits']}, batch "
-        f"{s['batch_size']}, {s['num_probes']} probes; median of {s['rounds']} round(s), one thread unless said. In "
-        "brackets: the published recipe (float32, one thread) divided by this engine. Equal error: seconds times "
-        "(mean relative standard error / that of the published recipe) squared; exact numbers count as error zero."
+        f"One cell: {_network(s)}, norm: {s['norm']}; median of {s['rounds']} rounds, one thread unless the name has "
+        "another number. In brackets: the published recipe (float32, one thread) divided by this one. Equal error: "
+        "seconds times (mean relative standard error / that of the published recipe) squared; exact numbers count as "
+        "error zero."
     )
 
 
-def _layers(settings: dict[str, Any]) -> str:
-    return f"{settings['n_layers']} layer{'s' if settings['n_layers'] > 1 else ''}"
+def _network(s: dict[str, Any]) -> str:
+    layers = f"{s['n_layers']} layer{'s' if s['n_layers'] > 1 else ''}"
+    task = f"sums of {s['digits']} digits, batch {s['batch_size']}"
+    return f"width {s['d_model']}, {layers}, {task}, {s['num_probes']} probes"
 
 
 def _top(report: dict[str, Any]) -> float:

@@ -29,7 +29,7 @@ from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import rademacher
-from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.labels import weight_words
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Sheet
@@ -41,7 +41,7 @@ from hessfig.terms import Matrix, Part
 
 BLOCKS = (Matrix.W_Q, Matrix.W_V, Matrix.W_in)
 TITLES = {MLP.gelu: "GELU", MLP.relu: "ReLU"}
-COLOURS = {torch.float64: "#1b9e77", torch.float32: "#7570b3", torch.bfloat16: "#d95f02"}
+COLOURS = {torch.float64: TONES[3], torch.float32: TONES[0], torch.bfloat16: TONES[1]}
 STRETCHES = tuple(4.0**power for power in range(-5, 6))
 FIRST_SEED, SIGMA, PROBES = 1234, 0.5, 5
 TOY = {"d_model": 4, "digits": 1, "batch_size": 3, "rounds": 1}
@@ -97,10 +97,10 @@ def calibration_sheet(middle: pd.DataFrame, settings: dict[str, Any]) -> Figure:
     """A row per activation, a column per block; dot: the rule's step; numbers above the dashed line are flagged."""
     names = [[f"{name}, {mlp}" for name in BLOCKS] for mlp in TITLES]
     note = (
-        f"Relative error of H v by differences (solid) and their own estimate (dotted) against the step relative to "
-        f"the weights; dots: the step of the rule. Above the dashed line rows are not_converged. One layer, d_model "
-        f"{settings['d_model']}, batch {settings['batch_size']}, {PROBES} probes, sigma {SIGMA}, median of "
-        f"{settings['rounds']} network(s)."
+        f"Solid: relative error of H v by differences; dotted: the estimate that they give of it; dots: the step that "
+        f"is taken. Above the dashed line numbers are marked as not converged. One layer of width "
+        f"{settings['d_model']}, batch {settings['batch_size']}, {PROBES} probes, σ = {SIGMA}, median over "
+        f"{settings['rounds']} networks."
     )
     sheet = Sheet.grid(Paper(), names, note, ONE_SCALE.but(down=0.3))
     for row, column, ax in sheet:
@@ -108,7 +108,7 @@ def calibration_sheet(middle: pd.DataFrame, settings: dict[str, Any]) -> Figure:
         _draw(ax, middle[(middle["block"] == name) & (middle["mlp"] == mlp)])
         ax.set_title(f"{weight_words(name)}, {TITLES[mlp]}", loc="left")
         if row == len(TITLES) - 1:
-            ax.set_xlabel("step / weights")
+            ax.set_xlabel("size of the step / size of the weights")
     for line in sheet.lines:
         sheet.panels[line[0]].set_ylabel("relative error")
     sheet.first.legend(loc="lower right")

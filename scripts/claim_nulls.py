@@ -2,7 +2,9 @@
 
     python scripts/claim_nulls.py FOLDER               # measure the miniature sweeps in FOLDER, then print the shares
     python scripts/claim_nulls.py FOLDER --tables 200  # so many null tables for every rule (200)
+    python scripts/claim_nulls.py FOLDER --seconds 60  # fewer where a rule takes longer than that; the line says so
     python scripts/claim_nulls.py FOLDER --write       # and put the shares between their marks on docs/claims.md
+                                                       # (with --only, lines of other claims stay as they are)
 
 A null table is one that `hessfig run` wrote (every variant, block, part, quantity and place as in the claim's own sweep
 at miniature size), repeated for the number of seeds of the record, with other values: `constant` (the same for all, 5 %
@@ -14,6 +16,8 @@ NULLS.
 from __future__ import annotations
 
 import argparse
+import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +33,7 @@ from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.judges import PASSING, ClaimVerdict
 from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
-from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, marked
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.record import TABLE
 
@@ -66,6 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tables", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", nargs="*")
     options = parser.parse_args()
@@ -73,14 +78,21 @@ def main() -> None:
     for sweep in dict.fromkeys(sweep for one in chosen for sweep in one.sweeps):
         if not (options.folder / sweep / TABLE).is_file():
             print(f"{sweep}: {measured(sweep, options.folder)}", flush=True)
-    rows = []
     for one in chosen:
-        rows.append(row_of(one, evidence_of(one, options.folder), options.tables))
-        print(" | ".join(rows[-1]), flush=True)
-    if options.write:
-        heads = ("claim", "null tables", "held", "share")
-        text = "\n".join([*markdown_table(heads, rows), ""])
-        PAGE.write_text(between_marks(PAGE.read_text(), "nulls", text, COMMAND))
+        row = row_of(one, evidence_of(one, options.folder), options.tables, options.seconds)
+        print(" | ".join(row), flush=True)
+        if options.write:
+            write(row)
+
+
+def write(row: tuple[str, ...]) -> None:
+    """Put a claim's share on the page, in the place that the ledger gives it."""
+    page = PAGE.read_text()
+    before = {line.split(" | ")[0].removeprefix("| "): line for line in marked(page, "nulls", COMMAND).splitlines()}
+    lines = before | {row[0]: markdown_row(row)}
+    heads = markdown_table(("claim", "null tables", "held", "share"), [])
+    text = "\n".join([*heads, *(lines[name] for name in claims() if name in lines), ""])
+    PAGE.write_text(between_marks(page, "nulls", text, COMMAND))
 
 
 def measured(sweep: str, outputs: Path) -> object:
@@ -99,7 +111,7 @@ def miniature(sweep: str) -> dict[str, object]:
     """Return the settings of a sweep of seconds in which its rules find their numbers."""
     settings = toy(sweep)
     if "state.step" in settings:
-        settings |= STEPS
+        settings |= {key: value for key, value in STEPS.items() if key in settings}
     elif "task.digits" in settings:
         settings |= SIGMAS
     return settings | WIDTHS.get(sweep, {})
@@ -111,13 +123,17 @@ def evidence_of(claim: Claim, outputs: Path) -> Evidence:
     return replace(evidence_in(outputs / claim.sweep), beside=beside)
 
 
-def row_of(claim: Claim, evidence: Evidence, tables: int) -> tuple[str, ...]:
+def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.inf) -> tuple[str, ...]:
     """Return a claim's id, its null tables, how many of them its rule held on, and their share."""
     kinds = NULLS.get(claim.id, EVERY)
     if not kinds:
         return claim.id, "none: an identity", "", ""
-    held = sum(held_on(claim, evidence, kinds[draw % len(kinds)], draw) for draw in range(tables))
-    return claim.id, f"{tables} ({', '.join(kinds)})", str(held), f"{100 * held / tables:.1f} %"
+    held: list[bool] = []
+    until = time.monotonic() + seconds
+    while len(held) < tables and time.monotonic() < until:
+        held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
+    share = f"{100 * sum(held) / len(held):.1f} %"
+    return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share
 
 
 def held_on(claim: Claim, evidence: Evidence, kind: str, draw: int) -> bool:

@@ -159,14 +159,16 @@ def copied(path: Path) -> str:
 
 
 def cost(outputs: Path, sweep: str) -> str:
-    """Return networks, estimators, types and wall time of a sweep, from its manifest and table."""
+    """Return networks, seeds, estimators, types and wall time of a sweep, from its manifest and table."""
     manifest = json.loads((outputs / sweep / "manifest.json").read_text())
     table = pd.read_csv(outputs / sweep / "table.csv")
     networks = table.groupby(["variant", "num_layers", "sigma", "seed", "step"], dropna=False).ngroups
+    count = len(table["seed"].unique())
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
     words = [f"`{'`, `'.join(sorted(table[name].unique()))}`" for name in ("estimator", "dtype")]
     probes = sorted(set(table["num_probes"]) - {0})
     counts = f", {_span(probes)} probes where it probes" if probes else ""
-    return f"sweep `{sweep}`, {networks} networks, {words[0]} in {words[1]}{counts}, {_time(manifest, table)}"
+    return f"sweep `{sweep}`, {networks} networks ({seeds}), {words[0]} in {words[1]}{counts}, {_time(manifest, table)}"
 
 
 def _span(counts: list[int]) -> str:

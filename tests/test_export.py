@@ -326,6 +326,8 @@ def _small() -> Config:
     [
         (["sweep=sigma", "seed=1234"], "sigma must say which one"),
         ([*SMALL, "seeds=1", "sigma=0.4"], "sigma is none of this sweep's"),
+        ([*SMALL, "seeds=1", "sigma=0.4"], "'grid.values=[0.4]'"),
+        ([*SMALL, "seed=7"], "first_seed=7 seeds=1"),
         ([*SMALL, "seeds=2"], "seed must say which one"),
         ([*SMALL, "seeds=1", "step=3"], "step means nothing here"),
         ([*SMALL, "seeds=1", "workers=2"], "does not read workers"),

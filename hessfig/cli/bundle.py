@@ -1,4 +1,4 @@
-"""What hessfig bundle and export do: a table with all that made it in one archive, and one network as plain files."""
+"""What hessfig bundle does: a table with all that made it in one archive."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files as resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.flags import Command, own_words
-from hessfig.cli.flags import read as read_flags
-from hessfig.cli.reproduce import draw_all, job_again, made, words_of
+from hessfig.cli.reproduce import draw_all, job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.enums import Kind
@@ -38,18 +35,15 @@ from hessfig.config.schema import GROUPS, Config
 from hessfig.config.science import StateConfig
 from hessfig.config.user_code import files_of, is_own, specs_of
 from hessfig.config.user_dir import NAME, NAME_IN_WORDS
-from hessfig.errors import UserError, first_few, plain, run_command
-from hessfig.files import check_place, fingerprint, is_file, write_bytes
+from hessfig.errors import UserError, plain, run_command
+from hessfig.files import fingerprint, is_file
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 from hessfig.register import check_free, publish
-from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import RecordedRun
-    from hessfig.sweep.variant import Variant
 
-T = TypeVar("T")
-_BUNDLE, _EXPORT = "bundle", "exported network"  # kinds of files, for the register
+_BUNDLE = "bundle"  # kind of files, for the register
 LARGEST = 200_000_000  # bytes of a file of weights or data that is packed; of a larger one only its SHA-256
 _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|data|opt|var)/[^\s\"']*")
 _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
@@ -59,7 +53,7 @@ def bundle(arguments: Sequence[str]) -> int:
     """Write one archive with a table and all that is needed to measure it again; say what is in it."""
     place, own, given = words_of("bundle", arguments)
     folder = place if place.is_dir() else place.parent
-    run, manifest = made(folder)
+    run, manifest = measured_table(folder)
     packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, given))
     path = _archive_at(given.get("file", f"{packed.name}{ARCHIVE}"))
     files = packed.files()
@@ -76,120 +70,6 @@ def _archive_at(name: str) -> Path:
         raise UserError("file names an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip")
     check_free([path], _BUNDLE)
     return path
-
-
-def export(arguments: Sequence[str]) -> int:
-    """Write batch, weights and settings of one network as files that need no hessfig; say which.
-
-    Everything is made before the first file is written. Raises UserError for settings that leave more than one network
-    or none, and for a place that holds something else.
-    """
-    import hessfig
-    from hessfig.states.exported import plain_files
-    from hessfig.sweep.plan import Sweep
-
-    job, given = _asked(read_flags(arguments))
-    sweep = Sweep(job.variants)
-    into = _checked_place(Path(given.get("into", f"{sweep.name}_network")))
-    variant = _variant(sweep.variants, given)
-    at: dict[str, Any] = {
-        "sigma": _only("sigma", given, variant.sigmas()),
-        "seed": _only("seed", given, variant.seeds()),
-        "step": _only("step", given, variant.steps()),
-    }
-    hashes = {name: variant.short_hash(name) for name in variant.config.quantities}
-    named = {"sweep": sweep.name, "variant": variant.name, "num_layers": variant.layout.num_layers}
-    files = plain_files(variant.config, **at, said={"hessfig": hessfig.__version__, **named, "config": hashes})
-    if into.suffix == ARCHIVE:
-        publish({into: zipped(into.stem, files)}, _EXPORT)
-    else:
-        for name, content in files.items():
-            write_bytes(into / name, content)
-    size = sum(map(len, files.values())) / 1e6
-    point = ", ".join(f"{key}={value}" for key, value in at.items() if value is not None)
-    say(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
-    say(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
-    return 0
-
-
-_CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into", CODE)
-
-
-def _asked(command: Command) -> tuple[Job, dict[str, str]]:
-    """Return the settings of the table that is named, else those that are given; and the words that choose."""
-    if command.several or command.shows_settings:
-        raise UserError(
-            "export writes one network and prints no settings",
-            got="--multirun" if command.several else "--cfg",
-            allowed="--config-dir FOLDER",
-            remedy="leave the flag out; network.json will hold the settings",
-        )
-    verb, words = VERBS["export"], [word for word in command.words if "=" in word]
-    chosen = [word for word in words if word.partition("=")[0] in _CHOICES]
-    others = [word for word in words if word not in chosen]
-    given = own_words(verb, chosen)
-    if len(words) == len(command.words):
-        return verb.jobs(others, command.own)[0], given
-    if others:
-        raise UserError(
-            f"export: {others[0].partition('=')[0]} has no effect on a table that is named",
-            got=plain(others[0]),
-            allowed=", ".join(_CHOICES),
-            remedy="leave it out, or leave the folder out and give settings alone",
-        )
-    place = _place_of(command)
-    folder = place if place.is_dir() else place.parent
-    job = job_again(folder, made(folder)[1], command.own, given)
-    return job.in_folder(str(folder.parent)), given
-
-
-def _place_of(command: Command) -> Path:
-    return words_of("export", [word for word in command.words if "=" not in word])[0]
-
-
-def _checked_place(into: Path) -> Path:
-    """Return where to write. Raises UserError for a folder that holds something, or that could not be one."""
-    is_archive = into.suffix == ARCHIVE
-    check_place(into.parent if is_archive else into)
-    if is_archive:
-        check_free([into], _EXPORT)
-    if into.is_dir() and (is_archive or any(into.iterdir())):
-        raise UserError(
-            f"into: {into} holds files already",
-            got=f"into={into}",
-            allowed="a new or empty folder, or NAME.zip",
-            remedy=f"into={into.with_suffix('')}_2",
-        )
-    return into
-
-
-def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
-    name = _only("variant", given, [one.name for one in variants])
-    named = [one for one in variants if one.name == name]
-    num_layers = _only("num_layers", given, [one.layout.num_layers for one in named])
-    return next(one for one in named if one.layout.num_layers == num_layers)
-
-
-def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
-    """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
-    values, text = list(dict.fromkeys(found)), given.get(key)
-    same = values if text is None else [one for one in values if _is_named(one, text)]
-    if len(same) == 1:
-        return same[0]
-    shown = [plain(one) for one in values if one is not None and one != ""]
-    raise UserError(
-        f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),
-        got=plain(text or f"{len(values)} values"),
-        allowed=first_few(shown, most=20) if shown else f"none: {key} means nothing here",
-        remedy=f"for example {key}={shown[0]}" if shown else "leave it out",
-    )
-
-
-def _is_named(value: object, text: str) -> bool:
-    """Whether a text names a value: letter by letter, or the same number."""
-    with suppress(ValueError):
-        return isinstance(value, int | float) and float(text) == value
-    return str(value) == text
 
 
 @dataclass(frozen=True)

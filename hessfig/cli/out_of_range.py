@@ -1,12 +1,11 @@
 """What a run says at its end about numbers that enter no mean or underflowed: how many, and where on the grid."""
 
 import csv
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from hessfig.predictions.architecture import COUNTED
-from hessfig.record import FROBENIUS, MANIFEST, Status
+from hessfig.record import FROBENIUS, MANIFEST, Status, read_checked
 
 Row = dict[str, str]
 
@@ -35,7 +34,7 @@ def out_of_range(table: Path) -> list[str]:
 def _knows_zeros(table: Path) -> bool:
     """Return whether theory knows which blocks of this network vanish; those of a user's own network are not known."""
     manifest = table.with_name(MANIFEST)
-    return not manifest.exists() or json.loads(manifest.read_text())["config"]["model"]["kind"] in COUNTED
+    return not manifest.exists() or read_checked(manifest)["config"]["model"]["kind"] in COUNTED
 
 
 def _of_status(rows: Iterable[Row], status: Status) -> list[Row]:

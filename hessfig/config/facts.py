@@ -37,7 +37,7 @@ OTHER_TABLE = (*OF_NUMBERS, Role.means)  # settings whose values name the folder
 
 
 @dataclass(frozen=True)
-class Is:
+class SettingInfo:
     """What is true of a setting: a line of `help`, its `kind` where the type alone does not say it, and its values.
 
     Numbers lie from `least` to `most`, or strictly between `above` and `below`, and are finite; texts match `pattern`;
@@ -124,8 +124,8 @@ T = TypeVar("T")
 
 
 def setting(default: T, help: str, kind: str = "", **said: Any) -> T:
-    """Return the field of a setting, for a dataclass: its default, and what is said of it (see `Is`)."""
-    says = {"says": Is(help, kind, **said)}
+    """Return the field of a setting, for a dataclass: its default, and what is said of it (see `SettingInfo`)."""
+    says = {"says": SettingInfo(help, kind, **said)}
     if isinstance(default, list | dict):
         return cast(T, field(default_factory=lambda: deepcopy(default), metadata=says))
     return field(default=default, metadata=says)

@@ -60,7 +60,7 @@ class Scheduler:
 
     def _holes(self, environment: Mapping[str, str]) -> UserError:
         return UserError(
-            f"shard=auto: the indices of this {self.name} have holes, and a task is not told which the others are",
+            f"shard=auto: the indices of this {self.name} have holes, and a task cannot know which the others are",
             got=", ".join(f"{name}={environment[name]}" for name in self._needed),
             allowed="indices in steps of equal length: --array=0-7",
             remedy="give the same tasks other indices, or the share: shard=K/N, from a list of your own",

@@ -4,8 +4,6 @@ All functions take the weights w as one vector and the model as a symmetric matr
 step u. docs/pruning.md gives formulas and sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A column of blocks as operators: what every estimator sees of a network, in chunks that bound memory."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod

@@ -1,7 +1,5 @@
 """Products of any network through curvlinops, and by double backward where those fail their checks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add

@@ -1,7 +1,5 @@
 """Products without double backward: central differences of gradients, with their error from a second step."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from functools import partial
 

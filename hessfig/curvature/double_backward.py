@@ -1,7 +1,5 @@
 """Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

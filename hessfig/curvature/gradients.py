@@ -1,7 +1,5 @@
 """Losses and gradients: of a batch, and of single samples."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

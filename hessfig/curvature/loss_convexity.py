@@ -1,7 +1,5 @@
 """Whether the Hessian may be split at the outputs: only a loss that is convex in them has a Gauss-Newton part."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Losses, and what the mean over a batch divides by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that share one cell: micro-batches dealt by rank, products added in the order of the micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

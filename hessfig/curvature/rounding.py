@@ -1,7 +1,5 @@
 """How far two computations of one number may be apart: rounding, by type and by what the numbers went through."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Products of networks with a large vocabulary: double backward below the head, which is taken in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -107,8 +107,8 @@ MODELS = {"attention": "softmax\nattention", "linear attention": "linear\nattent
 PLACES = {"random weights": "#444444", "critical points": "#e08214"}
 FLOOR = 2e-3
 _SCALAR_NOTE = (
-    "Networks of one scalar per token with random weights. (a) One of them; (b) to (f): median over networks, bands and"
-    " bars: quartiles. Exact: the relative error is zero up to rounding. Dotted: without a sink."
+    "Networks of one scalar per token with random weights. (a) One of them; median over {condition} networks in (b),"
+    " {ggn} in (c), {sinks} in (d) to (f), with quartiles. Exact: zero up to rounding. Dotted: without a sink."
 )
 
 
@@ -144,7 +144,8 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Two rows of three panels."""
-    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], _SCALAR_NOTE, APART.but(across=0.62, down=0.56))
+    note = _SCALAR_NOTE.format(**{name: int(tables[name]["count"].max()) for name in TABLES[1:]})
+    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], note, APART.but(across=0.62, down=0.56))
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:

@@ -1,7 +1,5 @@
 """How many probes `estimator=auto` takes: as few as the spread over seeds allows, found on networks of its own."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

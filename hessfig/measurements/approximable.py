@@ -1,7 +1,5 @@
 """Which approximations a block can have, and what of the settings makes their numbers; without tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hessfig.config.enums import Method, State

@@ -1,7 +1,5 @@
 """The quantities: one row each with where its numbers are made, and those of the user's own files."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

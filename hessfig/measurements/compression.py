@@ -1,7 +1,5 @@
 """Quantities pruning and quantisation: the loss with weights removed or rounded, exact, at many points at once."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

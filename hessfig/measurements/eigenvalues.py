@@ -1,7 +1,5 @@
 """Eigenvalues of diagonal blocks: all of them, the outermost, and densities with errors over probes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The loss of the first k samples as k grows: its differences, their averages around the state, its gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate

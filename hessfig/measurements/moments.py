@@ -1,7 +1,5 @@
 """What blocks are made of: Jacobians of the outputs, moments of attention, and entries that are exactly zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from itertools import product

@@ -1,15 +1,12 @@
 """Settings under which a quantity cannot be had: found before anything is measured, without tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import itemgetter
 
-from hessfig.config.checks import number_of_samples
+from hessfig.config.checks import check_installed, number_of_samples
 from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
-from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks

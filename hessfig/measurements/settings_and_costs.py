@@ -1,7 +1,5 @@
 """What enters the key of a cell with a quantity, and what the cell costs, roughly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

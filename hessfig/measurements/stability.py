@@ -1,7 +1,5 @@
 """How far a step of the training could go at a state: by losses along it, and by curvature against its rule."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The state of a torch optimiser as the settings and moments that quantities of a training's next step are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,7 @@
 """Blocks of the Hessian by name, and which vanish by the shape of the network."""
 
-from __future__ import annotations
-
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -129,6 +128,7 @@ def _has_linear_pieces(model: ModelConfig) -> bool:
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
 MOST_BLOCKS = 20_000  # of a network; a plan of as many takes some seconds
 Pair = tuple[str, str]
+_SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q.head2
 
 
 def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
@@ -187,8 +187,11 @@ def _named_like(name: str, layout: Layout) -> list[str]:
     """Return the weights whose names match a pattern of shells (*, ?, [abc]), with the layer behind @; or the name."""
     bare, at, layer = name.partition(AT)
     names = dict.fromkeys(weight.name for weight in layout.weights)
-    if bare in names or not set("*?[") & set(bare):
+    if bare in names:
         return [name]
+    bare = _SHORT.sub(r"\1.head\2", bare)
+    if not set("*?[") & set(bare):
+        return [f"{bare}{at}{layer}"]
     found = [one for one in names if fnmatchcase(one, bare)]
     if not found:
         raise UserError(

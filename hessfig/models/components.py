@@ -3,8 +3,6 @@
 All of them in elementary operations, which are twice differentiable under vmap and in forward mode too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

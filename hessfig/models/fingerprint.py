@@ -1,7 +1,5 @@
 """The fingerprint of a function: loss, gradient and a Hessian product at its weights and beside them, to the bit."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What networks, losses and callables are made of, as far as Python shows it: types, attributes, tensors, code."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys

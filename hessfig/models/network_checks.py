@@ -3,8 +3,6 @@
 hessfig.config.checks calls them by name when a configuration is composed, since rooms below know no kinds.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from hessfig.config.enums import (

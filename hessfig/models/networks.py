@@ -1,7 +1,5 @@
 """The package's networks in torch: transformer, MLPs, vision transformer, CNN, and a bare attention layer."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A user's network checked: its modules, one run of it, and modules that torch cannot differentiate twice."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """A network of the user's own with its data and loss: its weights named, its batches weighed, its content hashed."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections import defaultdict
@@ -18,6 +16,7 @@ from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
 from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typed
+from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.own_checks import (
     check_apart,
@@ -50,11 +49,14 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     whole = every_parameter((name, p.numel()) for name, p in network.named_parameters() if p.is_floating_point())
     if weights is None or weights == TRAINABLE:
         return whole
+    if isinstance(weights, Layout):
+        return weights
     if not isinstance(weights, Mapping) or not weights:
         raise UserError(
             "weights: no names of weights",
             got=plain(repr(weights)),
-            allowed="{name: parameter}, None for every parameter by its own name, or 'trainable' for those trained",
+            allowed="{name: parameter}, None for every parameter by its own name, 'trainable' for those trained, or "
+            "'found' for those of a transformer by what they do",
             remedy=_REMEDY,
         )
     known = _Known(network)
@@ -222,6 +224,7 @@ def foreign(
         own = _differentiable(network)
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)
+        weights = find_weights(own) if isinstance(weights, str) and weights == FOUND else weights
         held, network = network, _cast(own, real, "the network")
         if outputs is not None or not is_plain(inputs, targets):
             network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)

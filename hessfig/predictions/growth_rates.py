@@ -12,8 +12,6 @@ H_f identically zero. This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D of Sect
 Scale factors - temperature, heads, widths - change no exponent.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache

@@ -6,8 +6,6 @@ has no constant), sparsemax is affine where no key is cut off, sigmoid - 1/2 is 
 are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are of degree 0 everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -88,7 +88,7 @@ def _foreign(folder: Path) -> str:
     if not entries and not (folder / SEAL).exists():
         return ""
     if seal is None or "files" not in seal:
-        return f"no {SEAL} in it that tells what hessfig wrote"
+        return f"no {SEAL} in it that lists what hessfig wrote"
     for name in entries:
         path = folder / name
         if name not in seal["files"] or path.is_symlink() or not path.is_file():

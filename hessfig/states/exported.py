@@ -1,7 +1,5 @@
 """One network at one point of weight space as plain files that need no hessfig to be read: weights, batches, names."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterable, Mapping
@@ -31,7 +29,7 @@ _ABOUT = {
     MEASURED: "the measuring batch: `inputs_k`, `targets_k` and `scored_k` (first scored position, and end) of batch k",
     HELD_OUT: "the examples of `accuracy` and `held_out_loss`, in the form of batch.npz",
     CASCADES: "the sums of `cascade_accuracy`, in the form of batch.npz",
-    NETWORK: "what was exported: sigma, step, seed, every setting, the loss, and what each name of a weight stands for",
+    NETWORK: "what was exported: sigma, step, seed, every setting, the loss, and the weight of each name",
 }
 
 

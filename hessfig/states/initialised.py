@@ -1,7 +1,5 @@
 """Networks at initialisation: weights from the seed alone, embeddings drawn again at each sigma."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """States that are read: weights of a file, and those of a training's checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

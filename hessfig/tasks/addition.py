@@ -1,7 +1,5 @@
 """Sums as sequences of tokens, and cascades of carries."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Generator, Tensor

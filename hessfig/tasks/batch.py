@@ -1,7 +1,5 @@
 """The one batch a sweep measures on: inputs, targets and scored positions, from the task's own seed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

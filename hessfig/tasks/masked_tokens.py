@@ -1,7 +1,5 @@
 """Masked tokens: which words of a sequence are masked, what becomes of them, and what alone is scored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Texts as characters: the running Python's standard library, or a file; split into training and held-out windows."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import dataclass

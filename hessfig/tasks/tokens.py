@@ -1,7 +1,5 @@
 """Sequences of token ids, from a file of ids, from a text and a tokenizer, or drawn at random (numpy only)."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

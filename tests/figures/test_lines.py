@@ -66,8 +66,14 @@ def test_weights_stand_in_one_panel_in_their_colours(pages: Draw) -> None:
     (page,) = pages("lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight")
     (ax,) = page.figure.axes
     assert {to_hex(line.get_color()) for line in drawn(ax)} == {"#7570b3", "#1b9e77"}
-    named = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert named == [r"$W_{\mathrm{Q}}$", r"$W_{\mathrm{V}}$"]
+    named = {text.get_text(): text for text in ax.texts if text.get_text().startswith("$W")}
+    assert {words: to_hex(text.get_color()) for words, text in named.items()} == {
+        r"$W_{\mathrm{Q}}$": "#1b9e77",
+        r"$W_{\mathrm{V}}$": "#7570b3",
+    }
+    assert ax.get_legend() is None
+    heights = [text.xy[1] * ax.get_position().height * ax.figure.get_figheight() for text in named.values()]
+    assert abs(np.subtract(*heights)) >= 0.1  # inches: neither is written on the other
     assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 

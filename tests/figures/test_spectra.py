@@ -57,8 +57,8 @@ def stored(tmp_path: Path, *, exact: bool = True, densities: bool = True, seeds:
 
 def test_sorted_eigenvalues_densities_and_their_errors(tmp_path: Path) -> None:
     found = {page.suffix: page for page in drawn("spectra", stored(tmp_path), width=0.05)}
-    assert list(found) == ["_all1", "_weights", "_densities", "_table"]
-    axes = np.reshape(found["_all1"].figure.axes, (3, 2))
+    assert list(found) == ["_all1", "_all1_error", "_weights", "_densities", "_table"]
+    axes = np.reshape(found["_all1"].figure.axes, (2, 2))
     assert [ax.get_title() for ax in axes[0]] == ["softmax", "linear attention"]
     assert axes[0, 0].get_yscale() == "symlog" and axes[0, 0].get_xscale() == "logit"
     _, _, outer, *seeds, full = axes[0, 0].lines[:6]
@@ -70,9 +70,9 @@ def test_sorted_eigenvalues_densities_and_their_errors(tmp_path: Path) -> None:
     np.testing.assert_allclose(exact.get_ydata(), truth)
     assert half.get_color() != exact.get_color() and axes[1, 0].get_yscale() == "log"
     assert len(axes[1, 0].patches) == 1 and len(axes[1, 0].collections) == 1
-    numbers = found["_all1"].numbers
-    assert set(numbers["panel"]) == {"sorted", "density", "cumulative"}
-    inside = numbers[numbers["panel"] == "cumulative"]
+    assert set(found["_all1"].numbers["panel"]) == {"sorted", "density"}
+    inside = found["_all1_error"].numbers
+    assert set(inside["panel"]) == {"cumulative"}
     assert (np.abs(inside["lanczos"] - inside["exact"]) <= inside["margin"] + 0.02).mean() > 0.9
     note = " ".join(text.get_text() for text in found["_all1"].figure.texts)
     assert "Student's t" in note and "standard deviation 0.05 of the range" in note and "$" not in note
@@ -96,7 +96,7 @@ def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
 
 def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
     every, some = (drawn("spectra", stored(tmp_path), **options) for options in ({}, {"weights": ["W_V"]}))
-    rows = [{panel.partition(":")[0] for page in pages[1:] for panel in page.panels} for pages in (every, some)]
+    rows = [{panel.partition(":")[0] for page in pages[2:] for panel in page.panels} for pages in (every, some)]
     assert "W_Q1" in rows[0] and rows[1] == {"table"}
 
 

@@ -1,7 +1,5 @@
 """Rules of claims about directions that mean something: singular directions, updates, paths of the gradient, edges."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -233,6 +231,3 @@ def _late(evidence: Evidence, quantity: str, rule: str) -> pd.DataFrame:
     rows = rows[(rows[OPTIMISER] == rule) & (rows["step"] >= rows["step"].max() / 2)]
     rates = rows.assign(rate=pd.to_numeric(rows[RATE], errors="coerce"))
     return wide(rates.groupby(["rate", "seed"])["value"].median(), "rate") if len(rows) else pd.DataFrame()
-
-
-ALONG = (exponents, update_sharpness, paths, edges, rounding)

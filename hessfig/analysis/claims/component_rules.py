@@ -1,7 +1,5 @@
 """Rules of claims about components and sizes: moments of attention, powers of weights, depth, width."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -246,7 +244,7 @@ def removed(evidence: Evidence) -> judges.Finding:
     """Claim: linear attention, and norms before or around sublayers, let value and query blocks grow alike with sigma
     (within 0.25).
 
-    Exponents of ||H||_F in sigma, sigma <= 0.1, seed by seed: that of W_Q less that of W_V, for linear attention, pre-
+    Exponents of ||H||_F in sigma, sigma <= 0.1, seed by seed: that of W_Q minus that of W_V, for linear attention, pre-
     and sandwich norm. The claim holds when every interval lies within 0.25 of 0, and does not when one excludes 0 with
     a mean at least 0.25 off. The effect is the first gap.
     """
@@ -258,7 +256,7 @@ def turned(evidence: Evidence) -> judges.Finding:
     """Claim: normalised queries and keys reverse the heterogeneity: query blocks grow by one power of sigma slower than
     value blocks (within 0.25).
 
-    The exponent of ||H(Q, Q)||_F less that of ||H(V, V)||_F, sigma <= 0.1, seed by seed, for scores of normalised
+    The exponent of ||H(Q, Q)||_F minus that of ||H(V, V)||_F, sigma <= 0.1, seed by seed, for scores of normalised
     queries and keys. The claim holds when every interval lies within 0.25 of -1, and does not when one excludes -1 with
     a mean at least 0.25 off. The effect is the first gap.
     """
@@ -269,8 +267,8 @@ def turned(evidence: Evidence) -> judges.Finding:
 def raised(evidence: Evidence) -> judges.Finding:
     """Claim: sigmoid and sparsemax attention, and norms after sublayers, raise the heterogeneity of softmax attention.
 
-    The gap (exponent of ||H(Q, Q)||_F less that of ||H(V, V)||_F, sigma <= 0.1) of sigmoid attention without bias, of
-    sparsemax and of post-norm, less the gap of the base network of the same seed. The claim holds when every interval
+    The gap (exponent of ||H(Q, Q)||_F minus that of ||H(V, V)||_F, sigma <= 0.1) of sigmoid attention without bias, of
+    sparsemax and of post-norm, minus the gap of the base network of the same seed. The claim holds when every interval
     is above 0 with a mean of at least 0.5, and does not when one is below 0.5. The effect is the first.
     """
     return _of_variants(evidence, RAISED, judges.at_least(_RAISED_BY), less="")
@@ -279,7 +277,7 @@ def raised(evidence: Evidence) -> judges.Finding:
 def _of_variants(
     evidence: Evidence, variants: tuple[str, ...], judge: judges.Judge, *, less: str | None = None
 ) -> judges.Finding:
-    """Judge the gaps of exponents of some variants, each less that of another of the same seed if one is told."""
+    """Judge the gaps of exponents of some variants, each minus that of another of the same seed if one is named."""
     found = gaps(norms(evidence), "variant", window=SMALL)
     known = dict(list(found.groupby(level="variant"))) if len(found) else {}
     if not {*variants, *([] if less is None else [less])} <= set(known):
@@ -290,6 +288,3 @@ def _of_variants(
         for name in variants
     }
     return judges.together({f"gap of exponents, {name}": judges.Effect(one, judge) for name, one in samples.items()})
-
-
-COMPONENTS = (*(dispersed, similar, wide_key, weight_powers, size_spectrum, norm_depth), *(removed, turned, raised))

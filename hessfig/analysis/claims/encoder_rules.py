@@ -1,7 +1,5 @@
 """Rules of claims about trained encoders: an ALBERT and a BERT of masked tokens, next to random weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 
@@ -23,7 +21,7 @@ _GROUPS = {
     "value and output": ("W_V", "W_O"),
     "norms": ("norms",),
 }
-_FAR = ("query and key", "norms")  # the steps that are told as "much less" end there
+_FAR = ("query and key", "norms")  # the steps that the source calls "much less" end there
 _HERE = "an ALBERT of chemical reactions, 3 MB, and a BERT of antibodies, 26 million parameters; one network each"
 _SCOPE = "in these two networks: the intervals are over draws of test vectors, not over a population of networks"
 _about_encoders = partial(claim, here=_HERE)
@@ -72,7 +70,7 @@ def order(evidence: Evidence) -> judges.Finding:
     The sharpness of a group is the trace of its blocks of the full Hessian over all layers by the number of their
     parameters, one number per seed; the tied embedding counts in both roles. Each step of the order is log10 of the
     later over the earlier; for a trained network the claim holds when every interval is above 0 with a mean of at least
-    0.1 decades (0.5 where it says much), and does not when one is below that. The effect is the first step.
+    0.1 decades (0.5 for "much less"), and does not when one is below that. The effect is the first step.
     """
     sizes = {name: np.log10(one.where(one > 0)) for name, one in _sharpness(evidence).items()}
     whole = {name: one for name, one in sizes.items() if set(_GROUPS) <= set(one.columns) and "trained" in name}
@@ -129,6 +127,3 @@ def _sharpness(evidence: Evidence) -> dict[str, pd.DataFrame]:
             {key: sums[rows].sum(axis=1) / sizes[rows].sum(axis=1) for key, rows in groups.items()}
         )
     return found
-
-
-ENCODERS = (values_largest, keys_values, order)

@@ -1,7 +1,5 @@
 """Rules of claims about growth rates: exponents of norms in sigma, in scales of weights, and in size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -73,10 +71,10 @@ _PAIR = ("W_Q", "W_V")
 def softmax(evidence: Evidence) -> judges.Finding:
     """Claim: without softmax the query and value blocks depend alike on the data; with softmax they differ.
 
-    Exponents of ||H||_F in sigma of the query and value blocks of one bare self-attention layer, sigma <= 0.1, seed
-    by seed; the gap is that of W_Q less that of W_V. The claim holds when with softmax the interval of the gap excludes
-    0 with a mean of at least 0.25 in size, and without softmax it lies within 0.25 of 0; it does not when one of the
-    two is the other way round. The effect is the gap with softmax.
+    Exponents of ||H||_F in sigma of the query and value blocks of one bare self-attention layer, sigma <= 0.1, seed by
+    seed; the gap is that of W_Q minus that of W_V. The claim holds when with softmax the interval of the gap excludes 0
+    with a mean of at least 0.25 in size, and without softmax it lies within 0.25 of 0; it does not when one of the two
+    is the other way round. The effect is the gap with softmax.
     """
     found = gaps(norms(evidence, BY_ATTENTION), BY_ATTENTION, window=SMALL)
     kinds = dict(list(found.groupby(level=0)))
@@ -169,7 +167,7 @@ def depth(evidence: Evidence) -> judges.Finding:
 def prenorm(evidence: Evidence) -> judges.Finding:
     """Claim: with pre-LN the trend exponents of the query and value blocks differ much less than without a norm.
 
-    The gap is the exponent of ||H||_F in sigma of the query block less that of the value block; the ratio that with
+    The gap is the exponent of ||H||_F in sigma of the query block minus that of the value block; the ratio that with
     pre-LN over that without, in size and seed by seed, for sigma <= 0.1, for sigma >= 1 and for all sigma. In a window
     the claim holds when the gap without a norm excludes 0 with a mean of at least 0.25 in size and the interval of the
     ratio is below 1/2; it does not when the ratio is above. Where it is below 1/4 too the words say so. The effect is
@@ -294,7 +292,7 @@ def _smallest(conditions: Mapping[str, judges.Condition]) -> str:
 
 
 def gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
-    """Return the exponent of W_Q less that of W_V by (by ..., seed)."""
+    """Return the exponent of W_Q minus that of W_V by (by ..., seed)."""
     slopes = exponents(diagonal(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
     if not set(_PAIR) <= set(slopes.index.get_level_values("row")):
         return pd.Series(dtype=float)
@@ -342,6 +340,3 @@ def _over_law(
     if rate is None:
         return pd.Series(dtype=float)
     return (exponents(deep[deep["layer"] == (layer or top)], "sigma", window=window) / rate).dropna()
-
-
-GROWTH = (softmax, entries, depth, prenorm, lower, steeper, law, exact, jacobian)

@@ -1,7 +1,5 @@
 """Verdicts: how the intervals behind a claim become one, alone, together, and under several conditions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -86,7 +84,7 @@ def stays_below(interval: Interval, most: float, nothing: float = math.nan) -> C
     """Judge whether an effect lies below `most`, on which side the whole interval must be.
 
     `nothing` is the value of no effect, where it is another than `most` (1 for a ratio that is to be below 1/2): an
-    interval between the two is on the claim's side, by less than was asked.
+    interval between the two is on the claim's side, by less than the factor asked for.
     """
     if interval.high < most:
         return ClaimVerdict.holds

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
-from hessfig.analysis.claims.along_rules import ALONG
-from hessfig.analysis.claims.component_rules import COMPONENTS
-from hessfig.analysis.claims.encoder_rules import ENCODERS
-from hessfig.analysis.claims.growth_rules import GROWTH
+from hessfig.analysis.claims import (
+    along_rules,
+    component_rules,
+    encoder_rules,
+    growth_rules,
+    sample_rules,
+    share_rules,
+    spectrum_rules,
+    sublayer_rules,
+    training_rules,
+)
 from hessfig.analysis.claims.judges import PASSING, ClaimVerdict, Finding
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
-from hessfig.analysis.claims.sample_rules import SAMPLES
-from hessfig.analysis.claims.share_rules import SHARES
-from hessfig.analysis.claims.spectrum_rules import SPECTRA
-from hessfig.analysis.claims.sublayer_rules import SUBLAYERS
-from hessfig.analysis.claims.training_rules import TRAINING
 from hessfig.errors import UserError, did_you_mean, run_command
 from hessfig.files import is_file
 from hessfig.record import TABLE
@@ -32,12 +34,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, ALONG)
+_FAMILIES = (
+    *(growth_rules, share_rules, component_rules, spectrum_rules, sublayer_rules),
+    *(encoder_rules, training_rules, sample_rules, along_rules),
+)
 
 
 def claims() -> dict[str, Claim]:
-    """Return every claim by its id."""
-    return {claim.id: claim for family in _FAMILIES for claim in family}
+    """Return every claim by its id: those that the modules of rules define, in the order in which they do."""
+    return {one.id: one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Claim)}
 
 
 def claim_of(name: str) -> Claim:
@@ -80,7 +85,7 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """What stands next to the verdict."""
+        """What is printed next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         if self.finding is None:
             notes = [self.claim.follows, self.claim.others]
@@ -148,7 +153,7 @@ def as_csv(judged: Iterable[Judged]) -> str:
 
 
 def as_markdown(judged: Sequence[Judged]) -> str:
-    """Return the page: a table of verdicts, then a section a claim."""
+    """Return the page: a table of verdicts, then a section for each claim."""
     lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
     heads = ("claim", "scale in the source", "scale here", "effect", INTERVAL, "verdict")
     links = [f"[{one.claim.id}](#{one.claim.id})" for one in judged]

@@ -82,7 +82,7 @@ class Claim:
     def judged(self, evidence: Evidence) -> Finding:
         """Return what the rule finds, with the verdict that is the claim's: of other networks nothing is judged.
 
-        A theorem stands unless the numbers contradict it; either way what was measured is told.
+        A theorem holds unless the numbers contradict it; either way what was measured is reported.
         """
         finding = self.rule(evidence)
         words = f"{finding.verdict}" + f" ({finding.words})" * bool(finding.words)
@@ -102,7 +102,7 @@ class Claim:
 def claim(
     name: str, source: str, sweep: str, *beside: str, figure: str = "", **told: Any
 ) -> Callable[[Callable[[Evidence], Finding]], Claim]:
-    """Make a rule the claim that it decides; the figure has the name of the sweep unless told.
+    """Make a rule the claim that it decides; the figure has the name of the sweep unless another is given.
 
     The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words. `told` are
     further fields of the claim: `there`, `here`, `theorems`, `others`; those of records.toml are added.

@@ -1,7 +1,5 @@
 """Rules of claims against the number of samples: landscapes, gradients and Hessians of the first k."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -58,8 +56,8 @@ def bound(evidence: Evidence) -> judges.Finding:
 
     For each place, seed by seed, the margin is the smallest log10 over k >= 10 of the bound over the difference. The
     claim holds when the intervals of all margins are above 0, and does not when one is below. The effect is the
-    smallest margin. The bound's M is measured along one direction, hence a lower bound of the theorem's. Next to it
-    stands by what factors the bound exceeds the mean difference: one of more than ten is vacuous.
+    smallest margin. The bound's M is measured along one direction, hence a lower bound of the theorem's. The words say
+    by what factors the bound exceeds the mean difference: one of more than ten is vacuous.
     """
     logs = {name: _logs(_placed(evidence, name)) for name in ("bound", "difference")}
     over = (logs["bound"] - logs["difference"]).dropna()
@@ -102,7 +100,7 @@ def stationarity(evidence: Evidence) -> judges.Finding:
     """Claim: gradients at w* vanish better with more samples than chance alone would make them.
 
     The source assumes it, and measures nothing. At the last step of the training, k from 10 to a tenth of all samples,
-    seed by seed: the exponent in k of what independent gradients of mean zero give (-1/2) less that of the root mean
+    seed by seed: the exponent in k of what independent gradients of mean zero give (-1/2) minus that of the root mean
     square of |grad L_k(w*)| over orders. The claim holds when the interval of this effect is above 0 and the mean at
     least 0.05, and does not when the interval is below 0.05. Samples are drawn without replacement, which alone makes
     the exponent 0.006 steeper.
@@ -176,6 +174,3 @@ def _words(direction: str, distance: str) -> str:
 
 def _farthest(intervals: dict[str, Interval], target: float) -> str:
     return judges.largest(intervals, lambda mean: abs(mean - target))
-
-
-SAMPLES = (rate, bound, chance, stationarity, hessian)

@@ -1,7 +1,5 @@
 """Rules of claims about shares of the two parts of the Hessian: temperature, heads, one weight for two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -104,7 +102,7 @@ def single_share(evidence: Evidence) -> Finding:
     """Claim: one weight W_QK in place of W_Q W_K^T makes the functional share of the query-key blocks smaller.
 
     The share ||H_f||_F / (||H_o||_F + ||H_f||_F) (the split at the outputs) of all blocks of W_Q and W_K together
-    (their norms squared and added, the pair twice), less that of the block of W_QK at the same sigma (norms
+    (their norms squared and added, the pair twice), minus that of the block of W_QK at the same sigma (norms
     interpolated in log-log) and seed, softmax attention. At a sigma the claim holds when the interval of this effect is
     above 0 and the mean at least 0.05, and does not when the interval is below 0.05.
     """
@@ -229,6 +227,3 @@ def _at(norms: pd.DataFrame, sigma: float) -> pd.DataFrame:
 def _share(norms: pd.DataFrame) -> pd.Series:
     outer, functional = (norms[part] for part in _SPLIT)
     return functional / (outer + functional)
-
-
-SHARES = (temperature, single, single_share, heads_entries, heads_norm)

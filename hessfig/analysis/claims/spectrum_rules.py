@@ -1,7 +1,5 @@
 """Rules of claims about spectra: transformers next to others, the Gauss-Newton part, sinks, condition numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
@@ -61,7 +59,7 @@ _FIRST = "vision transformer, fixed kernel"
 def indefinite(evidence: Evidence) -> Finding:
     """Claim: softmax makes the diagonal blocks of the attention weights more indefinite.
 
-    The share of negative eigenvalues of H in the blocks of W_Q, W_K and W_V, averaged, with softmax less with linear
+    The share of negative eigenvalues of H in the blocks of W_Q, W_K and W_V, averaged, with softmax minus with linear
     attention, pair by pair of seeds, by norm of the network. With a norm the claim holds when the interval of this
     effect is above 0 and the mean at least 0.05, and does not when the interval is below 0.05. (Without a norm linear
     attention has H_f = 0 on the diagonal, Remark 4.1, and hence no negative eigenvalues: that half is a theorem's.)
@@ -168,8 +166,8 @@ def stretch(evidence: Evidence) -> Finding:
     """Claim: in the attention's Hessian larger sinks shrink the bulk of the spectrum and grow its outliers.
 
     For each kind of sink, seed by seed, of the attention's group of weights: growth = log10 of the outermost eigenvalue
-    of H (in size) at the largest beta over that at beta = 0, shrinkage = log10 of the bulk's width (95 % less 5 %
-    quantile) at beta = 0 over that at the largest. A kind holds when the intervals of both are above 0 and both
+    of H (in size) at the largest beta over that at beta = 0, shrinkage = log10 of the bulk's width (95 % minus
+    5 % quantile) at beta = 0 over that at the largest. A kind holds when the intervals of both are above 0 and both
     means at least 0.1 decades, and does not when one is below 0.1. The effect is growth + shrinkage of the first kind
     that holds, else the largest. Trained networks at the last step. Pre-LN undoes a sink in the embedding.
     """
@@ -328,7 +326,7 @@ def _outermost(evidence: Evidence) -> pd.Series:
 
 
 def _widths(evidence: Evidence) -> pd.Series:
-    """Return the 95 % less the 5 % quantile by (kind, beta, seed)."""
+    """Return the 95 % minus the 5 % quantile by (kind, beta, seed)."""
     rows = evidence.numbers("eigenvalue_quantile", SINK, BETA, part=Part.H.value, row="attention")
     low, high = (_placed(rows[rows["index"] == percent]).mean() for percent in (5, 95))
     return high - low
@@ -349,6 +347,3 @@ def _bend(curve: pd.Series) -> float:
     """Return the mean of the even part of a curve of log10, measured from alpha = 1; nan without a pair."""
     mirrored = [(curve[alpha] + curve[1 / alpha]) / 2 for alpha in curve.index if alpha > 1 and 1 / alpha in curve]
     return float(np.mean(mirrored) - curve[1.0]) if mirrored and 1.0 in curve else float("nan")
-
-
-SPECTRA = (indefinite, heterogeneity, heterogeneity_at_end, proxy, proxy_along, stretch, sensitivity)

@@ -1,7 +1,5 @@
 """Rules of claims about sublayers: which blocks are largest, how weights couple, and the order of groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -31,7 +29,7 @@ _GROUPS = {
     "value and output": ("W_V", "W_O"),
     "norms": ("ln1_gain", "ln1_shift", "ln2_gain", "ln2_shift", "ln_out_gain", "ln_out_shift"),
 }
-_FAR = ("query and key",)  # the steps that are told as "much less" end there
+_FAR = ("query and key",)  # the steps that the source calls "much less" end there
 
 
 @claim(
@@ -106,9 +104,9 @@ def coupling(evidence: Evidence) -> judges.Finding:
     The coupling of two weights is ||H(a, b)||_F / sqrt(||H(a, a)||_F ||H(b, b)||_F). The effect is the ratio of the
     mean coupling across (an attention weight with a feed-forward weight) to that within the two groups (pairs of
     different weights), seed by seed. At a sigma (and step, where there are several) the claim holds when the interval
-    of the ratio is below 1/2; by less than the factor asked when the interval is below 1 and above 1/2; and it does not
-    hold when the interval is above 1/2 and reaches 1. At small sigma couplings of W_Q and W_K with all others are small
-    because their own blocks are.
+    of the ratio is below 1/2; it holds by less than the factor asked for when the interval is below 1 and above 1/2;
+    and it does not hold when the interval is above 1/2 and reaches 1. At small sigma couplings of W_Q and W_K with all
+    others are small because their own blocks are.
     """
     ratios = {place: _across_over_within(rows) for place, rows in _at_places(norms(evidence))}
     samples = {place: one for place, one in ratios.items() if len(one)}
@@ -126,8 +124,8 @@ def coupling_trained(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent, after a training too.
 
     The effect and its rule are those of block-independence, at the last step of the training: it holds when the
-    interval of the ratio is below 1/2, by less than asked between that and 1, and does not hold when it is above 1/2
-    and reaches 1.
+    interval of the ratio is below 1/2, by less than the factor asked for between 1/2 and 1, and does not hold when it
+    is above 1/2 and reaches 1.
     """
     return coupling.rule(evidence.at_step(-1))
 
@@ -146,7 +144,7 @@ def order(evidence: Evidence) -> judges.Finding:
     the language model at the first measured step from a tenth of its training on, and at the last, seed by seed. Each
     step of the order (embeddings much less than query and key, less than feed-forward, less than value and output, much
     less than norms) is log10 of the later over the earlier. At a step of the training the claim holds when every
-    interval is above 0 with a mean of at least 0.1 decades (0.5 where it says much), and does not when one is below
+    interval is above 0 with a mean of at least 0.1 decades (0.5 for "much less"), and does not when one is below
     that. The effect is the smallest step of the order at the end. Each step of the order at the end is reported with a
     verdict of its own, and so is the order in the vision transformer.
     """
@@ -254,6 +252,3 @@ def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.Data
             kept = {name: diagonal[np.isin(owners, members)] for name, members in _GROUPS.items()}
             found[hessian.seed] = {name: float(one.mean()) for name, one in kept.items() if one.size}
     return pd.DataFrame.from_dict(found, orient="index")
-
-
-SUBLAYERS = (values_trained, values_largest, keys_values, coupling, coupling_trained, order)

@@ -1,7 +1,5 @@
 """Rules of claims along trainings: stand-ins for the curvature, LayerNorm, phases, batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,10 +11,9 @@ from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
-from hessfig.analysis.critical_batches import BATCH, RATE, critical_batches
 from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.slopes.printed import within
-from hessfig.analysis.training_runs import rank_correlations
+from hessfig.analysis.training_runs import BATCH, RATE, critical_batches, rank_correlations
 from hessfig.terms import Part
 
 LEAST_DECADES = 0.1  # a quarter more
@@ -41,13 +38,13 @@ ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 def stand_ins(evidence: Evidence) -> judges.Finding:
     """Claim: gradient norm, gradient covariance and spread of attention scores track the curvature along training.
 
-    Two series that drift along one training correlate, so that each stand-in is held against two nulls. Spearman
+    Two series that drift along one training correlate, so each stand-in is compared with two nulls. Spearman
     correlations along the training, seed by seed: of gradient norm, trace of the gradients' covariance and spread of
     attention scores and mixing weights with the largest eigenvalue of the whole Hessian, and with the mean over
     weights of the log of the block norms; and, where condition numbers are measured, of the largest over the smallest,
     and over the standard deviation, of the weights' gradient norms with them. For each: the correlation; the partial
-    correlation given the step (0 where one of the two does nothing but follow the step), both by Fisher's z; and the
-    correlation less the mean of those with the curvature of every other seed. For a stand-in, in the transformer
+    correlation given the step (0 where one of the two only follows the step), both by Fisher's z; and the
+    correlation minus the mean of those with the curvature of every other seed. For a stand-in, in the transformer
     trained on addition and in the language model, the claim holds when all three intervals of every curvature are
     above 0 with means of at least 0.5, 0.3 and 0.1, and does not when one is below that (95 % for all together). The
     effect is the first correlation of the first stand-in that holds, else of the one where it is largest. The step as
@@ -104,7 +101,7 @@ def phases(evidence: Evidence) -> judges.Finding:
 
     The move over a decade of steps is |change of log10 of the largest eigenvalue of H| between its ends (between
     measured steps linear in the logarithm of the step). The effect is the move from a hundredth to a tenth of the
-    training less that over the last nine tenths, seed by seed, with learning rates that stay constant after the
+    training minus that over the last nine tenths, seed by seed, with learning rates that stay constant after the
     warm-up. A power of the step moves as much in every decade, and noise about a constant as much at every two steps:
     both have an effect of 0. The claim holds when the interval is above 0 and the mean at least 0.3 decades (a factor
     of two), and does not when the interval is below 0.3. Where the learning rate goes to zero the curve settles by the
@@ -243,7 +240,7 @@ def _of_schedule(evidence: Evidence, schedule: str) -> Evidence:
 
 
 def _settles(evidence: Evidence) -> pd.Series:
-    """Return the move of the largest eigenvalue over the decade before the last less that over the last, by seed."""
+    """Return the move of the largest eigenvalue over the decade before the last minus that over the last, by seed."""
     curve = _largest(evidence)
     found = {seed: _slowed(one.droplevel("seed").sort_index()) for seed, one in curve[curve > 0].groupby("seed")}
     return pd.Series(found, dtype=float).dropna()
@@ -327,6 +324,3 @@ def _block_norms(evidence: Evidence) -> pd.Series:
     rows = rule.diagonal(norms(evidence))
     rows = rows[rows["row"].str.startswith("W_")]
     return rule.in_logs(rows, np.log).groupby(["seed", "step"])["value"].mean()
-
-
-TRAINING = (stand_ins, bounded, phases, critical_batch, sharp_minima)

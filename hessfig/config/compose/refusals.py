@@ -80,7 +80,7 @@ def _unknown_key(key: str, file: Path | None) -> UserError:
         f"{f'{file}: ' if file else ''}there is no setting {key!r}",
         got=key,
         allowed=", ".join(siblings(key)),
-        remedy=f"begin the file with '# @package _global_' if {leaf} stands at its top" if misplaced else meant(key),
+        remedy=f"begin the file with '# @package _global_' if {leaf} is at its top level" if misplaced else meant(key),
     )
 
 

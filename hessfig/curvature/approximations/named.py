@@ -4,8 +4,6 @@ Those of the Hessian's own block (diagonal, soap, kfoc, kronecker_sum and the tw
 hessfig.measurements.approximations, which holds the block. docs/approximations.md gives formulas and sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf, prod

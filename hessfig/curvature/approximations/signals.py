@@ -1,7 +1,5 @@
 """What optimisers see of a loss: gradients of single samples, and inputs and backpropagated vectors of a linear map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The outermost eigenvalues of an operator: two starts that must agree, and residuals that certify."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

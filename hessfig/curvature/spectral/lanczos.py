@@ -1,7 +1,5 @@
 """Symmetric operators and the Lanczos recurrence, in float64, with full reorthogonalisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

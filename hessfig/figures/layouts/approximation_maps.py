@@ -1,7 +1,5 @@
 """Approximations of blocks as maps: a row for each block, a column for each approximation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blocks by pair: values as annotated matrices, and curves of pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

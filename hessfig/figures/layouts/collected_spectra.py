@@ -1,7 +1,5 @@
 """Spectra collected for a figure, and the numbers next to them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Bars and lines of any quantity over any varied setting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, fitting, width_of
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, in_sheets, label_side, say
-from hessfig.figures.parts.panels import draw_errors, mark_one, reach, why_no_line
+from hessfig.figures.parts.panels import draw_errors, mark_one, name_ends, reach, why_no_line
 from hessfig.figures.parts.rows import (
     BLOCK_KEY,
     BlockKey,
@@ -149,6 +147,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
             yield _draw_page(here, table, rows, look, spec, note, suffix + end)
 
 
+_NAMES = 0.72  # inches to the right of a panel for the names of its lines
 _TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
 
 
@@ -180,7 +179,9 @@ def _draw_page(
     suffix: str,
 ) -> Page:
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
-    sheet = Sheet.grid(spec.paper, _names(rows, columns), note, (OWN_Y if apart else SHARED).but(down=0.22))
+    named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
+    style = SHARED.but(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
+    sheet = Sheet.grid(spec.paper, _names(rows, columns), note, style.but(down=0.22))
     blocks = [_of_block(curves, key) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
@@ -194,7 +195,10 @@ def _draw_page(
     ]
     short = [labels.block_title(*key, quantity="") for key in rows]
     sheet.label(labels.plain(look.axis.symbol), named, titles, short, unit)
-    look.name(sheet.first, curves)
+    if named_at_ends:
+        name_ends(sheet.first, look.ends(curves))
+    else:
+        look.name(sheet.first, curves)
     return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
 
 

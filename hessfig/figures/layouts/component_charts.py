@@ -1,7 +1,5 @@
 """Growth rates by component: exponents predicted and fitted, one line per network, and the curves behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights removed or rounded: the loss against the share removed, rank correlations, and the loss against bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantities along training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

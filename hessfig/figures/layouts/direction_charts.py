@@ -1,7 +1,5 @@
 """The loss next to its second-order expansion: slices and planes, critical points, gradient descent."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -276,7 +274,8 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     rows = rows.assign(rate=[float(settings_of(one).get(RATE, math.nan)) for one in rows["variant"]])
     top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))
     off = f"the quadratic model's loss is off by {_share(run)} of the largest change"
-    note = f"Dots, each a seed: the first step at which {off}; triangles: not within {top:g} steps.{_setting(run)}"
+    note = f"Dots, each one of {rows['seed'].nunique()} seeds: the first step at which {off}; triangles: not within "
+    note += f"{top:g} steps.{_setting(run)}"
     sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.but(height=1.9, top=0.3))
     ax = sheet.first
     set_decades(ax, "x")

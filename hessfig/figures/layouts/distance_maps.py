@@ -1,7 +1,5 @@
 """Distances between spectra, and heat maps by layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Eigenvalues and densities."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,8 +177,8 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
     below the floor. Densities: grey bars are the exact eigenvalues, dashed the same under the kernel, the band the
     95 % interval over probes of the Lanczos density (first seed; others faint), dotted half its steps. The
-    cumulative's panel shows how far it is from the exact one (or half the steps from all): a band that leaves zero is
-    an error that probes do not explain.
+    cumulative's panel (a page of its own next to eigenvalues) shows how far it is from the exact one (or half the steps
+    from all): a band that leaves zero is an error that probes do not explain.
     Requires: a sweep with `spectrum`, `density` or both; the sweep's table.csv for the table (options `width` or
     `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue, `weights` that have
     panels of their own, by default all).
@@ -198,7 +196,9 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
             suffix = (f"_{words}" if words else "") + beside
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                yield _page(columns, [(block, kind) for kind in kinds], asked, suffix=suffix + name)
+                for two, end in ((kinds[:2], ""), (kinds[2:], "_error")):  # rows of a page
+                    if two:
+                        yield _page(columns, [(block, kind) for kind in two], asked, suffix=suffix + name + end)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
                     yield _page(columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)

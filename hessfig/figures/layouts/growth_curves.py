@@ -1,7 +1,5 @@
 """Growth-rate figures: log axes, linear axes, one panel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Stored Hessians: heat maps and histograms of their entries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

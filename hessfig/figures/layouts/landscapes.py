@@ -1,7 +1,5 @@
 """The loss of k samples: differences, integrals, and power laws."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The values of a reference under ours, and their ratio: what `hessfig compare` draws."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shares of the functional part of the Hessian, whole or split at the attention scores, against a varied setting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Eigenvalues against settings: scaled weights, stretches, proxies, changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import NullLocator
 from hessfig.analysis.axis import (
     DEPTH,
     Axis,
+    X,
     as_numbers,
     last_word,
     setting_name,
@@ -130,6 +131,13 @@ class Encoding:
         """Return the dashes of each value."""
         values = ordered(values_of(page, self.dashes))
         return {value: _DASHES[rank % MOST_DASHES] for rank, value in enumerate(values)}
+
+    def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
+        """Return (last mean, words, colour) of every colour's line."""
+        drawn = page[np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)].sort_values(X)
+        lasts = drawn.groupby(values_of(drawn, self.colour).rename("colour"), sort=False)["mean"].last()
+        tones = self.tones(page, "")
+        return [(float(y), _value(self.colour, value), tones[value]) for value, y in lasts.items()]
 
     def name(self, ax: Axes, page: pd.DataFrame) -> None:
         """Write the legend: a few of the colours when there are many, every kind of dashes."""

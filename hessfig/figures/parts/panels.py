@@ -21,6 +21,7 @@ from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decad
 from hessfig.predictions.growth_rates import Prediction
 
 _GAP = 0.05  # inches between words and the line at sigma = 1
+_LINE = 0.11  # inches from one line of small words to the next
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
@@ -105,8 +106,9 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
 
 
 def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
-    """Draw the curve of one seed, thin."""
-    ax.plot(x, values, color=colour, linewidth=0.4, alpha=0.6)
+    """Draw the curve of one seed, thin, with gaps where a logarithmic axis has no place for a value."""
+    seen = np.where(np.asarray(values) > 0, values, np.nan) if ax.get_yscale() == "log" else values
+    ax.plot(x, seen, color=colour, linewidth=0.4, alpha=0.6)
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
@@ -210,6 +212,27 @@ def fitted(slope: float, error: float) -> str:
     digits = 3 if error < 0.005 else 2
     words = f"{slope:.{digits}f}" + (f" ± {max(error, 0.001):.{digits}f}" if math.isfinite(error) else "")
     return words.replace("-", "−")
+
+
+def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
+    """Write words to the right of a panel, each (y, words, colour) at its y, apart where they would collide."""
+    if not ends:
+        return
+    ends = sorted(ends, key=lambda end: end[0])
+    pixels = ax.transData.transform([(0.0, y) for y, _, _ in ends])
+    steps = _LINE * np.arange(len(ends))
+    free = ax.transAxes.inverted().transform(pixels)[:, 1] * _inches_high(ax) - steps
+    raised, lowered = np.maximum.accumulate(free), np.minimum.accumulate(free[::-1])[::-1]
+    for height, (_, words, colour) in zip((raised + lowered) / 2 + steps, ends, strict=True):
+        place = (1.0, height / _inches_high(ax))
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": colour}
+        ax.annotate(words, place, (4, 0), xycoords="axes fraction", annotation_clip=False, **style)
+
+
+def _inches_high(ax: Axes) -> float:
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return float(ax.get_position().height * figure.get_figheight())
 
 
 def in_tens(value: float) -> str:

@@ -1,7 +1,5 @@
 """Quantity along: blocks of H, H_o and H_f times directions that mean something, split by weight and layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Directions that mean something at a state: gradient, its signs, updates, singular directions, eigenvectors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 

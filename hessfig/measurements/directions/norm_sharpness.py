@@ -1,7 +1,5 @@
 """Quantity norm_sharpness: the largest curvature in the unit balls of norms, as the lower bound that a search finds."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The loss along directions and in a plane, with its second-order expansion; directions counted by curvature."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Walks over the loss surface: gradient descent next to that on a quadratic model, searches for critical points."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

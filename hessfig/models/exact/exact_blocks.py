@@ -1,7 +1,5 @@
 """The exact engine: one per cell, it keeps what all columns of blocks share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import product

@@ -1,7 +1,5 @@
 """Exact norms of weights below the last layer: outer-product blocks, and functional blocks of the scores."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Attention of the last layer, seen from the scored positions: its derivatives by query, key and value."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

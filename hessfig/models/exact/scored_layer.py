@@ -1,7 +1,5 @@
 """The last layer at the scored positions: attention, normalisation and what lies above it, with their derivatives."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Exact blocks of the last layer's weights, and of a linear MLP, as sums of Kronecker products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Sizes of language models by their config.json, and the layout of their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The door to transformers: models made of our own tensors, causal or for masked tokens, checked to be those meant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoders of transformers (ALBERT, BERT, RoBERTa) with their head for masked tokens, cut behind each layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

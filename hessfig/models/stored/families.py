@@ -1,7 +1,5 @@
 """The architectures that are known: what config.json calls their sizes, and where their weights stand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

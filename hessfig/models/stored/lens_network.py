@@ -1,7 +1,5 @@
 """TransformerLens's network in plain torch, and its state converted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 

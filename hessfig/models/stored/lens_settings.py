@@ -1,7 +1,5 @@
 """What TransformerLens's configuration says: sizes, and the layout of the weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The folder of a model: config.json, the files of its weights and tokenizer, and their hashes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

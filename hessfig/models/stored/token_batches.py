@@ -1,7 +1,5 @@
 """Sequences of tokens in micro-batches that fit into memory, and their part in keys."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The tokenizer in a model's folder, made by transformers of the files that were hashed."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Tensors read from a file (safetensors, or a state_dict read without executing code), and networks made of them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle

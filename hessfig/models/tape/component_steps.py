@@ -1,7 +1,5 @@
 """Steps of the tape that components of today's transformers need: fixed linear maps, products, and gains of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

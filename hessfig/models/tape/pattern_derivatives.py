@@ -3,8 +3,6 @@
 All Jacobians are symmetric. `weights` are the mixing weights of one query along the last axis, 0 where a key is masked.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from hessfig.config.enums import Attention

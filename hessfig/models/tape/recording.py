@@ -1,7 +1,5 @@
 """The package's networks recorded on a tape, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps of the tape: linear maps, activations, norms and attention, with first and second derivatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property

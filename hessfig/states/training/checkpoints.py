@@ -1,7 +1,5 @@
 """The folder of one training: states by step, where to go on from, the log, and where it diverged."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The training itself: update by update to the requested steps, from the latest stored one."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

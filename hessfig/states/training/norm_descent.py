@@ -1,7 +1,5 @@
 """Steepest descent in norms over all parameters, as an optimiser of torch; steepest directions, dual norms, lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps divided by a curvature matrix: Newton, Gauss-Newton whole and by blocks, and K-FAC, each with damping."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The rule of a training's update: torch's optimisers, steps divided by curvature, and looks at the curvature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

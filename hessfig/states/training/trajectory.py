@@ -1,7 +1,5 @@
 """Which training a state belongs to: everything that changes its trajectory, under one hash; no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
