@@ -79,7 +79,7 @@ def _query_norm(layer: _Layer, values: Tensor, jacobian: Tensor, curvature: Tens
 
 
 def _at_equal_scores(network: Transformer, objective: Objective) -> _Layer:
-    batch, attention = objective.batch, network.layers[0].attn  # type: ignore[union-attr]
+    batch, attention = objective.batch, network.layers[0].attn
     assert isinstance(attention, SelfAttention)
     hidden, mask = network.hidden(batch.inputs, 0), attention.causal_mask
     scores = attention.scores(hidden, batch.scored)
@@ -97,7 +97,7 @@ def _jacobian(network: Transformer, layer: _Layer, mixed: Tensor) -> Float[Tenso
 
     def logits(token: Tensor, one: Tensor) -> Tensor:
         residual = token + layer.attention.o(one)
-        return network.head(block.feed_forward(residual[None, None]))[0, 0]  # type: ignore[operator, union-attr]
+        return network.head(block.feed_forward(residual[None, None]))[0, 0]  # type: ignore[operator]
 
     at = mixed if layer.attention.model.attention != Attention.linear else 0 * mixed
     return torch.func.vmap(torch.func.jacrev(logits, argnums=1))(layer.tokens, at)
