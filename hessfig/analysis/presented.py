@@ -62,6 +62,24 @@ def markdown_text(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+_OF_LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "σ": r"$\sigma$", "≤": r"$\le$", "≥": r"$\ge$", "−": "$-$"},
+}
+
+
+def latex_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a tabular with booktabs' rules; what LaTeX would read as its own is escaped."""
+    lines = [latex_row(heads), r"\midrule", *map(latex_row, rows)]
+    return [rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def latex_row(cells: Iterable[str]) -> str:
+    """Return one line of a tabular."""
+    return " & ".join("".join(_OF_LATEX.get(mark, mark) for mark in cell) for cell in cells) + r" \\"
+
+
 def between_marks(page: str, name: str, text: str, command: str) -> str:
     """Return a page with `text` between the marks of this name, which tell the command that writes it.
 

@@ -14,6 +14,8 @@ class Printed(StrEnum):
 
     table = "table"
     csv = "csv"
+    latex = "latex"
+    markdown = "markdown"
     pdf = "pdf"
 
 

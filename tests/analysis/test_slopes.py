@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis.manifest import architectures
+from hessfig.analysis.presented import latex_table, markdown_table
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes import levels
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
-from hessfig.analysis.slopes.printed import SlopeVerdict, rich_table
+from hessfig.analysis.slopes.printed import SlopeVerdict, cells, rich_table
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import Prediction
@@ -232,6 +233,17 @@ def test_rich_table_shows_predictions_and_zeros() -> None:
     for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "paper"):
         assert word in text
     assert "variant" not in text
+
+
+def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:
+    """Every row has as many cells as the head, and neither LaTeX nor Markdown reads a name as its own."""
+    _, heads, rows = cells(fitted(make_table()).assign(variant="model.mlp=a&b_c|d"))
+    markdown, latex = markdown_table(heads, rows), latex_table(heads, rows)
+    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1 and len(markdown) == len(rows) + 2
+    body = latex[4:-2]
+    assert len(body) == len(rows) and {line.replace(r"\&", "").count("&") for line in body} == {len(heads) - 1}
+    assert r"a\&b\_c|d" in body[0] and r"W\_Q" in body[0] and r"$\sigma$ $\le$ 1" in body[0]
+    assert latex[0] == rf"\begin{{tabular}}{{{'l' * len(heads)}}}" and "_" not in "".join(body).replace(r"\_", "")
 
 
 @pytest.mark.long
