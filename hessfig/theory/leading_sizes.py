@@ -22,7 +22,7 @@ from torch import Tensor
 from hessfig.config.enums import Attention
 from hessfig.curvature.problem import Objective
 from hessfig.models.networks import SelfAttention, Transformer
-from hessfig.models.tape.pattern_derivatives import along, second
+from hessfig.models.tape.component_steps import along_pattern, second_of_pattern
 
 _ROUNDING = 1e-12
 
@@ -70,8 +70,8 @@ def _query_norm(layer: _Layer, values: Tensor, jacobian: Tensor, curvature: Tens
     """Return the norm of H_f(Q, Q), or of H_o(Q, Q) where the mixing weights have no second derivative."""
     kind, keys = layer.attention.model.attention, layer.attention.k(layer.before) / layer.attention.divisor
     equal, allowed = layer.equal[:, None], layer.allowed[:, None]
-    moved = along(kind, equal, allowed, keys.mT)
-    bent = second(kind, equal, pull[:, None], moved)
+    moved = along_pattern(kind, equal, allowed, keys.mT)
+    bent = second_of_pattern(kind, equal, pull[:, None], moved)
     if bent is not None and bent.abs().max() > _ROUNDING * moved.abs().max() * pull.abs().max():
         return _kronecker_norm(layer.tokens, bent @ keys)
     slopes = moved @ values @ jacobian.mT
