@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from components_page import name_of
+from leading_sizes import leading_norms
 
 from hessfig.analysis.claims.rule import diagonal
 from hessfig.analysis.intervals import geometric_interval
@@ -24,6 +25,7 @@ from hessfig.config.enums import Attention
 from hessfig.config.schema import Config
 from hessfig.models.blocks import components
 from hessfig.record import FROBENIUS, TABLE
+from hessfig.states.initialised import initialised
 
 PAGE = Path(__file__).parents[1] / "docs" / "heterogeneity.md"
 COMMAND = "python scripts/heterogeneity_page.py --write outputs"
@@ -71,9 +73,6 @@ def sizes(outputs: Path, sweep: str) -> str:
 
 def predicted(config: Config, sigma: float) -> list[float]:
     """Return the ratio of the leading terms for every seed of a sweep; none where the theorem has no constant."""
-    from hessfig.states.initialised import initialised
-    from hessfig.theory.leading_sizes import leading_norms
-
     model = config.model
     if (model.norm, model.n_layers, model.n_heads) != ("none", 1, 1) or not _is_plain(config):
         return []
