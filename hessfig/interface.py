@@ -188,7 +188,7 @@ class Problem:
         return config, problem, found[0]
 
     def _repr_html_(self) -> str:
-        from hessfig.analysis.shown_tables import described_html
+        from hessfig.analysis.presented import described_html
 
         return described_html(f"Problem of {type(self.network).__name__}", self._facts())
 
@@ -304,7 +304,7 @@ def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -
 def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     import pandas as pd
 
-    from hessfig.analysis.shown_tables import Table
+    from hessfig.analysis.presented import Table
 
     shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]

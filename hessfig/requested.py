@@ -26,6 +26,7 @@ from hessfig.figures.sheets import FigureSpec, check
 from hessfig.files import fingerprint, is_file
 from hessfig.record import FROBENIUS, TABLE, UNREADABLE, read_checked, read_sealed, sealed_text
 from hessfig.register import publish
+from hessfig.report.charts import library
 from hessfig.report.gathered import Departure, FigureAsked, FigureRequests, SweepAsked, find_sweeps
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
@@ -180,6 +181,7 @@ def report_requests(job: Job) -> FigureRequests:
         job.config.resamples,
         hessfig.__version__,
         [command_line("report", f"output_dir={path}") for path in sorted((outputs / "multirun").glob("*"))],
+        library(job.config.interactive, single_file=job.config.single_file),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
-from hessfig.analysis.shown_tables import Table, described_html, table_html
+from hessfig.analysis.presented import Table, described_html, table_html
 from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
 from hessfig.config.compose.provenance import as_made, command_of, table_folder, unchanged_preset
@@ -113,7 +113,9 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
 
     config, folder = job.config, table_folder(job)
     average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
-    settings = FitSettings(average, config.resamples, config.tolerance, preset=preset)
+    settings = FitSettings(
+        average, config.resamples, config.tolerance, preset=preset, predictions=config.sweep.predictions
+    )
     return write_slopes(folder, job.windows, settings, quantity=config.quantity, among=job.given.get("quantities"))
 
 

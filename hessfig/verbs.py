@@ -66,13 +66,13 @@ class Verb:
 
     def check(self, words: Sequence[str]) -> None:
         """Raise UserError for a setting that would have no effect on this verb."""
-        from hessfig.config.compose.overrides import given
+        from hessfig.config.compose.overrides import command_settings
 
-        for key in given(words):
+        for key in command_settings(words):
             if not self.takes(key):
                 raise UserError(
                     f"hessfig {self.name} does not read {key}",
-                    got=next(word for word in reversed(words) if key in given([word])),
+                    got=next(word for word in reversed(words) if key in command_settings([word])),
                     allowed=", ".join(self._taken()),
                     remedy=self._remedy(key),
                 )
@@ -135,7 +135,7 @@ VERBS = {
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
                 "hessfig plot figure=3a sweep=mine    (sweep= is short for figure.sweep=)",
             ),
-            does="hessfig.cli.plot:plot",
+            does="hessfig.cli.results:plot",
             groups=("figure",),
             names=("figure", "style", "output_dir"),
             table=True,
@@ -162,13 +162,13 @@ VERBS = {
             about="fit growth rates to a sweep's curves, with errors",
             examples=(
                 "hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",
-                "hessfig slopes sweep=depth rows=W_Q part=H_o",
+                "hessfig slopes sweep=depth rows=W_Q part=H_o format=latex",
                 "hessfig slopes sweep=layernorm levels=true",
                 "hessfig slopes sweep=model_size_width quantity=trace",
             ),
             does="hessfig.cli.results:slopes",
             groups=("sweep",),
-            names=("tolerance", "resamples", "levels", "quantity", "rows", "part", "output_dir"),
+            names=("tolerance", "resamples", "levels", "quantity", "rows", "part", "format", "output_dir"),
             table=True,
             ignores=("sweep.about",),
         ),
@@ -194,7 +194,7 @@ VERBS = {
             groups=("sweep",),
             names=("reference", "output_dir"),
             table=True,
-            ignores=("sweep.about", "sweep.windows", "sweep.average"),
+            ignores=("sweep.about", "sweep.windows", "sweep.average", "sweep.predictions"),
         ),
         Verb(
             name="predict",
@@ -204,7 +204,7 @@ VERBS = {
                 "hessfig predict sweep=components format=csv",
                 "hessfig predict model=self_attention task=gaussian powers_of=W_K",
             ),
-            does="hessfig.cli.predict:run",
+            does="hessfig.cli.results:predict",
             groups=("sweep", "model", "task"),
             names=("format", "powers_of"),
             table=True,
@@ -218,8 +218,8 @@ VERBS = {
                 "hessfig report single_file=true    (one file to mail)",
                 "hessfig report format=pdf          (one page of results)",
             ),
-            does="hessfig.cli.report:report",
-            names=("format", "single_file", "tolerance", "resamples", "output_dir"),
+            does="hessfig.cli.results:report",
+            names=("format", "single_file", "interactive", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
             name="verify",

@@ -105,13 +105,13 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
     probe = torch.randn(sum(w.size for w in side), 1, generator=generator, dtype=problem.dtype).to(options.device)
     base, start = benchmarking.peak_gib(options.device), time.perf_counter()
     product = _contender(contender, problem, int(layer or 0), name)
-    benchmarking.settled(options.device)
+    benchmarking.synchronised(options.device)
     built = time.perf_counter() - start
     times, cpu, curvature = [], [], 0.0
     for _ in range(1 + options.products):
         start, busy = time.perf_counter(), time.process_time()
         curvature = product(probe)
-        benchmarking.settled(options.device)
+        benchmarking.synchronised(options.device)
         times.append(time.perf_counter() - start)
         cpu.append(time.process_time() - busy)
     return {

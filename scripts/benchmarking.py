@@ -136,7 +136,7 @@ def peak_gib(device: str = "cpu") -> float:
     return largest / (2**30 if sys.platform == "darwin" else 2**20)
 
 
-def settled(device: str) -> None:
+def synchronised(device: str) -> None:
     """Wait until a device has done what was asked of it, so that a clock that is read next has seen it."""
     if device != "cpu":
         import torch

@@ -21,7 +21,7 @@ from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
 from hessfig.analysis.presented import between_marks, markdown_table, marked
 from hessfig.analysis.spectral_distances import KERNELS, pair_distances
-from hessfig.analysis.training_runs import against_plain, race, settled
+from hessfig.analysis.training_runs import against_plain, late_shares, race
 from hessfig.terms import Approximation
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -139,7 +139,7 @@ def edges(gd: Evidence, adamw: Evidence, batches: Evidence) -> str:
     lines = [
         (words, variant.partition("=")[2], _interval(found))
         for words, evidence, quantity in asked
-        for variant, found in settled(evidence.table, quantity).items()
+        for variant, found in late_shares(evidence.table, quantity).items()
     ]
     return _lines(("training, quantity", "learning rate", "share of the threshold"), lines)
 

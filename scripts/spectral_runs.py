@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from benchmarking import peak_gib, settled
+from benchmarking import peak_gib, synchronised
 
 from hessfig.config.enums import DType
 from hessfig.sweep.plan import Cell
@@ -179,7 +179,7 @@ def _costs(cell: Cell, seconds: float, with_search: float, products: int) -> Fou
 def _timed(run: Callable[[], Any], device: str) -> tuple[Any, float]:
     started = time.perf_counter()
     found = run()
-    settled(device)
+    synchronised(device)
     return found, time.perf_counter() - started
 
 

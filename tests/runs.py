@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import pickle
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -36,6 +38,21 @@ def hessfig(*arguments: str, folder: Path, timeout: float = 200) -> subprocess.C
     return subprocess.run(
         [COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def here(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Call `hessfig` in this process, in `folder`: where no process is tested, its imports are seconds for nothing."""
+    from hessfig.cli.main import main
+
+    folder.mkdir(parents=True, exist_ok=True)
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main([*arguments])
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int), code
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def once(run: Callable[[Path], T], folder: Path) -> T:

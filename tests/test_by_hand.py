@@ -16,7 +16,7 @@ from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import ROUNDINGS, SALIENCIES, Approximation
 from tests.pages import ROOT, text_of
-from tests.runs import hessfig as command
+from tests.runs import here
 
 SCRIPTS = {"approximations_by_hand": 507, "saliencies_by_hand": 460}  # with the numbers that each recomputes
 # An interpreter in which hessfig cannot be imported runs a file as python does.
@@ -51,9 +51,9 @@ def alone(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's table and the export of its network."""
     folder = tmp_path_factory.mktemp("by_hand")
-    done = command("run", "--config-dir", str(ROOT / "examples"), "sweep=by_hand", "workers=1", folder=folder)
+    done = here("run", "--config-dir", str(ROOT / "examples"), "sweep=by_hand", "workers=1", folder=folder)
     assert done.returncode == 0, done.stderr
-    done = command("export", "outputs/by_hand", "into=network", folder=folder)
+    done = here("export", "outputs/by_hand", "into=network", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -28,7 +28,7 @@ from hessfig.record import CHECKSUM, checksum
 from hessfig.theory.statement import Dims
 from hessfig.verbs import VERBS, Verb
 from tests.conftest import Answer
-from tests.runs import CELLS, COMMAND, TOY, cell_files, hessfig, rows
+from tests.runs import CELLS, COMMAND, TOY, cell_files, here, hessfig, rows
 
 Cli = Callable[..., Answer]
 HEAVY = {"torch", "hydra", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "transformer_lens", "rich"}
@@ -151,7 +151,7 @@ def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed:
 
 
 def test_a_piped_run_says_start_plan_and_end(undisturbed: Path) -> None:
-    again = hessfig("run", *TOY, folder=undisturbed)
+    again = here("run", *TOY, folder=undisturbed)
     assert again.returncode == 0
     first, *plan, summary, written = again.stdout.splitlines()
     assert first.startswith("start: hessfig run sweep=sigma") and plan[-1] == "nothing to do"
@@ -273,24 +273,24 @@ def test_another_shell_has_none(cli: Cli) -> None:
 @pytest.mark.long
 def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
-    assert "nothing to remove" in hessfig("clean", folder=tmp_path).stdout
+    assert "nothing to remove" in here("clean", folder=tmp_path).stdout
     table = tmp_path / "outputs" / "sigma" / "table.csv"
     first, *rows = table.read_text().splitlines()
     table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
-    assert "every cell stays: nobody can say" in hessfig("clean", folder=tmp_path).stdout
+    assert "every cell stays: nobody can say" in here("clean", folder=tmp_path).stdout
     manifest = json.loads(table.with_name("manifest.json").read_text())
     manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
     table.with_name("manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
-    assert "15 unused cells stay: they were written less than a day ago" in hessfig("clean", folder=tmp_path).stdout
+    assert "15 unused cells stay: they were written less than a day ago" in here("clean", folder=tmp_path).stdout
     for path in cell_files(tmp_path):
         os.utime(path, (time.time() - 25 * 3600,) * 2)
     before = len(cell_files(tmp_path))
-    listed = hessfig("clean", "dry_run=true", folder=tmp_path)
+    listed = here("clean", "dry_run=true", folder=tmp_path)
     assert (listed.returncode, len(cell_files(tmp_path))) == (0, before) and "nothing was removed" in listed.stdout
-    refused = hessfig("clean", folder=tmp_path)
+    refused = here("clean", folder=tmp_path)
     assert refused.returncode == 2 and "hessfig clean yes=true" in refused.stderr
     assert len(cell_files(tmp_path)) == before
-    assert "removed: 15 files" in hessfig("clean", "yes=true", folder=tmp_path).stdout
+    assert "removed: 15 files" in here("clean", "yes=true", folder=tmp_path).stdout
     assert len(cell_files(tmp_path)) == before - 15 == 5
 
 

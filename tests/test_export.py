@@ -34,8 +34,7 @@ from hessfig.sweep.plan import Cell, Sweep
 from hessfig.tasks.examples import training_batch, unseen_sums
 from tests.conftest import Answer
 from tests.pages import BLOCK, ROOT, text_of
-from tests.runs import hessfig as command
-from tests.runs import rows
+from tests.runs import here, rows
 
 Cli = Callable[..., Answer]
 SCRIPT = ROOT / "examples/ten_numbers.py"
@@ -55,9 +54,9 @@ def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's table and the export of its network."""
     folder = tmp_path_factory.mktemp("stranger")
-    done = command("run", "--config-dir", str(ROOT / "examples"), "sweep=ten_numbers", "workers=1", folder=folder)
+    done = here("run", "--config-dir", str(ROOT / "examples"), "sweep=ten_numbers", "workers=1", folder=folder)
     assert done.returncode == 0, done.stderr
-    done = command("export", "outputs/ten_numbers", "into=network", folder=folder)
+    done = here("export", "outputs/ten_numbers", "into=network", folder=folder)
     assert done.returncode == 0, done.stderr
     assert "written: network (6 files" in done.stdout
     return folder

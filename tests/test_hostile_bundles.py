@@ -20,7 +20,7 @@ from tests import forging
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Answer
 from tests.forging import FORGERIES, seal, with_sums, zipped
-from tests.runs import hessfig
+from tests.runs import here
 from tests.test_jobs import SMALL
 
 Cli = Callable[..., Answer]
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("bundle", "outputs/sigma"),
         ("reproduce", "sigma.zip", "output_dir=again"),
     ):
-        done = hessfig(*command, folder=folder)
+        done = here(*command, folder=folder)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "stored arrays: 8 of 8 files equal" in done.stdout and "8 of 8 files equal to the byte" in done.stdout
     return folder

@@ -6,8 +6,6 @@ import copy
 import errno
 import json
 import random
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +24,7 @@ from hessfig import monitor as monitors
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.sweep.monitored import OtherTraining
+from hessfig.sweep.pool import start_process
 from tests import watched
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
@@ -174,17 +173,25 @@ def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path: Path, monkeypa
     assert noted == [*(2**power for power in range(10)), 912] and watch.budget.spent == 22
 
 
-def run(folder: Path, killed_at: int) -> int:
+def run(folder: Path, killed_at: int) -> int | None:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.watched", str(folder), str(killed_at)]
-    return subprocess.run(command, cwd=Path(__file__).parent.parent, check=False).returncode
+    process = start_process(watched.main, folder, killed_at)
+    process.join()
+    return process.exitcode
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training that was watched to its end."""
+    folder = tmp_path_factory.mktemp("watched") / "whole"
+    watched.train(model := watched.network(), watched.monitor(model, folder))
+    return folder
+
+
+@pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("killed_at", [7, 11, 12])
-def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, tmp_path: Path) -> None:
+def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, whole: Path, tmp_path: Path) -> None:
     """Killed as a cell, a manifest or a table appears; each step writes three cells, arrays, a manifest and a table."""
-    whole = tmp_path / "whole"
-    watched.train(model := watched.network(), watched.monitor(model, whole))
     folder = tmp_path / "killed"
     assert run(folder, killed_at) == -9
     kept = numbers(folder / "watched")

@@ -6,9 +6,7 @@ import functools
 import gc
 import json
 import os
-import signal
-import subprocess
-import sys
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from hessfig.analysis import manifest
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.sweep.monitored import OtherTraining
+from hessfig.sweep.pool import start_process
 from tests import watched
 
 X, Y = watched.data()
@@ -297,27 +296,17 @@ def test_one_monitor_in_a_folder_while_it_lives(tmp_path: Path) -> None:
     gc.collect()
 
 
-HOLDER = """
-import sys
-from pathlib import Path
-from tests import watched
-watching = watched.monitor(watched.network(), Path(sys.argv[1]), quantities=["loss"])
-watching(0)
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
+@pytest.mark.usefixtures("workers")
 def test_one_monitor_in_a_folder_among_processes(tmp_path: Path) -> None:
     """Its owner is killed with SIGKILL: the folder is free at once."""
-    command = [sys.executable, "-W", "ignore", "-c", HOLDER, str(tmp_path / "mine")]
-    root = Path(__file__).parent.parent
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
-        with pytest.raises(UserError, match=f"belongs to another(.|\n)*that of process {holder.pid} lives"):
-            watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
+    holder = start_process(watched.hold, tmp_path / "mine")
+    while not (tmp_path / "ready").exists():
+        assert holder.is_alive()
+        time.sleep(0.05)
+    with pytest.raises(UserError, match=f"belongs to another(.|\n)*that of process {holder.pid} lives"):
+        watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
+    holder.kill()
+    holder.join()
     watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])(3)
     assert sorted(read_run(tmp_path / "mine").table["step"]) == [0, 3]
 

@@ -16,7 +16,7 @@ from hessfig.record import CHECKSUM, checksum, read_checked
 from hessfig.register import REGISTER, check_free, publish, vouched, withdraw
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Answer
-from tests.runs import hessfig
+from tests.runs import here
 from tests.test_jobs import SMALL
 
 Cli = Callable[..., Answer]
@@ -152,7 +152,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
-    done = hessfig("run", "sweep=sigma", *SMALL, "seeds=2", folder=folder)
+    done = here("run", "sweep=sigma", *SMALL, "seeds=2", folder=folder)
     assert done.returncode == 0, done.stderr
     shutil.copytree(folder / "outputs/sigma", folder / "other")
     return folder

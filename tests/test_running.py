@@ -19,7 +19,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.sweep import pool
 from tests.conftest import Answer
-from tests.runs import COMMAND, TOY, hessfig
+from tests.runs import COMMAND, TOY, here, hessfig
 
 Cli = Callable[..., Answer]
 TRAP = "from pathlib import Path\nPath(__file__).with_suffix('.executed').touch()\nraise SystemExit('trap')\n"
@@ -272,17 +272,17 @@ def test_got_is_the_last_of_equal_keys(cli: Cli) -> None:
 def test_slice_measures_and_draws_one_network_at_once(tmp_path: Path) -> None:
     asked = ["state=initialised", "state.step=null", "model.d_model=4", "task.digits=1", "task.batch_size=3"]
     words = [*asked, "workers=1", "directions.along=[largest,gradient]", "directions.plane=[largest,random]"]
-    done = hessfig("slice", *words, folder=tmp_path)
+    done = here("slice", *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "outputs/slices/table.csv").read_text()
     assert all(f",{name}_ray_curvature," in table for name in ("largest", "gradient"))
     drawn = {path.suffix for path in (tmp_path / "outputs/figures").iterdir() if path.name.startswith("figslices")}
     assert {".png", ".pdf", ".csv"} <= drawn
-    again = hessfig("slice", *words, folder=tmp_path)
+    again = here("slice", *words, folder=tmp_path)
     assert again.returncode == 0 and "0 cells measured" in again.stdout
 
 
 def test_slice_refuses_a_direction_that_there_is_not(tmp_path: Path) -> None:
-    done = hessfig("slice", "directions.along=[largest,sideways]", folder=tmp_path)
+    done = here("slice", "directions.along=[largest,sideways]", folder=tmp_path)
     assert done.returncode == 2 and "sideways" in done.stderr and "directions.along" in done.stderr
     assert not any(tmp_path.iterdir())

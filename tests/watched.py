@@ -1,10 +1,10 @@
-"""A small training that a monitor watches, also as a program that kills itself: python -m tests.watched FOLDER N."""
+"""A small training that a monitor watches, also in a process that kills itself, or that lives until it is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,5 +73,9 @@ def main(folder: Path, killed_at: int) -> None:
     train(model, step_done, first=first)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def hold(folder: Path) -> None:
+    """Measure once, say so by a file beside the folder, and live on until killed."""
+    watching = monitor(network(), folder, quantities=["loss"])
+    watching(0)
+    folder.with_name("ready").touch()
+    time.sleep(600)

@@ -1,7 +1,8 @@
-"""How results are presented: frames as CSV files, and rows as tables for a terminal or a Markdown page."""
+"""How results are presented: frames as CSV files and in a notebook, rows as tables for a terminal or a page."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pandas as pd
 from hessfig.register import publish
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    import rich.table
     from rich.text import Text
 
 
@@ -32,12 +33,12 @@ def terminal_table(
     title: str | Text | None = None,
     wrapped: Collection[str] = (),
     fold: bool = False,
-) -> Table:
+) -> rich.table.Table:
     """Return rows under their heads; only columns that are `wrapped` break lines. Texts are markup, as rich has it."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as TerminalTable
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = TerminalTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for head in heads:
         table.add_column(head, no_wrap=head not in wrapped, overflow="fold" if fold else "ellipsis")
     for row in rows:
@@ -61,6 +62,24 @@ def markdown_text(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+_OF_LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "σ": r"$\sigma$", "≤": r"$\le$", "≥": r"$\ge$", "−": "$-$"},
+}
+
+
+def latex_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a tabular with booktabs' rules; what LaTeX would read as its own is escaped."""
+    lines = [latex_row(heads), r"\midrule", *map(latex_row, rows)]
+    return [rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def latex_row(cells: Iterable[str]) -> str:
+    """Return one line of a tabular."""
+    return " & ".join("".join(_OF_LATEX.get(mark, mark) for mark in cell) for cell in cells) + r" \\"
+
+
 def between_marks(page: str, name: str, text: str, command: str) -> str:
     """Return a page with `text` between the marks of this name, which tell the command that writes it.
 
@@ -81,3 +100,37 @@ def _around(page: str, name: str, command: str) -> tuple[str, str, str]:
     if not (found and closed):
         raise ValueError(f"the page lacks the marks around the {name}")
     return before + begin, within, end + after
+
+
+_FIRST = ["value", "error", "quantity", "row", "col", "part"]
+_LAST = ["sweep", "config", "seconds", "dtype", "estimator", "num_probes"]
+_MOST = 30  # rows
+
+
+class Table(pd.DataFrame):
+    """A table of measured numbers: a pandas DataFrame that shows itself with value and error first."""
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    def _repr_html_(self) -> str:
+        return table_html(self)
+
+
+def table_html(table: pd.DataFrame) -> str:
+    """Return a table as HTML: value and error first, then what tells the rows apart; the first 30 rows."""
+    shown = pd.DataFrame(table).head(_MOST)
+    same = [name for name in shown.columns if name not in _FIRST and len(shown) > 1 and len(shown[name].unique()) == 1]
+    names = [name for name in shown.columns if name not in {*same, *_FIRST, *_LAST}]
+    frame = shown[[*(name for name in _FIRST if name in shown), *names]]
+    more = f"<p>{len(table)} rows, of which the first {_MOST} are shown</p>" if len(table) > _MOST else ""
+    return frame.to_html(index=False, float_format=lambda number: f"{number:.4g}", na_rep="") + more
+
+
+def described_html(title: str, facts: dict[str, object]) -> str:
+    """Return a title and a list of facts as HTML."""
+    rows = "".join(
+        f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(fact))}</td></tr>" for key, fact in facts.items()
+    )
+    return f"<p><b>{html.escape(title)}</b></p><table>{rows}</table>"

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.reproduce import draw_all, job_again, made, words_of
+from hessfig.cli.reproduce import draw_all, job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.enums import Kind
@@ -53,7 +53,7 @@ def bundle(arguments: Sequence[str]) -> int:
     """Write one archive with a table and all that is needed to measure it again; say what is in it."""
     place, own, given = words_of("bundle", arguments)
     folder = place if place.is_dir() else place.parent
-    run, manifest = made(folder)
+    run, manifest = measured_table(folder)
     packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, given))
     path = _archive_at(given.get("file", f"{packed.name}{ARCHIVE}"))
     files = packed.files()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hessfig.cli.flags import Command, own_words
 from hessfig.cli.flags import read as read_flags
-from hessfig.cli.reproduce import job_again, made, words_of
+from hessfig.cli.reproduce import job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.packed import ARCHIVE, CODE, zipped
@@ -86,7 +86,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
         )
     place = _place_of(command)
     folder = place if place.is_dir() else place.parent
-    job = job_again(folder, made(folder)[1], command.own, given)
+    job = job_again(folder, measured_table(folder)[1], command.own, given)
     return job.in_folder(str(folder.parent)), given
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hessfig.config.compose.job import Job
 
 ROWS, KIND = "reproduced.csv", "comparison by rows"
-Made = tuple["RecordedRun", Mapping[str, Any]]
+MeasuredTable = tuple["RecordedRun", Mapping[str, Any]]
 
 
 def reproduce(arguments: Sequence[str]) -> int:
@@ -35,17 +35,17 @@ def reproduce(arguments: Sequence[str]) -> int:
     named, own, given = words_of("reproduce", arguments)
     rows = _rows(given)
     with opened(named) as place:
-        first = made(place)
+        first = measured_table(place)
         if "beside" in given:
             _check_alone(given)
             with opened(Path(given["beside"])) as other:
-                return _compared(first, made(other), rows, is_repeat=False)
+                return _compared(first, measured_table(other), rows, is_repeat=False)
         folder = place if place.is_dir() else place.parent
         job = job_again(folder, first[1], own, given)
         with _folder(given.get("output_dir"), folder, job.config.sweep.name) as output:
             again = _measured(job.in_folder(str(output)), str(first[1].get("command") or ""))
             beside = [*_other_arrays(folder, again), *_other_figures(folder, job.config.sweep.name, job.own)]
-            return _compared(first, made(again), rows, is_repeat=True, beside=beside)
+            return _compared(first, measured_table(again), rows, is_repeat=True, beside=beside)
 
 
 def _rows(given: Mapping[str, str]) -> Path:
@@ -84,7 +84,7 @@ def _check_alone(given: Mapping[str, str]) -> None:
         )
 
 
-def made(place: Path) -> Made:
+def measured_table(place: Path) -> MeasuredTable:
     """Return a table and the manifest next to it; a file of another name than table.csv has none."""
     from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
     from hessfig.analysis.table import read_table
@@ -161,7 +161,9 @@ def _measured(job: Job, command: str) -> Path:
     return sweep.folder
 
 
-def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool, beside: Sequence[str] = ()) -> int:
+def _compared(
+    first: MeasuredTable, second: MeasuredTable, path: Path, *, is_repeat: bool, beside: Sequence[str] = ()
+) -> int:
     """Print and write the comparison of two tables; `beside` says what else is not reproduced."""
     from hessfig.analysis.comparison.reproduced import compare_repeat, machines
 
@@ -176,7 +178,7 @@ def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool, beside:
 
 def _other_arrays(folder: Path, again: Path) -> list[str]:
     """Compare the arrays next to two tables, and say which are not equal; return in words that some are not."""
-    from hessfig.analysis.comparison.repeated_arrays import unequal_arrays
+    from hessfig.analysis.comparison.reproduced import unequal_arrays
 
     count, other = unequal_arrays(folder, again)
     if count:

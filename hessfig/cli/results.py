@@ -1,38 +1,134 @@
-"""What the verbs do that read tables or nothing: slopes, check, compare and verify."""
+"""What the verbs do that read tables or nothing: plot, slopes, check, compare, report, predict, verify."""
 
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hessfig.cli.flags import own_words
+from hessfig.cli.flags import check_format, own_words
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
-from hessfig.errors import UserError, plain
-from hessfig.sessions import fitted_slopes
+from hessfig.config.enums import Printed
+from hessfig.config.presets import STUDY, shipped_figures, studies
+from hessfig.errors import UserError, did_you_mean, first_few, plain
+from hessfig.sessions import COLUMNS_PREDICTED, fitted_slopes, predicted_rows
 from hessfig.verbs import VERBS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hessfig.report.drawn_figures import Contents
+    from hessfig.report.written import Written
+
+
+def plot(job: Job) -> int:
+    """Draw the figure chosen."""
+    from hessfig.requested import paper_of
+
+    figure = job.config.figure
+    if not figure.name:
+        raise _no_figure(job)
+    paper_of(job)  # words that cannot be set in type are refused before anything is read or computed
+    for path in _study(job) if figure.layout == STUDY else _drawn(job):
+        print(path)
+    return 0
+
+
+def _no_figure(job: Job) -> UserError:
+    """Return the error to show where no figure is chosen; a sweep that is named has some, or may be drawn as lines."""
+    sweep, lists = plain(job.config.figure.sweep), "`hessfig plot --help` lists the figures"
+    if "figure.sweep" not in job.given:
+        return UserError("no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists)
+    drawn = [one.name for one in shipped_figures() if one.sweep == sweep]
+    return UserError(
+        f"no figure of sweep {sweep} is chosen",
+        got="figure=none",
+        allowed=f"figure=NAME ({first_few(drawn)}), or figure.name=NAME figure.layout=LAYOUT",
+        remedy=f"figure={drawn[0]}" if drawn else f"figure.name={sweep} figure.layout=lines; {lists}",
+    )
+
+
+def _study(job: Job) -> list[Path]:
+    """Compute the tables of a theory study unless they are there and whole (seconds), then draw its figure."""
+    from hessfig.requested import OF_STUDIES, paper_of
+
+    name, outputs = job.config.figure.name, Path(job.config.output_dir)
+    if name not in studies():
+        raise UserError(
+            f"there is no study {name!r}",
+            got=f"figure.name={name}, figure.layout={STUDY}",
+            allowed=", ".join(studies()),
+            remedy=did_you_mean(name, studies()) or "figure.layout=LAYOUT for a figure of a sweep",
+        )
+    for key in set(job.given) - {"figure", "style", "output_dir", *(f"figure.{key}" for key in OF_STUDIES)}:
+        raise UserError(
+            f"the study {name} does not read {key}",
+            got=f"{key}={job.given[key]}",
+            allowed=", ".join(["output_dir", "style", *(f"figure.{one}" for one in OF_STUDIES)]),
+            remedy="leave it out: the figure is computed, not measured",
+        )
+    if not import_module("hessfig.theory.studies").is_whole(outputs / name):
+        _compute(name, outputs)
+    return import_module("hessfig.figures.study_figures").DRAWN[name](outputs, paper_of(job))
+
+
+def _compute(name: str, outputs: Path) -> None:
+    if list((outputs / name).glob("*.csv")):
+        print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
+    import_module("hessfig.theory.studies").RUNS[name](outputs)
+
+
+def _drawn(job: Job) -> list[Path]:
+    from hessfig.figures.sheets import draw
+    from hessfig.requested import figure_spec, remember
+
+    outputs, spec = Path(job.config.output_dir), figure_spec(job)
+    paths = draw(spec, outputs)
+    if (spec.name, spec.sweep) not in {(one.name, one.sweep) for one in shipped_figures()}:
+        remember(job, outputs / spec.sweep)
+    return paths
 
 
 def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
-    from hessfig.analysis.slopes import printed
     from hessfig.analysis.slopes.fit import SLOPES
-    from hessfig.analysis.slopes.printed import rich_table
-    from hessfig.cli.terminal import show
 
+    check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     job = as_made(job)
-    config = job.config
-    if config.levels:
+    if job.config.levels:
         return _levels(job)
     fitted = fitted_slopes(job)
-    show(rich_table(printed.chosen(fitted, rows=config.rows, parts=config.part)))
+    _print(fitted, job)
+    if job.config.format != Printed.table:
+        return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
     print(f"written: {table_folder(job) / SLOPES}")
     return 0
 
 
+def _print(frame: pd.DataFrame, job: Job) -> None:
+    """Print the lines that are asked for: for a terminal, or for a paper and nothing else."""
+    from hessfig.analysis import presented
+    from hessfig.analysis.slopes import printed
+    from hessfig.cli.terminal import say, show
+
+    lines = printed.chosen(frame, rows=job.config.rows, parts=job.config.part)
+    if job.config.format == Printed.table:
+        show(printed.rich_table(lines))
+        return
+    _, heads, rows = printed.cells(lines)
+    is_latex = job.config.format == Printed.latex
+    say(*(presented.latex_table if is_latex else presented.markdown_table)(heads, rows))
+
+
 def _levels(job: Job) -> int:
     """Print the mean levels in the windows, and their exponents in what the sweep varies."""
-    from hessfig.analysis.slopes import levels, printed
-    from hessfig.cli.terminal import show
+    from hessfig.analysis.slopes import levels
 
     config, folder = job.config, table_folder(job)
     found = levels.run(
@@ -45,8 +141,9 @@ def _levels(job: Job) -> int:
     )
     for frame in found:
         if len(frame):
-            show(printed.level_table(printed.chosen(frame, rows=config.rows, parts=config.part)))
-    print(f"written: {folder / levels.LEVELS}, {folder / levels.TRENDS}")
+            _print(frame, job)
+    if config.format == Printed.table:
+        print(f"written: {folder / levels.LEVELS}, {folder / levels.TRENDS}")
     return 0
 
 
@@ -79,6 +176,70 @@ def compare(job: Job) -> int:
     else:
         compare_sweep(table_folder(job), reference)
     return 0
+
+
+def predict(job: Job) -> int:
+    """Print the predictions of every variant, as a table or as CSV."""
+    check_format(job.config.format, Printed.table, Printed.csv)
+    found = list(predicted_rows(job))
+    if job.config.format == Printed.csv:
+        writer = csv.DictWriter(sys.stdout, COLUMNS_PREDICTED, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+        return 0
+    from hessfig.analysis.presented import terminal_table
+    from hessfig.cli.terminal import show
+
+    cells = [[str(row[name]) for name in COLUMNS_PREDICTED if name != "zero"] for row in found]
+    title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
+    names = [name for name in COLUMNS_PREDICTED if name != "zero"]
+    show(terminal_table(names, cells, title=title, wrapped=("variant", "reason")))
+    return 0
+
+
+def report(job: Job) -> int:
+    """Write the report of what is in output_dir; name it, and what is not there yet."""
+    from hessfig.report.at_a_glance import write_glance
+    from hessfig.report.written import check_place, write_report
+    from hessfig.requested import report_requests
+
+    check_format(job.config.format, Printed.table, Printed.pdf)
+    if job.config.format == Printed.pdf:
+        path, contents = write_glance(report_requests(job))
+        print("\n".join([*_problems(contents), f"written: {path}"]))
+        return 0
+    single_file = job.config.single_file
+    check_place(Path(job.config.output_dir), single_file=single_file)
+    written = write_report(report_requests(job), single_file=single_file)
+    print("\n".join(_summary(written)))
+    return 0
+
+
+def _summary(written: Written) -> Iterator[str]:
+    contents = written.contents
+    drawn = [figure for figure in contents.figures if figure.pictures]
+    pictures = sum(len(figure.pictures) for figure in drawn)
+    sweeps = f"{len(contents.sweeps)} sweep{'s' * (len(contents.sweeps) != 1)}"
+    shown = f"{pictures} picture{'s' * (pictures != 1)}"
+    yield f"{sweeps}; {len(drawn)} of the {len(contents.figures)} figures that are known are drawn ({shown})"
+    yield from _problems(contents)
+    todo = contents.todo()
+    if todo:
+        more = "" if len(todo) == 1 else f" (and {len(todo) - 1} more, on the front page)"
+        yield f"to be measured or drawn next: {todo[0].command}{more}"
+    more = f", {written.files} files in {written.path.parent}" if written.files > 1 else ""
+    yield f"written: {written.path}{more} ({written.size / 2**20:.1f} MiB)"
+
+
+def _problems(contents: Contents) -> Iterator[str]:
+    for sweep in contents.sweeps:
+        if sweep.problem:
+            yield f"note: {sweep.problem.what}: {sweep.problem.remedy}"
+        elif sweep.failures:
+            yield f"note: {sweep.name}: {sum(one.count for one in sweep.failures)} cells failed"
+    for figure in contents.figures:
+        if figure.problem and figure.asked.sweep not in [one.name for one in contents.sweeps if one.problem]:
+            yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
 def verify(arguments: list[str]) -> int:

@@ -37,7 +37,7 @@ OTHER_TABLE = (*OF_NUMBERS, Role.means)  # settings whose values name the folder
 
 
 @dataclass(frozen=True)
-class Is:
+class SettingInfo:
     """What is true of a setting: a line of `help`, its `kind` where the type alone does not say it, and its values.
 
     Numbers lie from `least` to `most`, or strictly between `above` and `below`, and are finite; texts match `pattern`;
@@ -124,8 +124,8 @@ T = TypeVar("T")
 
 
 def setting(default: T, help: str, kind: str = "", **said: Any) -> T:
-    """Return the field of a setting, for a dataclass: its default, and what is said of it (see `Is`)."""
-    says = {"says": Is(help, kind, **said)}
+    """Return the field of a setting, for a dataclass: its default, and what is said of it (see `SettingInfo`)."""
+    says = {"says": SettingInfo(help, kind, **said)}
     if isinstance(default, list | dict):
         return cast(T, field(default_factory=lambda: deepcopy(default), metadata=says))
     return field(default=default, metadata=says)
@@ -150,6 +150,15 @@ def is_names(value: Any) -> bool:
 def are_windows(value: list[Any]) -> bool:
     """Whether every entry is [low, high], either of them null for an open end."""
     return all(isinstance(window, list) and len(window) == 2 and _rises(window) for window in value)
+
+
+def are_predictions(value: dict[str, Any]) -> bool:
+    """Whether every entry is {part: exponent}, 'zero' for a block that vanishes."""
+    return all(isinstance(parts, dict) and all(map(_is_exponent, parts.values())) for parts in value.values())
+
+
+def _is_exponent(value: Any) -> bool:
+    return value == "zero" or (type(value) in (int, float) and math.isfinite(value))
 
 
 def _rises(window: list[Any]) -> bool:

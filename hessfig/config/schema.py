@@ -21,7 +21,7 @@ from hessfig.config.enums import (
     Reuse,
     Style,
 )
-from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
+from hessfig.config.facts import Role, are_predictions, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
     ApproximationConfig,
     CompressionConfig,
@@ -85,6 +85,15 @@ class SweepConfig:
         why=": a window is two sigmas, low before high",
         allowed="[low, high], null for an open end",
         example="'[[null,1]]'",
+    )
+    predictions: dict[str, Any] = setting(
+        {},
+        "exponents that `slopes` and `check` compare with, in place of theory's: {W_Q: {H: 5}, 'W_Q,W_V': {H_f: zero}}",
+        "{block: {part: exponent}}",
+        role=Role.fit,
+        passes=are_predictions,
+        allowed="{block: {part: exponent}}, zero for a block that vanishes",
+        example="'{W_Q: {H: 5}}'",
     )
     average: Average = setting(
         Average.arithmetic,
@@ -267,6 +276,11 @@ class Config:
     config_dir: str | None = setting(None, "set by --config-dir", role=Role.flag)
     reference: str | None = setting(None, "published values: a CSV file, or a folder of the authors' result files")
     single_file: bool = setting(False, "the report as one file to mail, in place of a folder of pages")
+    interactive: bool | None = setting(
+        None,
+        "charts in place of the report's pictures, drawn by plotly; null: where the extra `interactive` is installed",
+        "true, false or null",
+    )
     tolerance: float = setting(0.1, "how far a slope may be from its prediction", above=0)
     resamples: int = setting(2000, "bootstrap resamples behind a slope's error", least=1, most=100_000)
     levels: bool = setting(False, "in place of slopes, mean levels in each window and how they go with settings")
@@ -285,7 +299,10 @@ class Config:
     part: Any = setting(
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
     )
-    format: Printed = setting(Printed.table, "predictions as a table or as csv; the report as pdf: one page of results")
+    format: Printed = setting(
+        Printed.table,
+        "how rows are printed: predictions as csv, slopes as latex or markdown; the report as pdf, one page of results",
+    )
     powers_of: PowersOf = setting(
         PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
     )

@@ -8,7 +8,7 @@ from functools import cache, cached_property, reduce
 from types import NoneType, UnionType
 from typing import Any, cast
 
-from hessfig.config.facts import Is, Role
+from hessfig.config.facts import Role, SettingInfo
 from hessfig.config.schema import GROUPS, Config
 from hessfig.errors import UserError, did_you_mean, typed
 
@@ -19,7 +19,7 @@ class Setting:
 
     key: str
     type: Any
-    says: Is
+    says: SettingInfo
     role: Role
     default: str
 

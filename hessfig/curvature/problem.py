@@ -65,6 +65,11 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
     )
 
 
+def standard_error(samples: Float[Tensor, " count"]) -> float:
+    """Return the standard error of the samples' mean, std / sqrt(count); nan for a single sample."""
+    return float(samples.std()) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
+
+
 def rademacher(
     dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
 ) -> Float[Tensor, "dim num_probes"]:

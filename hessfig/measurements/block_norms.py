@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ Norms = dict[tuple[Block, Part], Estimate]
 
 def frobenius(problem: Objective, request: Request) -> Measured:
     """Return one row per block and part: ||H_part(row, col)||_F."""
-    estimator = Estimator(problem, request.model, request.estimator, request.settled)
+    estimator = Estimator(problem, request.model, request.estimator, request.probe_counts)
     rows = []
     for layer, col, blocks in columns(request.blocks):
         norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
@@ -92,8 +92,11 @@ class Estimator:
         self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part], *, generator: Generator
     ) -> Norms:
         """Return ||H_part(block)||_F for every block of one column and every part."""
-        found: Norms = getattr(self, f"by_{self.settings.method}")(ColumnRequest(layer, col, blocks, parts, generator))
-        return found
+        ways: dict[Method, Callable[[ColumnRequest], Norms]] = {
+            **{Method.auto: self.by_auto, Method.exact: self.by_exact, Method.dense: self.by_dense},
+            **{Method.hutchinson: self.by_hutchinson, Method.aligned: self.by_aligned, Method.xtrace: self.by_xtrace},
+        }
+        return ways[self.settings.method](ColumnRequest(layer, col, blocks, parts, generator))
 
     def column(self, asked: ColumnRequest) -> Column:
         """Return the operator of the column."""

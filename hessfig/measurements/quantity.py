@@ -51,7 +51,7 @@ class Request:
     """What a quantity has to measure: which blocks and parts, with which estimator, from which random streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
-    column's probes. `settled` is what pilots chose for this cell (see hessfig.measurements.allocation); `spectrum`
+    column's probes. `probe_counts` is what pilots chose for this cell (see hessfig.measurements.allocation); `spectrum`
     holds the settings of eigenvalues; `at` is the state of the network.
     """
 
@@ -61,7 +61,7 @@ class Request:
     model: ModelConfig
     dtype: DType
     stream: Callable[[int, str], Generator]
-    settled: Mapping[str, Any] = field(default_factory=dict)
+    probe_counts: Mapping[str, Any] = field(default_factory=dict)
     at: At = field(default_factory=lambda: At(Config()))
     spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
 
@@ -187,7 +187,7 @@ def _without_number(name: str, error: Exception) -> UserError:
 
 
 def asked_of(
-    quantity: Quantity, blocks: Sequence[Block], at: At, settled: Mapping[str, Any] = MappingProxyType({})
+    quantity: Quantity, blocks: Sequence[Block], at: At, probe_counts: Mapping[str, Any] = MappingProxyType({})
 ) -> Request:
     """Return what settings ask of a quantity at a place: the blocks that have it, and the streams of its probes."""
     from hessfig.rng import probe_stream
@@ -200,7 +200,7 @@ def asked_of(
         model=config.model,
         dtype=config.dtype,
         stream=partial(probe_stream, at.seed, quantity.name, at.sigma, step=at.step),
-        settled=settled,
+        probe_counts=probe_counts,
         at=at,
         spectrum=config.spectrum,
     )

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from operator import itemgetter
 
-from hessfig.config.checks import number_of_samples
+from hessfig.config.checks import check_installed, number_of_samples
 from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
-from hessfig.config.training_checks import check_installed
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
@@ -282,6 +281,19 @@ def check_samples(config: Config, layout: Layout) -> None:
     del layout
     if config.task.data != Data.python:
         number_of_samples(config)
+
+
+def check_subspace(config: Config, layout: Layout) -> None:
+    """Raise UserError as check_samples does, and for more directions than the network has weights."""
+    check_samples(config, layout)
+    size, asked = layout.size(0, Group.all.value), config.landscape.dimensions
+    if not asked or max(asked) > size:
+        raise UserError(
+            "landscape.dimensions: the network has not so many directions",
+            got=asked,
+            allowed=f"a list of whole numbers from 1 to {size}",
+            remedy="landscape.dimensions=[1]",
+        )
 
 
 def check_distance(config: Config, layout: Layout) -> None:

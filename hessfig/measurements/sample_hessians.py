@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hessfig.config.enums import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
-from hessfig.curvature.problem import Batch, Objective, rademacher
+from hessfig.curvature.problem import Batch, Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.block_norms import COLUMNS_AT_ONCE
 from hessfig.measurements.landscape import Places, places, samples_of
@@ -127,7 +127,7 @@ def _norm(products: Tensor, request: Request) -> Estimate:
     if is_dense(request):
         return _estimate(float(squares.sum()) ** 0.5, 0.0, request)
     value = float(squares.mean()) ** 0.5
-    return _estimate(value, _deviation(squares) / (2 * value) if value else 0.0, request)
+    return _estimate(value, standard_error(squares) / (2 * value) if value else 0.0, request)
 
 
 def _ratio(difference: Tensor, whole: Tensor, request: Request) -> Estimate:
@@ -137,12 +137,7 @@ def _ratio(difference: Tensor, whole: Tensor, request: Request) -> Estimate:
     if is_dense(request) or not value:
         return _estimate(value, 0.0, request)
     relative = difference.square().sum(dim=0) / above**2 - whole.square().sum(dim=0) / below**2
-    return _estimate(value, value * _deviation(relative) / 2, request)
-
-
-def _deviation(values: Tensor) -> float:
-    """Return the standard error of a mean; nan for a single number."""
-    return float(values.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return _estimate(value, value * standard_error(relative) / 2, request)
 
 
 def _eigenvalues(matrix: Tensor, block: Block, request: Request) -> dict[str, Estimate]:

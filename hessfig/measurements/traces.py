@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 
 from hessfig.config.enums import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
-from hessfig.curvature.problem import Objective, rademacher
+from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_blocks
@@ -81,7 +81,10 @@ def _sampled(column: Column, block: Block, request: Request, generator: Generato
     count = request.estimator.num_probes
     probes = rademacher(column.dim, count, generator=generator, dtype=column.dtype)
     samples = _along(column, block, probes, request)
-    return {part: _mean(values) for part, values in samples.items()}
+    return {
+        part: Estimate(float(values.mean()), standard_error(values), count, Method.hutchinson)
+        for part, values in samples.items()
+    }
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
@@ -92,12 +95,6 @@ def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Es
     except NotFinite:
         value = error = float("nan")
     return Estimate(value, error, count, Method.xtrace)
-
-
-def _mean(values: Tensor) -> Estimate:
-    count = len(values)
-    error = float(values.std()) / count**0.5 if count > 1 else float("nan")
-    return Estimate(float(values.mean()), error, count, Method.hutchinson)
 
 
 def _along(column: Column, block: Block, probes: Tensor, request: Request) -> dict[Part, Tensor]:

@@ -20,7 +20,7 @@ from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs
+from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, error_of, row_of
 from hessfig.measurements.requirements import without_layers
@@ -74,8 +74,11 @@ def held_out_loss(problem: Objective, request: Request) -> Measured:
         pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
         singles = [per_sample(problem.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
     losses = torch.cat(singles)
-    error = float(losses.std()) / len(losses) ** 0.5
-    rows = [state_row("held_out_loss", request, Estimate(float(losses.mean()), error, 0, "unseen examples"))]
+    rows = [
+        state_row(
+            "held_out_loss", request, Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
+        )
+    ]
     if config.task.loss == Loss.cross_entropy:
         classes = config.task.vocabulary
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()

@@ -17,6 +17,7 @@ from hessfig.figures import sheets
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
+from hessfig.report.charts import chart_of
 from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 
@@ -28,7 +29,7 @@ _SEEN, _FEW = 8, 0.01  # of 255: how far a colour may be off before an eye can t
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn page: paths below the report's folder, its size in pixels, its words and its numbers."""
+    """A drawn page: paths below the report's folder, its size in pixels, its words, numbers and chart (as JSON)."""
 
     title: str
     alt: str
@@ -40,6 +41,7 @@ class Picture:
     small_size: tuple[int, int]
     numbers: pd.DataFrame
     svg: str = ""
+    chart: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ class DrawnFigure:
     problem: UserError | None = None
 
 
-def draw(asked: FigureAsked, outputs: Path, root: Path) -> DrawnFigure:
-    """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so."""
+def draw(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = False) -> DrawnFigure:
+    """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so.
+
+    An `interactive` one has charts of its numbers as well.
+    """
     if asked.problem is not None or (asked.spec is None and not asked.ready):
         return DrawnFigure(asked, problem=asked.problem)
     about, how = words_of(asked)
@@ -63,7 +68,7 @@ def draw(asked: FigureAsked, outputs: Path, root: Path) -> DrawnFigure:
         paths = _draw(asked, outputs, folder)
     except UserError as error:
         return DrawnFigure(asked, about=about, how=how, problem=error)
-    return DrawnFigure(asked, tuple(_pictures(asked, paths, root)), about, how)
+    return DrawnFigure(asked, tuple(_pictures(asked, paths, root, interactive=interactive)), about, how)
 
 
 def words_of(asked: FigureAsked) -> tuple[str, str]:
@@ -91,7 +96,7 @@ def _study(name: str) -> Callable[..., list[Path]]:
     return found
 
 
-def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path) -> Iterator[Picture]:
+def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path, *, interactive: bool) -> Iterator[Picture]:
     for png in (path for path in paths if path.suffix == ".png"):
         numbers = _numbers(png.with_suffix(".csv"))
         title = _title(asked, png.stem)
@@ -108,6 +113,7 @@ def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path) -> Iterator
             small_size=_shrink(png, small, _SMALL),
             numbers=numbers,
             svg=_kept_svg(png.with_suffix(".svg"), root),
+            chart=chart_of(numbers) if interactive else "",
         )
 
 
@@ -220,5 +226,5 @@ class Contents:
 def gather(asked: FigureRequests, root: Path) -> Contents:
     """Read everything and draw every figure into the folder `root`."""
     sweeps = [read_sweep(asked, name) for name in asked.sweeps]
-    figures = [draw(figure, asked.outputs, root) for figure in asked.figures]
+    figures = [draw(figure, asked.outputs, root, interactive=bool(asked.library)) for figure in asked.figures]
     return Contents(asked, sweeps, figures, theory(asked.outputs), claims(asked.outputs))

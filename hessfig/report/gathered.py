@@ -76,7 +76,10 @@ class SweepAsked:
 
 @dataclass(frozen=True)
 class FigureRequests:
-    """Everything a report is asked for; `help` has a line for each setting."""
+    """Everything a report is asked for; `help` has a line for each setting, `library` draws charts.
+
+    None: pictures alone.
+    """
 
     outputs: Path
     figures: Sequence[FigureAsked]
@@ -86,6 +89,7 @@ class FigureRequests:
     resamples: int
     version: str
     elsewhere: Sequence[str] = ()
+    library: Path | None = None
 
     def figures_of(self, sweep: str) -> list[FigureAsked]:
         """Return the figures of a sweep in their order."""

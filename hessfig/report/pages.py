@@ -30,6 +30,11 @@ _KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".csv": "text/csv", ".js
 PAGES = {"index": "index.html", "paper": "paper.html", "theory": "theory.html", "claims": "claims.html"}
 
 
+EXPLORE = ("explore.js", "explore.css")
+LIBRARY = "assets/plotly.min.js"
+LIBRARY_HERE = "<!-- plotly -->"
+
+
 def page_file(page: str) -> str:
     """Return the file of a page: those of sweeps are named 'sweep-NAME'."""
     return PAGES.get(page) or f"sweeps/{page.removeprefix('sweep-')}.html"
@@ -206,7 +211,7 @@ def render_all(contents: Contents, place: Place) -> str:
 
 
 def asset(name: str) -> str:
-    """Return style.css or script.js."""
+    """Return a style or a script of the pages."""
     return files("hessfig.report").joinpath("assets", name).read_text("utf-8")
 
 

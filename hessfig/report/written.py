@@ -19,7 +19,18 @@ from hessfig.record import CHECKSUM, checksum, read_sealed
 from hessfig.register import REGISTER, refused
 from hessfig.report.drawn_figures import Contents, gather
 from hessfig.report.gathered import FigureRequests
-from hessfig.report.pages import InOneFile, InSite, asset, page_file, pages, render_all, render_page
+from hessfig.report.pages import (
+    EXPLORE,
+    LIBRARY,
+    LIBRARY_HERE,
+    InOneFile,
+    InSite,
+    asset,
+    page_file,
+    pages,
+    render_all,
+    render_page,
+)
 from hessfig.report.readings import SweepFound, on_paper, on_theory
 
 SEAL = "written-by-hessfig.json"
@@ -197,8 +208,10 @@ def _write_site(asked: FigureRequests) -> Written:
         for page in pages(contents):
             path = page_file(page.id)
             write_text(new / path, render_page(contents, page, InSite(path.count("/"))))
-        for name in ASSETS:
+        for name in (*ASSETS, *(EXPLORE if asked.library else ())):
             write_text(new / "assets" / name, asset(name))
+        if asked.library:
+            shutil.copyfile(asked.library, new / LIBRARY)
         _write_json(contents, new)
     files = [path for path in folder.rglob("*") if path.is_file()]
     return Written(folder / "index.html", len(files), sum(path.stat().st_size for path in files), contents)
@@ -211,6 +224,8 @@ def _write_one_file(asked: FigureRequests) -> Written:
     with tempfile.TemporaryDirectory() as folder:
         contents = gather(asked, Path(folder))
         text = render_all(contents, InOneFile(Path(folder)))
+        if asked.library:  # not through the template, which takes the blanks at ends of lines
+            text = text.replace(LIBRARY_HERE, f"<script>{asked.library.read_text('utf-8')}</script>")
     check_file(path)
     write_text(path, marked(text))
     return Written(path, 1, path.stat().st_size, contents)

@@ -44,4 +44,4 @@ def request_of(cell: Cell, problem: Objective) -> Request:
     """Return what a cell asks of its problem."""
     blocks = blocks_of(cell.config.blocks, problem.layout, cell.config.model)
     at = At(cell.config, cell.sigma, cell.seed, cell.step)
-    return asked_of(cell.variant.quantity(cell.quantity), blocks, at, cell.settled)
+    return asked_of(cell.variant.quantity(cell.quantity), blocks, at, cell.probe_counts)

@@ -26,14 +26,14 @@ from hessfig.sweep.variant import Variant
 class Cell:
     """One quantity of one network at one state. Its key names its stored result.
 
-    `settled`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
+    `probe_counts`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
     """
 
     variant: Variant
     sigma: float | None
     seed: int
     quantity: str = FROBENIUS
-    settled: Mapping[str, int] = field(default_factory=dict)
+    probe_counts: Mapping[str, int] = field(default_factory=dict)
     step: int | None = None
 
     @property
@@ -43,7 +43,7 @@ class Cell:
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that changes the numbers of this cell."""
-        settled = {"settled": dict(self.settled)} if self.settled else {}
+        settled = {"settled": dict(self.probe_counts)} if self.probe_counts else {}
         step = {} if self.step is None else {"step": self.step}
         content = self.variant.content(self.sigma, self.seed)
         own = {"content": content} if content else {}

@@ -30,7 +30,7 @@ from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
 
 Serve = Callable[[Connection, CellStore], None]
-Kind = Literal["measured", "reused", "met", "failed", "unwritable", "training", "trained"]
+Kind = Literal["measured", "reused", "raced", "failed", "unwritable", "training", "trained"]
 Answer = tuple[Kind, str]
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
@@ -48,7 +48,7 @@ _ENVIRONMENT = Lock()  # of this process: threads that start workers at once tak
 class CellOutcome:
     """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
-    It was `met` when another run stored it while it was being measured here. `peak` is the most memory its worker has
+    It was `raced` when another run stored it while it was being measured here. `peak` is the most memory its worker has
     held so far, in bytes (0: not known). The work of a stage takes the place of a cell: on its way (`training`, with
     words in `cause`), then done (`trained`).
     """
@@ -91,7 +91,7 @@ class Pool:
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 outcome = self._collect(worker)
-                if outcome.kind == "met":
+                if outcome.kind == "raced":
                     waiting.rotate(-random.SystemRandom().randrange(len(waiting) or 1))
                 yield outcome
                 if outcome.kind != "training":
@@ -167,7 +167,7 @@ def _outcome(cell: Cell, store: CellStore) -> Answer:
     except Exception as error:
         return "failed", brief(error)
     if store.sound(cell.key):
-        return "met", ""
+        return "raced", ""
     try:
         store.write(cell.key, cell.science, found.rows, found.arrays, cell.labels)
     except UserError as error:

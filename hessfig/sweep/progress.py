@@ -126,7 +126,7 @@ class Reporter:
         if outcome.kind in ("training", "trained"):
             self._show_training(outcome)
             return
-        self.counts["reused" if outcome.kind == "met" else outcome.kind] += 1
+        self.counts["reused" if outcome.kind == "raced" else outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
             cause = kind_of(outcome.cause)

@@ -18,7 +18,7 @@ from hessfig.sweep.pool import CellOutcome, Pool
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, at_work
 from hessfig.sweep.trainings import trained_for
-from hessfig.sweep.variant import note_met
+from hessfig.sweep.variant import note_contents
 
 DERIVED = (
     *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
@@ -97,7 +97,7 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
 def begun(sweep: Sweep) -> Iterator[None]:
     """Tell other commands that a run is at work in the sweep's folder. Raises UserError when it cannot be written."""
     check_writable(sweep.store.folder)
-    note_met(sweep.folder, sweep.variants)
+    note_contents(sweep.folder, sweep.variants)
     with at_work(sweep.folder):
         yield
 

@@ -90,7 +90,7 @@ class Variant:
         found = {self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds}
         return {label: content for label, content in found.items() if content}
 
-    def met(self) -> dict[str, str]:
+    def reusable_contents(self) -> dict[str, str]:
         """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
         found = self.networks().items()
         return {digest([self._network, label]): one for label, one in found if not one.startswith(ONCE)}
@@ -153,7 +153,7 @@ class Variant:
     def _known(self) -> dict[str, str]:
         """What was returned in earlier runs, if that is to be trusted."""
         folder = Path(self.config.output_dir) / self.config.sweep.name
-        return _read_met(folder) if self.config.reuse == Reuse.sources else {}
+        return _read_contents(folder) if self.config.reuse == Reuse.sources else {}
 
     @cached_property
     def _network(self) -> dict[str, Any]:
@@ -171,15 +171,15 @@ class Variant:
         }
 
 
-def note_met(folder: Path, variants: Sequence[Variant]) -> None:
+def note_contents(folder: Path, variants: Sequence[Variant]) -> None:
     """Keep, next to the table, what the user's code returned in this run and those before."""
-    met = {label: content for variant in variants for label, content in variant.met().items()}
+    met = {label: content for variant in variants for label, content in variant.reusable_contents().items()}
     if met:
-        write_text(folder / MET, sealed_text({"networks": {**_read_met(folder), **met}}))
+        write_text(folder / MET, sealed_text({"networks": {**_read_contents(folder), **met}}))
 
 
-def _read_met(folder: Path) -> dict[str, str]:
-    """Return what `note_met` left in the folder of a sweep."""
+def _read_contents(folder: Path) -> dict[str, str]:
+    """Return what `note_contents` left in the folder of a sweep."""
     try:
         found = read_checked(folder / MET)["networks"]
         return {str(label): str(content) for label, content in found.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hessfig.analysis.slopes.levels import run, window_levels
-from hessfig.analysis.slopes.printed import chosen, level_table
+from hessfig.analysis.slopes.printed import chosen, rich_table
 from hessfig.errors import UserError
 from tests.analysis.synthetic import config, make_table, write_sweep
 
@@ -55,7 +55,7 @@ def test_the_level_goes_with_a_varied_setting(tmp_path: Path) -> None:
     assert trend["setting"] == "model.d_mlp" and trend["exponent"] == pytest.approx(1.5)
     assert trend["exponent_se"] < 0.5 and trend["num_values"] == 3
     assert {path.name for path in folder.glob("*.csv")} == {"table.csv", "levels.csv", "trends.csv"}
-    assert level_table(levels).row_count == 3 and level_table(trends).row_count == 1
+    assert rich_table(levels).row_count == 3 and rich_table(trends).row_count == 1
 
 
 def test_lines_of_some_rows_and_parts() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hessfig.analysis.training_runs import against_plain, race, rank_correlations, settled, shares
+from hessfig.analysis.training_runs import against_plain, late_shares, race, rank_correlations, shares
 from hessfig.errors import UserError
 from tests.analysis.spectral import spectral_table
 
@@ -33,7 +33,7 @@ def of_edge() -> pd.DataFrame:
 
 
 def test_where_a_sharpness_settles_is_the_mean_over_the_last_third() -> None:
-    found = settled(of_edge(), "largest_eigenvalue")
+    found = late_shares(of_edge(), "largest_eigenvalue")
     assert [one.mean for one in found.values()] == pytest.approx([1.0, 1.0])
     assert [one.count for one in found.values()] == [2, 2]
     every = shares(of_edge(), "largest_eigenvalue")

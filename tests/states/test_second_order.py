@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hessfig.config.checks import check_training
 from hessfig.config.enums import DType, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
-from hessfig.config.training_checks import check_training
 from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
 from hessfig.states.initialised import initialised
@@ -259,7 +259,7 @@ def test_rules_that_cannot_be_trained_are_refused(tmp_path: Path, monkeypatch: p
         check_training(training_config(tmp_path, optimiser=Optimiser.newton))
     with pytest.raises(UserError, match="kfac has no learning rate"):
         check_training(training_config(tmp_path, optimiser=Optimiser.kfac, data="fixed", curvature="whole"))
-    monkeypatch.setattr("hessfig.config.training_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("hessfig.config.checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pytorch-optimizer"):
         check_training(training_config(tmp_path, optimiser=Optimiser.soap))
 

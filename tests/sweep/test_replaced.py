@@ -332,7 +332,7 @@ def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(f
     with pytest.warns(RuntimeWarning, match="measured again by every run"):
         variants = Sweep([("", turned())]).variants
         assert Sweep([("", turned())]).cells[0].key != first.key
-        assert variants[0].met() == {}
+        assert variants[0].reusable_contents() == {}
 
 
 def test_the_files_that_a_factory_opens_are_in_the_manifest(folder: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
         return Measured([{"value": 2.0}])
 
     monkeypatch.setattr(measuring, "measure", slowly)
-    assert pools._outcome(cell, store) == ("met", "")
+    assert pools._outcome(cell, store) == ("raced", "")
     assert store.read(cell.key) == [{"value": 1.0}]
     assert pools._outcome(cell, store) == ("reused", "")
 
@@ -47,7 +47,7 @@ def test_a_run_that_meets_another_goes_on_elsewhere(
     """Without a meeting, cells come in the order of the plan, so that an early stop leaves whole curves."""
     monkeypatch.setattr(pools.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda size: size // 2))
     assert _order(cells, CellStore(tmp_path), "measured") == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert _order(cells, CellStore(tmp_path), "met", "measured") == [0, 4, 5, 6, 7, 1, 2, 3]
+    assert _order(cells, CellStore(tmp_path), "raced", "measured") == [0, 4, 5, 6, 7, 1, 2, 3]
 
 
 def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:

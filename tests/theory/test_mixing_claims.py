@@ -11,12 +11,11 @@ import torch
 
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import growth_rate
-from hessfig.predictions.mixing_exponents import Exponents, Surroundings, mixing_exponents
 from hessfig.predictions.network_series import mixing
 from hessfig.rng import stream
 from hessfig.terms import Attention, AttentionBias, Block, Kind, Matrix, Part, QueryKey, Scores
 from hessfig.theory import mixing_claims
-from hessfig.theory.mixing_claims import CASES, MIXING_STATEMENTS, MixingCase
+from hessfig.theory.mixing_claims import CASES, MIXING_STATEMENTS, Exponents, MixingCase, Surroundings, mixing_exponents
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 

@@ -11,10 +11,9 @@ from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
-from hessfig.analysis.critical_batches import BATCH, RATE, critical_batches
 from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.slopes.printed import within
-from hessfig.analysis.training_runs import rank_correlations
+from hessfig.analysis.training_runs import BATCH, RATE, critical_batches, rank_correlations
 from hessfig.terms import Part
 
 LEAST_DECADES = 0.1  # a quarter more

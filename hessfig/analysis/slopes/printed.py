@@ -128,15 +128,28 @@ def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
 
 
 def rich_table(frame: pd.DataFrame) -> Table:
-    """Return the slopes as a table that fits a terminal; a column that says nothing here is left out."""
-    return _table(frame, _title(frame), _CELLS)
+    """Return slopes, levels in windows, or their exponents in a varied setting, as a table that fits a terminal."""
+    from rich.markup import escape
+
+    title, heads, rows = cells(frame)
+    escaped = ([escape(cell) for cell in row] for row in rows)
+    return terminal_table(heads, escaped, title=escape(title), wrapped=("variant", "verdict"))
 
 
-def level_table(frame: pd.DataFrame) -> Table:
-    """Return levels in windows, or their exponents in a varied setting, as a table that fits a terminal."""
+def cells(frame: pd.DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
+    """Return title, heads and rows of slopes or levels in print; a column that says nothing here is left out."""
+    title, columns = _kind(frame)
+    shown = {name: [cell(row) for row in frame.itertuples()] for name, cell in columns.items()}
+    shown = {name: texts for name, texts in shown.items() if any(texts)}
+    return title, list(shown), list(zip(*shown.values(), strict=True))
+
+
+def _kind(frame: pd.DataFrame) -> tuple[str, dict[str, Callable[[Any], str]]]:
+    if "slope" in frame:
+        return _title(frame), _CELLS
     if "level" in frame:
-        return _table(frame, f"Mean levels in windows: {frame['quantity'].iloc[0]}", _LEVELS)
-    return _table(frame, "How levels go with settings: level ~ setting^exponent", _TRENDS)
+        return f"Mean levels in windows: {frame['quantity'].iloc[0]}", _LEVELS
+    return "How levels go with settings: level ~ setting^exponent", _TRENDS
 
 
 def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.DataFrame:
@@ -157,15 +170,6 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
             )
         frame = frame[frame[column].isin(names)] if names else frame
     return frame
-
-
-def _table(frame: pd.DataFrame, title: str, columns: dict[str, Callable[[Any], str]]) -> Table:
-    from rich.markup import escape
-
-    shown = {name: [cell(row) for row in frame.itertuples()] for name, cell in columns.items()}
-    shown = {name: list(map(escape, cells)) for name, cells in shown.items() if any(cells)}
-    rows = zip(*shown.values(), strict=True)
-    return terminal_table(list(shown), rows, title=escape(title), wrapped=("variant", "verdict"))
 
 
 def _title(frame: pd.DataFrame) -> str:

@@ -15,9 +15,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from hessfig.config.checks import check
-from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
+from hessfig.config.compose.overrides import command_settings, for_hydra, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
-from hessfig.config.compose.vary import changed, check_shapes, combinations, settled, variant_name
+from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.presets import figures, names
 from hessfig.config.schema import Config
@@ -41,7 +41,7 @@ class Job:
     @cached_property
     def given(self) -> dict[str, Any]:
         """The settings given on the command line, by key."""
-        return given(self.words)
+        return command_settings(self.words)
 
     @cached_property
     def config(self) -> Config:
@@ -82,9 +82,9 @@ class Job:
         return Job(changed, self.words, self.own)
 
     def fitted_as(self, sweep: Mapping[str, Any]) -> Job:
-        """Return the same job with the windows and the average of `sweep`, where none are given."""
+        """Return the same job with the windows, predictions and average of `sweep`, where none are given."""
         changed = self.composed.copy()
-        for key in ("windows", "average"):
+        for key in ("windows", "predictions", "average"):
             if key in sweep and f"sweep.{key}" not in self.given:
                 changed.sweep[key] = sweep[key]
         return Job(changed, self.words, self.own)
@@ -131,8 +131,8 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     except REFUSED as error:
         raise refusal(error, words, own) from error
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
-    composed.sweep.vary = settled(vary, given(words))
-    composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), given(words))
+    composed.sweep.vary = values_to_vary(vary, command_settings(words))
+    composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), command_settings(words))
     composed.config_dir = str(own) if own else None
     job = Job(composed, tuple(words), own)
     _check_own_names(job)

@@ -42,7 +42,7 @@ def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> Non
     _check_runs(words if several else [])
 
 
-def given(words: Sequence[str]) -> dict[str, Any]:
+def command_settings(words: Sequence[str]) -> dict[str, Any]:
     """Return {key: value} of words that are known to be sound; the last of equal keys counts."""
     overrides = map(_override, words)
     return {override.key_or_group: override.value() for override in overrides}

@@ -49,7 +49,7 @@ MOST_VARIANTS = 500  # each takes some hundredths of a second to be checked
 Vary = dict[str, list[Any]]
 
 
-def settled(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
+def values_to_vary(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
     """Return {dotted key: values} of `vary` without the keys in `given`, the settings of the command line.
 
     A `sweep.vary={...}` that is given replaces the sweep's own; one value may stand for a list of one. Raises UserError

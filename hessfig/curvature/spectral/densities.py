@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from hessfig.curvature.column import Column, chunks, to_multiply
+from hessfig.curvature.problem import standard_error
 from hessfig.curvature.spectral.lanczos import LanczosRun, Square, SymmetricOperator, advance
 from hessfig.terms import Part, split_in
 
@@ -209,8 +210,7 @@ def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generat
     basis = basis[:, sizes > _RANK * sizes[0]] if float(sizes[0]) > 0.0 else basis[:, :0]
     inner = basis.T @ operator.matmat(basis) if basis.shape[1] else image.new_zeros(0, 0)
     estimates = torch.stack([_left_out(i, tests, image, basis, inner) for i in range(count)])
-    error = float(estimates.std()) / count**0.5 if count > 1 else float("nan")
-    return float(estimates.mean()), error
+    return float(estimates.mean()), standard_error(estimates)
 
 
 def _left_out(i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor) -> Float[Tensor, ""]:

@@ -9,9 +9,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.critical_batches import BATCH, RATE, CriticalBatch, critical_batches
 from hessfig.analysis.intervals import Interval, geometric_interval
-from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
+from hessfig.analysis.training_runs import (
+    BATCH,
+    EDGE_TOLERANCE,
+    RATE,
+    THRESHOLD,
+    CriticalBatch,
+    Race,
+    against_plain,
+    critical_batches,
+    late_shares,
+    race,
+    shares,
+)
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
 from hessfig.figures.parts import labels
@@ -376,7 +387,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
-    ends = [settled(table, name) if name != "loss" else {} for name in rows]
+    ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
     found = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])

@@ -51,6 +51,17 @@ _QUANTITIES = {
     "delta_1": "Δ₁",
     "delta_2": "Δ₂",
     "delta_2_null": "Δ₂ by chance",
+    "curvature_exponent": "exponent α of the curvature",
+    "adamw_update_curvature": "along AdamW's update",
+    "muon_update_curvature": "along Muon's update",
+    "euclidean_sharpness": "sharpness",
+    "spectral_sharpness": "spectral sharpness",
+    "largest_entry_sharpness": "sharpness, largest entry",
+    "rounding_increase": "rise by rounding",
+    "quadratic_prediction": "second order",
+    "hawq_prediction": "HAWQ",
+    "landscape_top_share": "share of what all weights add to Δ₂",
+    "landscape_random_share": "of random directions",
     "stationarity": "length of the gradient of k samples",
     "stationarity_rms": "its root mean square",
     "sink_mass": "attention on the sink",
@@ -60,6 +71,7 @@ _QUANTITIES = {
     "jacobian_norm": "norm of the Jacobian",
 }
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
+_ESTIMATORS |= dict.fromkeys(("unseen sums", "unseen examples"), "held-out examples")
 _FEW = 3  # quantities that a caption names; of more the panels say what they show
 _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP", "W_head": "head"}
 
@@ -246,7 +258,7 @@ def interval_words(table: pd.DataFrame) -> str:
 def estimator_words(table: pd.DataFrame) -> str:
     """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = ", ".join(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique()))
+    how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
     return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"

@@ -1,0 +1,361 @@
+"""The numbers of a picture as a chart to explore: its panels, curves and maps, told apart by the columns of its CSV."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import Axis, X, short_variant
+from hessfig.analysis.intervals import band
+from hessfig.analysis.slopes.printed import as_window
+from hessfig.errors import UserError
+from hessfig.figures.parts.labels import quantity_words
+from hessfig.figures.parts.panels import coefficient, fitted, positive
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.terms import Part
+
+Chart = dict[str, Any]
+# What runs along x, what is shown, what has panels of its own and what tells curves apart; the first that is there.
+_PLACES = ("x", "share", "bits", "distance", "eigenvalue", "budget", "place")
+_VALUES = ("mean", "median", "y", "log10", "lanczos", "loss", "slope", "share")
+_BOUNDS = (("low", "high", "95 % interval"), ("ci_low", "ci_high", "95 % interval"), ("q25", "q75", "quartiles"))
+_PANELS = ("panel", "shown", "number", "block", "column")
+_CURVES = (
+    *("line", "series", "bound", "rule", "rounding", "saliency", "direction", "variant", "num_layers", "layer"),
+    *("part", "quantity", "kernel", "place", "budget", "sigma", "step", "status", "seed"),
+)
+_LISTS = ("variant", "block", "num_layers", "layer", "rule")  # names along x, where no numbers run there
+_MORE = {"bin_low", "value"}  # columns of pictures that show more than their curves: maps beside them
+_OF_MAPS = ("part", "variant", "num_layers", "quantity", "step", "sigma", "seed")
+_SCRIPT = ("package_data", "plotly.min.js")
+_STEEP, _WIDE = 30.0, 8.0  # ratios of the largest to the smallest from which on values, and places, are logarithmic
+
+
+def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:
+    """Return plotly's script in its installed wheel, which draws charts; None where there are to be none.
+
+    With wanted=None a site has charts where plotly is installed; one file, which grows by 5 MB, only when asked.
+    Raises UserError when they are wanted and plotly is missing.
+    """
+    spec = find_spec("plotly") if wanted or (wanted is None and not single_file) else None
+    paths = [
+        Path(folder, "package_data", "plotly.min.js") for folder in (spec and spec.submodule_search_locations) or ()
+    ]
+    found = next((path for path in paths if path.is_file()), None)
+    if wanted and found is None:
+        raise UserError(
+            "interactive=true draws charts with plotly, which is not installed",
+            got="interactive=true",
+            allowed="interactive=false: the pictures alone",
+            remedy="pip install 'hessfig[interactive]'",
+        )
+    return found
+
+
+def chart_of(numbers: pd.DataFrame) -> str:
+    """Return a chart of a picture's numbers as JSON for the page's script; nothing for numbers that are none.
+
+    Curves have places, values, ends of intervals, counts of seeds and words of their slope; maps a matrix a panel.
+    `whole`: every number is in the chart, which may then stand for the picture.
+    """
+    if numbers.empty:
+        return ""
+    named = _named(numbers)
+    cells = _cells(named)
+    found = _curves(named) if cells is None else _maps(cells)
+    if not found:
+        return ""
+    return json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _named(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return the numbers with texts in place of gaps in names, variants in short, and a name for each block."""
+    texts = [name for name in numbers if not pd.api.types.is_numeric_dtype(numbers[name])]
+    found = numbers.assign(**{str(name): [_words(one) for one in numbers[name].fillna("")] for name in texts})
+    if "variant" in found:
+        found["variant"] = [short_variant(_words(one)) for one in found["variant"].astype(object).fillna("")]
+    if "row" in found:
+        found["block"] = [_block(one) for one in found.to_dict("records")]
+    if {"bin_low", "bin_high"} <= set(found):
+        found["x"] = np.sqrt((found["bin_low"] * found["bin_high"]).abs())
+    return found
+
+
+def _words(value: Any) -> str:
+    """Return a text without the marks of a formula: W_E for $W_{\\mathrm{E}}$."""
+    return re.sub(r"\$|\\mathrm|[{}]", "", str(value)) if "$" in str(value) else str(value)
+
+
+def _block(row: dict[Any, Any]) -> str:
+    """Return the name of a block: a weight, two of them, or two of different layers."""
+    first, second = str(row["row"]), str(row.get("col", row["row"]))
+    if row.get("row_layer", row.get("layer")) != row.get("layer"):
+        return f"{first}@{row['row_layer']:g}, {second}@{row['layer']:g}"
+    return first if first == second else f"{first}, {second}"
+
+
+def _place(numbers: pd.DataFrame) -> str:
+    """Return the column that runs along x: the axis of the sweep, or what else has numbers; nothing for a list."""
+    settings = [str(name) for name in numbers if "." in str(name)]
+    for name in (*_PLACES, *settings, "sigma", "step", "index"):
+        if (
+            name in numbers
+            and pd.api.types.is_numeric_dtype(numbers[name])
+            and len(numbers[name].dropna().unique()) > 1
+        ):
+            return name
+    return ""
+
+
+def _varied(numbers: pd.DataFrame, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in numbers and len(numbers[name].unique()) > 1]
+
+
+def _telling(numbers: pd.DataFrame, names: Iterable[str], given: Sequence[str]) -> list[str]:
+    """Return the names that tell more apart than those `given`, and before them, do."""
+    chosen: list[str] = []
+    for name in names:
+        groups = [_count(numbers, [*given, *chosen, *more]) for more in ([], [name])]
+        chosen += [name] * (groups[1] > groups[0])
+    return chosen
+
+
+def _count(numbers: pd.DataFrame, names: Sequence[str]) -> int:
+    return len(numbers[list(names)].drop_duplicates()) if names else 1
+
+
+def _curves(numbers: pd.DataFrame) -> Chart | None:
+    """Return the numbers as curves; None where there is no value, or nothing that it runs along."""
+    value = next((name for name in _VALUES if name in numbers), "")
+    names = _varied(numbers, _LISTS)
+    x = _place(numbers) or max(names, key=lambda name: numbers[name].nunique(), default="")
+    shown = numbers.dropna(subset=[value, x]) if value and x else numbers[:0]
+    if shown.empty or value == x:
+        return None
+    panels, series = _apart(shown, x)
+    low, high, spread = _ends(shown, value)
+    shown = shown.assign(low=low, high=high)
+    titles = _titles(shown, panels)
+    keys = [(name, _in_order(shown[name])) for name in series]
+    found = [_curve(one, x, value, titles, panels, keys) for one in _groups(shown, [*panels, *series])]
+    return {
+        "kind": "curves",
+        "whole": not _MORE & set(numbers),
+        "x": {"title": Axis(x).symbol if x != X else "x", "log": _is_log_place(shown[x])},
+        "y": {"title": _value_words(shown, value), "log": _is_log(shown[value], _STEEP)},
+        "spread": spread,
+        "panels": titles,
+        "keys": [{"title": _key_words(name), "values": list(map(_text, values))} for name, values in keys],
+        "curves": found,
+        "guides": _guides(shown, x, titles, panels, series),
+    }
+
+
+def _apart(numbers: pd.DataFrame, x: str) -> tuple[list[str], list[str]]:
+    """Return the columns that have panels, and those that tell the curves of a panel apart."""
+    candidates = [name for name in _PANELS if name != x] + ["quantity"] * ("panel" not in numbers)
+    lone = ["block"] if "block" in numbers and not _varied(numbers, ["block"]) else []
+    panels = [*lone, *_telling(numbers, _varied(numbers, candidates), [])]
+    series = _telling(numbers, [name for name in _varied(numbers, _CURVES) if name not in (x, *panels)], panels)
+    if "part" in series and len(series) > 1:  # parts stand side by side where curves are many
+        return [*panels, "part"], [name for name in series if name != "part"]
+    return panels, series
+
+
+def _ends(numbers: pd.DataFrame, value: str) -> tuple[Any, Any, str]:
+    """Return both ends of the interval of every value, and what it is; nan where there is none."""
+    for low, high, words in _BOUNDS:
+        if {low, high} <= set(numbers):
+            return numbers[low], numbers[high], words
+    if {"sem", "count"} <= set(numbers):
+        logs = bool((numbers[value] >= 0).all())
+        return *band(numbers[value], numbers["sem"], numbers["count"].fillna(0), logs=logs), "95 % interval"
+    return np.nan, np.nan, ""
+
+
+def _groups(numbers: pd.DataFrame, names: Sequence[str]) -> list[pd.DataFrame]:
+    return [one for _, one in numbers.groupby(list(names), sort=False, dropna=False)] if names else [numbers]
+
+
+def _curve(
+    rows: pd.DataFrame, x: str, value: str, titles: Sequence[str], panels: Sequence[str], keys: Sequence[Any]
+) -> Chart:
+    ordered = rows.sort_values(x, kind="stable") if pd.api.types.is_numeric_dtype(rows[x]) else rows
+    found: Chart = {
+        "panel": titles.index(_title(ordered.iloc[0], panels)),
+        "at": [values.index(ordered[name].iloc[0]) for name, values in keys],
+        **{name: _plain(ordered[column]) for name, column in (("x", x), ("y", value))},
+    }
+    if ordered[["low", "high"]].notna().any(axis=None):
+        found |= {name: _plain(ordered[name]) for name in ("low", "high")}
+    if "count" in ordered:
+        found["seeds"] = _plain(ordered["count"])
+    if "slope" in ordered and value != "slope" and pd.notna(ordered["slope"].iloc[0]):
+        found["slope"] = _slope(ordered.iloc[0])
+    return found
+
+
+def _slope(row: pd.Series) -> str:
+    words = f"slope {fitted(row['slope'], row['slope_se'])}"
+    return words + (f", predicted {row['predicted']:g}" if pd.notna(row.get("predicted")) else "")
+
+
+def _guides(
+    numbers: pd.DataFrame, x: str, titles: Sequence[str], panels: Sequence[str], series: Sequence[str]
+) -> list[Chart]:
+    """Return the predicted power laws, one of a kind in each panel, through the window of its first curve."""
+    if "predicted" not in numbers or "mean" not in numbers:
+        return []
+    known = numbers[(numbers["prediction"] == Prediction.exponent) & numbers["predicted"].notna()]
+    found: dict[tuple[int, float], Chart] = {}
+    for rows in _groups(known.rename(columns={x: X}), [*panels, *series]):
+        drawn = rows[positive(rows)]
+        if drawn.empty:
+            continue
+        first = rows.iloc[0]
+        place, power = titles.index(_title(first, panels)), float(first["predicted"])
+        c = coefficient(rows, power, as_window(first["window_low"], first["window_high"]))
+        line = np.geomspace(drawn[X].min(), drawn[X].max(), 40)
+        words = f"predicted power {power:g}"
+        found.setdefault(
+            (place, power), {"panel": place, "name": words, "x": _plain(line), "y": _plain(c * line**power)}
+        )
+    return list(found.values())
+
+
+def _cells(numbers: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the numbers with what is down, across and the value of each cell of maps; None where there are none."""
+    names = set(numbers)
+    if {"one", "other", "mean"} <= names:
+        sides = {"down": _at(numbers, "one", "one_layer"), "across": _at(numbers, "other", "other_layer")}
+        return numbers.assign(**sides, value=numbers["mean"])
+    if {"first", "second", "loss"} <= names:
+        return numbers.assign(down=numbers["second"], across=numbers["first"], value=numbers["loss"])
+    if {"approximation", "block", "mean"} <= names:
+        return numbers.assign(
+            down=_at(numbers, "block", "layer"), across=numbers["approximation"], value=numbers["mean"]
+        )
+    return _of_blocks(numbers) if {"row", "col", "layer", "mean"} <= names and not _place(numbers) else None
+
+
+def _of_blocks(numbers: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the blocks of one place by both their weights, or by layer and weight."""
+    pairs = numbers["row"] != numbers["col"]
+    if pairs.any():
+        sides = [numbers, numbers[pairs].rename(columns={"row": "col", "col": "row"})]
+        both = pd.concat(sides, ignore_index=True)
+        return both.assign(down=both["row"], across=both["col"], value=both["mean"])
+    if min(numbers["layer"].nunique(), numbers["row"].nunique()) > 1:
+        return numbers.assign(down=numbers["layer"].map("{:g}".format), across=numbers["row"], value=numbers["mean"])
+    return None
+
+
+def _at(numbers: pd.DataFrame, name: str, layer: str) -> pd.Series:
+    """Return weights with their layers where one of them is in several."""
+    several = numbers.groupby(name)[layer].nunique().max() > 1
+    return numbers[name] + ("@" + numbers[layer].map("{:g}".format) if several else "")
+
+
+def _cell_words(cells: pd.DataFrame) -> str:
+    known = {"one": "distance", "first": "loss", "approximation": "value"}
+    return next((words for name, words in known.items() if name in cells), _value_words(cells, "mean"))
+
+
+def _maps(cells: pd.DataFrame) -> Chart:
+    panels = _telling(cells, _varied(cells, _OF_MAPS), ["down", "across"])
+    low, high, spread = _ends(cells, "value")
+    found, bulk = cells.assign(low=low, high=high), cells["value"].clip(cells["value"].quantile(0.25))
+    return {
+        "kind": "maps",
+        "whole": True,
+        "value": {"title": _cell_words(cells), "log": _is_log(bulk, _STEEP)},
+        "panels": [_title(one.iloc[0], panels) for one in _groups(found, panels)],
+        "maps": [_map(one, spread) for one in _groups(found, panels)],
+    }
+
+
+def _map(rows: pd.DataFrame, spread: str) -> Chart:
+    down, across = (_in_order(rows[name]) for name in ("down", "across"))
+    first = rows.drop_duplicates(["down", "across"]).set_index(["down", "across"])
+    index = pd.MultiIndex.from_product([down, across])
+    values = first["value"].reindex(index).to_numpy().reshape(len(down), len(across))
+    found: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
+    if first["low"].notna().any():
+        words = first.assign(said=[_said(one, spread) for one in first.to_dict("records")])["said"]
+        found["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
+    return found
+
+
+def _said(row: dict[Any, Any], spread: str) -> str:
+    interval = f"{spread} {row['low']:.3g} to {row['high']:.3g}" if pd.notna(row["low"]) else ""
+    return ", ".join(filter(None, (interval, f"{row['count']:g} seeds" if "count" in row else "")))
+
+
+def _titles(numbers: pd.DataFrame, panels: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(_title(one.iloc[0], panels) for one in _groups(numbers, panels)))
+
+
+def _title(row: pd.Series, panels: Sequence[str]) -> str:
+    """Return the name of a panel: names as they are, numbers with what they are."""
+    return ", ".join(filter(None, (_panel_words(name, row[name]) for name in panels)))
+
+
+def _panel_words(name: str, value: Any) -> str:
+    if name in ("quantity", "shown"):
+        return quantity_words(str(value))
+    return value if isinstance(value, str) else f"{_key_words(name)} {_text(value)}"
+
+
+def _in_order(values: pd.Series) -> list[Any]:
+    """Return the different values: numbers ascending, parts as they are listed, names as they come."""
+    found = list(values.unique())
+    if pd.api.types.is_numeric_dtype(values):
+        return sorted(found)
+    parts = [part.value for part in Part]
+    return sorted(found, key=parts.index) if set(found) <= set(parts) else found
+
+
+def _key_words(name: str) -> str:
+    return {"num_layers": "layers", "sigma": "σ"}.get(name, name.replace("_", " "))
+
+
+def _text(value: Any) -> str:
+    return value or "as set" if isinstance(value, str) else f"{value:g}"
+
+
+def _value_words(numbers: pd.DataFrame, value: str) -> str:
+    if value == "mean" and "quantity" in numbers and len(numbers["quantity"].unique()) == 1:
+        return quantity_words(str(numbers["quantity"].iloc[0]))
+    return {"mean": "value", "y": "value", "lanczos": "density"}.get(value, value)
+
+
+def _is_log(values: pd.Series, ratio: float) -> bool:
+    """Whether values are spread over so many times their smallest, none of them below zero (zeros are not drawn)."""
+    found = values[values > 0]
+    return bool((values >= 0).all() and len(found) and found.max() >= ratio * found.min())
+
+
+def _is_log_place(values: pd.Series) -> bool:
+    """Whether places are spread evenly on a logarithmic axis rather than on a linear one."""
+    if not pd.api.types.is_numeric_dtype(values) or (values <= 0).any() or not _is_log(values, _WIDE):
+        return False
+    places = np.sort(values.unique())
+    uneven = [float(np.std(gaps) / np.mean(gaps)) for gaps in (np.diff(np.log(places)), np.diff(places))]
+    return len(places) == 2 or uneven[0] < uneven[1]
+
+
+def _plain(values: Any) -> list[Any]:
+    """Return a list for JSON: numbers with six digits, null for what is not finite, words as they are."""
+    return [one if isinstance(one, str) else _number(float(one)) for one in values]
+
+
+def _number(value: float) -> float | int | None:
+    if not np.isfinite(value):
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() and abs(short) < 1e6 else short
