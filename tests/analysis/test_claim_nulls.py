@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import claim_nulls
 
 # Claims whose sweeps are measured in seconds; those of the others take minutes together.
-QUICK = {"softmax-heterogeneity", "size-spectrum", "jacobian", "similar-tokens", "wide-key", "heterogeneity-removed"}
+QUICK = {"softmax-heterogeneity", "jacobian", "similar-tokens", "wide-key", "heterogeneity-removed"}
 EVERY = [pytest.param(one, id=one.id, marks=[] if one.id in QUICK else pytest.mark.slow) for one in claims().values()]
 TABLES = 12
 
