@@ -385,6 +385,7 @@ OF_PRUNING = (
 )
 OF_ROUNDING = ("hawq", "fisher", "quadratic", "taylor")  # predictions of the rise of the loss
 OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
+ROUNDED = ("rounding_increase", *(f"{name}_prediction" for name in OF_ROUNDING))
 
 
 @dataclass(frozen=True, order=True)

@@ -45,6 +45,7 @@ NULLS: dict[str, tuple[str, ...]] = {
     "heterogeneity-removed": ("apart",),
     "single-matrix": ("absent",),
     "dispersed": ("factor",),
+    "top-subspace": ("noise", "trend"),
     "landscape-rate": (),  # an identity: it cannot fail
 }
 # Rules whose numbers no sweep of seconds has, and sweeps whose numbers are reported and judge nothing.

@@ -8,7 +8,7 @@ import pandas as pd
 
 from hessfig.errors import UserError, plain, run_command
 from hessfig.files import is_file
-from hessfig.record import COLUMNS, CURVE, FROBENIUS, NETWORK, NUMBER, OF_WEIGHTS, Status
+from hessfig.record import COLUMNS, CURVE, FROBENIUS, NETWORK, NUMBER, Status, has_no_part
 from hessfig.terms import Part, name_order
 
 Broken = Callable[[str, str, str], UserError]
@@ -46,12 +46,13 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
     depth = table["num_layers"]
+    without_part = [one for one in table["quantity"].unique() if has_no_part(str(one))]
     rules = {
         "the sweep is no plain name": ~table["sweep"].map(_is_plain),
         "there is no quantity": table["quantity"] == "",
         "there is no config: the row is cut short": table["config"] == "",
         "a block has two sides": one_side,
-        "unknown part": (table["part"] == "") & ~no_block & ~table["quantity"].isin(OF_WEIGHTS),
+        "unknown part": (table["part"] == "") & ~no_block & ~table["quantity"].isin(without_part),
         "sigma must be positive and finite": ~(
             table["sigma"].isna() | (np.isfinite(table["sigma"]) & (table["sigma"] > 0))
         ),

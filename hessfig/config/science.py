@@ -272,6 +272,9 @@ class LandscapeConfig:
     points: int = setting(25, "places of k", least=2, most=_MOST)
     draws: int = setting(20, "random w of the integrals Delta_1 and Delta_2", least=2, most=_MOST)
     spread: float = setting(0.01, "standard deviation s of these w, N(w*, s^2 I)", above=0)
+    dimensions: list[int] = setting(
+        [1, 4, 16], "numbers D of eigenvectors that span the w of landscape_subspace", least=1, most=1_000, once=True
+    )
     curvatures: int = setting(
         8, "samples whose Hessian's largest eigenvalue in size is found, for the bound", least=1, most=_MOST
     )

@@ -69,6 +69,26 @@ class LossGradient:
             return hessian_product(self._gradient, vector, list(self._at.values()))
 
 
+class WholeHessian:
+    """The Hessian in every parameter as spectral methods take it: products in float64 on the CPU, counted."""
+
+    def __init__(self, slope: LossGradient) -> None:
+        self._slope = slope
+        self.dim, self.products = len(slope.flat), 0
+        self.rounding = 100 * torch.finfo(slope.flat.dtype).eps
+
+    def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return H V."""
+        self.products += vectors.shape[1]
+        given = vectors.to(self._slope.flat)
+        return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(vectors)
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        """Raise ArithmeticError where double backward is not symmetric."""
+        if asymmetry > 1e5 * self.rounding * size:
+            raise ArithmeticError(f"products of H are not symmetric: off by {asymmetry / size:.2g}")
+
+
 def hessian_product(slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]) -> Float[Tensor, " n"]:
     """Return d/dw <g, v>, of a gradient g with a graph, one tensor per parameter in `at`."""
     pieces = zip(slopes, vector.split([slope.numel() for slope in slopes]), strict=True)

@@ -21,6 +21,7 @@ from hessfig.terms import (
     OF_PRUNING,
     OF_QUANTISATION,
     OF_ROUNDING,
+    ROUNDED,
     Approximation,
     Optimiser,
     StepNorm,
@@ -216,10 +217,7 @@ _ROWS = (
         _COMPRESSION,
         of.reads("blocks", "products", compression=("bits",)),
         need.check_dense,
-        gives=(
-            "rounding_increase",
-            *(f"{name}_{number}" for name in OF_ROUNDING for number in ("prediction", "rank_correlation")),
-        ),
+        gives=(*ROUNDED, *(f"{name}_rank_correlation" for name in OF_ROUNDING)),
         may_be_undefined=tuple(f"{name}_rank_correlation" for name in OF_ROUNDING),
     ),
     Quantity(
@@ -228,6 +226,17 @@ _ROWS = (
         of.reads(landscape=(*of.SAMPLES, "draws", "spread")),
         need.check_samples,
         gives=("delta_1", "delta_2", "delta_2_null"),
+    ),
+    Quantity(
+        "landscape_subspace",
+        f"{_DIRECTIONS}.top_subspace",
+        of.reads(landscape=("samples", "draws", "spread", "dimensions"), spectrum=("tolerance", "steps")),
+        need.check_subspace,
+        gives=(
+            *("landscape_start", "landscape_full", "landscape_top", "landscape_top_share", "landscape_random_share"),
+            *(f"landscape_{name}_quadratic" for name in ("full", "top", "random")),
+        ),
+        may_be_undefined=("landscape_top_share", "landscape_random_share"),
     ),
     Quantity(
         "stationarity",

@@ -283,6 +283,19 @@ def check_samples(config: Config, layout: Layout) -> None:
         number_of_samples(config)
 
 
+def check_subspace(config: Config, layout: Layout) -> None:
+    """Raise UserError as check_samples does, and for more directions than the network has weights."""
+    check_samples(config, layout)
+    size, asked = layout.size(0, Group.all.value), config.landscape.dimensions
+    if not asked or max(asked) > size:
+        raise UserError(
+            "landscape.dimensions: the network has not so many directions",
+            got=asked,
+            allowed=f"a list of whole numbers from 1 to {size}",
+            remedy="landscape.dimensions=[1]",
+        )
+
+
 def check_distance(config: Config, layout: Layout) -> None:
     """Raise UserError as check_samples does, and for matrices that would exceed MATRIX_BYTES in a worker."""
     check_samples(config, layout)

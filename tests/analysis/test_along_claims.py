@@ -118,6 +118,23 @@ def ranks(quadratic: float, fisher: float, noise: float = 0.1, draw: int = 0) ->
     return tables.of(rows())
 
 
+def subspaces(ratio: float, share: float, noise: float = 1e-3, draw: int = 0) -> Evidence:
+    """Return variances in subspaces and in all weights: their ratio, and the share of what all weights add to 1."""
+
+    def rows() -> Iterator[Row]:
+        for seed in range(10 * draw, 10 * draw + 5):
+            for spread, added in (("0.0001", 0.01), ("0.001", 0.02)):
+                place = {"variant": f"landscape.spread={spread}", "seed": seed, "row": "", "col": "", "part": ""}
+                bent = {"full_quadratic": added, **dict.fromkeys(("top_quadratic", "random_quadratic"), share * added)}
+                for name, value in {"start": 0.0, "full": added, "top": ratio * (1 + added) - 1, **bent}.items():
+                    off = 0.0 if name == "start" else noise * tables.normal(seed, name, spread)
+                    for index in (1, 4, 16) if name.startswith(("top", "random")) else (None,):
+                        number = {"quantity": f"landscape_{name}", "index": index, "value": 1 + value + off}
+                        yield {**place, **number}
+
+    return tables.of(rows())
+
+
 PAPER = {"conv": 1.93, "attention": 1.0, "W_in": 0.7}
 CASES: list[tuple[str, Evidence, ClaimVerdict]] = [
     ("curvature-exponent", exponents(PAPER), ClaimVerdict.holds),
@@ -134,6 +151,12 @@ CASES: list[tuple[str, Evidence, ClaimVerdict]] = [
     ("rounding-predictor", ranks(0.8, 0.8), ClaimVerdict.does_not_hold),
     ("rounding-predictor", ranks(0.5, 0.5, 0.8), ClaimVerdict.undecided),
     ("norm-edge", edges(1.0, above=0.3), ClaimVerdict.does_not_hold),
+    ("top-subspace", subspaces(1.0, 0.5), ClaimVerdict.holds),
+    ("top-subspace", subspaces(0.8, 0.5), ClaimVerdict.does_not_hold),
+    ("top-subspace", subspaces(1.0, 0.5, 0.1), ClaimVerdict.undecided),
+    ("top-subspace-share", subspaces(1.0, 0.8, 1e-4), ClaimVerdict.holds),
+    ("top-subspace-share", subspaces(1.0, 0.3, 1e-4), ClaimVerdict.small),
+    ("top-subspace-share", subspaces(1.0, 0.0, 1e-4), ClaimVerdict.does_not_hold),
 ]
 # Nothing there: exponents 0 or alike, one curvature for both rules, equal paths everywhere, a curvature that is blind.
 NULLS: dict[str, list[Callable[[int], Evidence]]] = {
@@ -144,6 +167,8 @@ NULLS: dict[str, list[Callable[[int], Evidence]]] = {
     "muon-sharpness": [lambda draw: updates(1.0, 0.2, draw), lambda draw: updates(1.0, 0.2, draw, faster=3.0)],
     "logit-path": [lambda draw: paths(0.0, 0.0, 0.2, draw), lambda draw: paths(0.5, 0.5, 0.2, draw)],
     "rounding-predictor": [lambda draw: ranks(0.0, 0.0, 0.3, draw), lambda draw: ranks(0.6, 0.6, 0.3, draw)],
+    "top-subspace": [lambda draw: subspaces(0.8, 0.5, 0.05, draw), lambda draw: subspaces(1.2, 0.5, 0.05, draw)],
+    "top-subspace-share": [lambda draw: subspaces(1.0, 0.0, 1e-4, draw), lambda draw: subspaces(1.0, 0.0, 1e-2, draw)],
     "norm-edge": [lambda draw: edges(0.0, 2.0, 0.02, draw), lambda draw: edges(0.0, 2.0, 0.2, draw)],
 }
 

@@ -25,6 +25,7 @@ from hessfig.config.science import (
 from hessfig.curvature.problem import Objective
 from hessfig.measurements.catalogue import quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
+from hessfig.record import has_no_part
 from hessfig.sweep.measure import draw_problem, measure, request_of
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import Optimiser
@@ -60,6 +61,8 @@ def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str) -> None
     (cell,) = Sweep([("", replace(CONFIG, quantities=[name], output_dir=one_state, **WHOLE_TOO.get(name, {})))]).cells
     found = measure(cell)
     given = {row["quantity"] for row in found.rows} | ({name} if name == "hessian" and found.arrays else set())
+    without_part = {row["quantity"] for row in found.rows if row["row"] and not row["part"]}
+    assert all(map(has_no_part, without_part))  # which is what readers of tables know
     assert given == set(quantity(name).rows) - (ONLY_DENSE if name == "hessian_distance" else set())
 
 

@@ -1,5 +1,8 @@
 """Rules of claims against the number of samples: landscapes, gradients and Hessians of the first k."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -18,6 +21,12 @@ LEAST_BEYOND = 0.05  # of an exponent, or in decades: 12 %
 VACUOUS = 1.0  # decades of a bound above what it bounds, everywhere
 FROM_TEN: Window = (10.0, None)
 SUBSETS: Window = (10.0, 1024.0)  # of 8 192 samples: as the sweep's, which the figure draws
+SPREAD, LOCAL, TOP = "landscape.spread", ("0.0001", "0.001"), (1, 4, 16)
+MOST_TOP = TOP[-1]
+LEAST_RATIO = 0.02  # decades: 5 %
+LEAST_SHARE = 0.5
+_WHOLE, _WITHIN = ("start", "full", "full quadratic"), ("top", "top quadratic", "random quadratic")
+_PLACES = [(spread, f"top, D = {count}") for spread in LOCAL for count in TOP]
 _THERE = "vision transformers on MNIST and CIFAR"
 _HERE = f"{ADDITION}; 5 seeds, 10 000 sums"
 
@@ -143,6 +152,75 @@ def hessian(evidence: Evidence) -> judges.Finding:
     worst = _farthest({name: one.interval() for name, one in effects.items()}, -0.5)
     count = next(iter(effects.values())).interval().count
     return judges.together(effects, worst, f"intervals over {count} batches or seeds; the effect is that of {worst}")
+
+
+_SUBSPACE_HERE = "a character GPT-2 of 2 layers, d_model 32, 400 steps, 128 sequences, 5 seeds: 1234 to 1238"
+
+
+@claim(
+    *("top-subspace", "arXiv 2604.14870", "landscape_subspace"),
+    there="a decoder-only transformer of 107 M parameters, 8 sequences",
+    here=_SUBSPACE_HERE,
+)
+def subspace(evidence: Evidence) -> judges.Finding:
+    """Claim: Delta_2 in the space of the top eigenvectors of the Hessian is that in all weights, at small spreads.
+
+    Spreads 1e-4 and 1e-3 (the source's local regime), D = 1, 4 and 16: log10 of the ratio of both Delta_2, seed by
+    seed; for orders of samples in the mean it is the same at every k. The claim holds when the intervals of all of them
+    lie within 0.02 (5 %) of 0, and does not when one excludes 0 with a mean at least 0.02 off. The effect is the
+    farthest from 0. Beside it stands the ratio at w* itself, which no direction enters (D = 0): where that is 1 too,
+    the spreads are so small that every subspace passes.
+    """
+    levels = _levels(evidence)
+    if levels.empty:
+        return judges.missing("Delta_2 in subspaces and in all weights")
+    full = levels["full"]
+    ratios = {
+        f"{name}, s = {spread}": np.log10(levels.loc[spread, name] / full.loc[spread]) for spread, name in _PLACES
+    }
+    effects = {name: judges.Effect(one, judges.near(0, LEAST_RATIO)) for name, one in ratios.items()}
+    start = {f"w* itself, s = {one}": np.log10(levels.loc[one, "start"] / full.loc[one]) for one in LOCAL}
+    return _with_beside(effects, _farthest({name: one.interval() for name, one in effects.items()}, 0.0), start)
+
+
+@claim(*("top-subspace-share", "hessfig, on arXiv 2604.14870", "landscape_subspace"), here=_SUBSPACE_HERE)
+def subspace_share(evidence: Evidence) -> judges.Finding:
+    """Claim: sixteen top eigenvectors carry half of what probing all weights adds to Delta_2 at w* itself.
+
+    Spreads 1e-4 and 1e-3: Delta_2 in the space of 16 eigenvectors less that at w*, over Delta_2 in all weights less
+    that at w*, both of second-order expansions, seed by seed. The claim holds when both intervals are above 0 with
+    means of at least 1/2, and does not when one is below 1/2. The effect is the smaller share. The share of 16 random
+    directions stands beside it.
+    """
+    levels = _levels(evidence)
+    if levels.empty:
+        return judges.missing("Delta_2 in subspaces and in all weights")
+    added = levels.sub(levels["start"], axis=0)
+    shares = {name: added[f"{name} quadratic, D = {MOST_TOP}"] / added["full quadratic"] for name in ("top", "random")}
+    effects = {f"s = {one}": judges.Effect(shares["top"].loc[one], judges.at_least(LEAST_SHARE)) for one in LOCAL}
+    worst = judges.largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
+    return _with_beside(effects, worst, {f"random, s = {one}": shares["random"].loc[one] for one in LOCAL})
+
+
+def _with_beside(effects: judges.Effects, shown: str, beside: Mapping[str, pd.Series]) -> judges.Finding:
+    finding = judges.together(effects, shown, f"the effect is that of {shown}")
+    others = tuple((name, student_interval(one)) for name, one in beside.items())
+    return replace(finding, contrasts=finding.contrasts + others)
+
+
+def _levels(evidence: Evidence) -> pd.DataFrame:
+    """Return means of the variance behind Delta_2 by (spread, seed), a column for each place; none where one lacks."""
+    named = {name: f"landscape_{name.replace(' ', '_')}" for name in (*_WHOLE, *_WITHIN)}
+    rows = {name: evidence.numbers(quantity, SPREAD) for name, quantity in named.items()}
+    found = {name: _by_spread(rows[name]) for name in _WHOLE}
+    for name in _WITHIN:
+        found |= {f"{name}, D = {count}": _by_spread(rows[name][rows[name][K] == count]) for count in TOP}
+    levels = pd.DataFrame(found).dropna()
+    return levels if set(LOCAL) <= set(levels.index.get_level_values(0)) else levels.iloc[:0]
+
+
+def _by_spread(rows: pd.DataFrame) -> pd.Series:
+    return rows.groupby([SPREAD, "seed"])["value"].mean()
 
 
 def _over_batches(exponents: pd.Series) -> pd.Series:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.gradients import LossGradient, WholeHessian
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row
@@ -43,23 +43,11 @@ class _Search:
         self._request, self._slope = request, LossGradient(problem)
         self._shapes = [one.shape for one in self._slope.gradient.values()]
         self._block = Block(0, Group.all.value, Group.all.value)
-        self.dim, self.products = len(self._slope.flat), 0
-        self.rounding = 100 * torch.finfo(problem.dtype).eps
+        self._hessian = WholeHessian(self._slope)
         self._generator, settings = request.stream(0, Group.all.value), request.spectrum
         self._largest = extremes(
-            self, End.largest, tolerance=settings.tolerance, steps=settings.steps, generator=self._generator
+            self._hessian, End.largest, tolerance=settings.tolerance, steps=settings.steps, generator=self._generator
         )
-
-    def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return H V."""
-        self.products += vectors.shape[1]
-        given = vectors.to(self._slope.flat)
-        return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(vectors)
-
-    def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError where double backward is not symmetric."""
-        if asymmetry > 1e5 * self.rounding * size:
-            raise ArithmeticError(f"products of H are not symmetric: off by {asymmetry / size:.2g}")
 
     def rows(self, norm: StepNorm) -> Iterator[Row]:
         """Yield the sharpness of a norm, and the curvature along its steepest direction."""
@@ -78,7 +66,7 @@ class _Search:
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
         count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].cpu()
-        drawn = torch.randn(count, self.dim, dtype=torch.float64, generator=self._generator)
+        drawn = torch.randn(count, self._hessian.dim, dtype=torch.float64, generator=self._generator)
         found = [self._climbed(one, norm) for one in (steep, vector, *drawn)]
         values = [value for value, _ in found]
         best = max(values)
@@ -107,7 +95,7 @@ class _Search:
         return float(at @ image), False
 
     def _product(self, vector: Vector) -> Vector:
-        return self.matmat(vector[:, None])[:, 0]
+        return self._hessian.matmat(vector[:, None])[:, 0]
 
     def _steepest(self, slope: Vector, norm: StepNorm) -> tuple[Vector, float]:
         pieces, dual = steepest(self._shaped(slope), norm)
