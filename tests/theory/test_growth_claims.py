@@ -51,7 +51,7 @@ def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
 
 
 def test_a_wrong_exponent_of_a_component_is_caught() -> None:
-    """That those of today are right is what tests/theory/test_statements.py holds."""
+    """That those of today are right is what tests/theory/test_statement.py holds."""
     statement = CATALOGUE["components-scores"]
     drawn = statement.draw(Dims(), stream(FIRST_SEED, "verify", statement.id, 4, 5, 3))
     found, wrong = statement.oracle(drawn), dict(statement.corrected(drawn))

@@ -12,7 +12,7 @@ from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence
 from hessfig.record import TABLE
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).parents[3] / "scripts"))
 import claim_nulls
 
 # Claims whose sweeps are measured in seconds; those of the others take minutes together.
