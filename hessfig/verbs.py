@@ -135,7 +135,7 @@ VERBS = {
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
                 "hessfig plot figure=3a sweep=mine    (sweep= is short for figure.sweep=)",
             ),
-            does="hessfig.cli.plot:plot",
+            does="hessfig.cli.results:plot",
             groups=("figure",),
             names=("figure", "style", "output_dir"),
             table=True,

@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,12 @@ from claims_page import PAGE
 from numpy.typing import NDArray
 from toy_sweeps import toy
 
-from hessfig.analysis.arrays import StoredHessian
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.judges import PASSING, ClaimVerdict
 from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
 from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, marked
-from hessfig.analysis.stored_spectra import Density, Spectrum
+from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.record import TABLE
 
 COMMAND = "python scripts/claim_nulls.py FOLDER --write"
@@ -129,7 +128,7 @@ def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.
     kinds = NULLS.get(claim.id, EVERY)
     if not kinds:
         return claim.id, "none: an identity", "", ""
-    held: list[bool] = []
+    evidence, held = of_seeds(claim, evidence), list[bool]()
     until = time.monotonic() + seconds
     while len(held) < tables and time.monotonic() < until:
         held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
@@ -137,8 +136,32 @@ def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.
     return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share
 
 
+def of_seeds(claim: Claim, evidence: Evidence) -> Evidence:
+    """Return the evidence of the first seed as that of as many seeds as the record fixes, read once."""
+    found = {
+        sweep: _repeated(one, seeds)
+        for (sweep, one), seeds in zip({claim.sweep: evidence, **evidence.beside}.items(), claim.seeds, strict=True)
+    }
+    return replace(found.pop(claim.sweep), beside=found)
+
+
+def _repeated(evidence: Evidence, seeds: int) -> Evidence:
+    first = evidence.table["seed"].min()
+    table = evidence.table[evidence.table["seed"] == first]
+    spectra = cache(lambda: [one for one in evidence.spectra(lambda place: True) if one.place.seed == first])
+    hessians = cache(lambda: [one for one in evidence.hessians() if one.seed == first])
+    return replace(
+        evidence,
+        table=pd.concat([table.assign(seed=seed) for seed in range(seeds)], ignore_index=True),
+        spectra=lambda wanted: [
+            replace(one, place=replace(one.place, seed=seed)) for one in spectra() for seed in range(seeds)
+        ],
+        hessians=lambda: (replace(one, seed=seed) for one in hessians() for seed in range(seeds)),
+    )
+
+
 def held_on(claim: Claim, evidence: Evidence, kind: str, draw: int) -> bool:
-    """Return whether a rule holds, under some condition at least, on one null table."""
+    """Return whether a rule holds, under some condition at least, on one null table made of evidence `of_seeds`."""
     return claim.rule(null_of(claim, evidence, kind, draw)).verdict in HELD
 
 
@@ -147,29 +170,25 @@ def null_of(claim: Claim, evidence: Evidence, kind: str, draw: int) -> Evidence:
     random = np.random.default_rng([draw, *map(ord, claim.id + kind)])
     power = float(random.uniform(1.0, 4.0))
     found = {
-        sweep: _without_effect(one, kind, power, seeds, random)
-        for (sweep, one), seeds in zip({claim.sweep: evidence, **evidence.beside}.items(), claim.seeds, strict=True)
+        sweep: _without_effect(one, kind, power, random)
+        for sweep, one in {claim.sweep: evidence, **evidence.beside}.items()
     }
     return replace(found.pop(claim.sweep), beside=found)
 
 
-def _without_effect(evidence: Evidence, kind: str, power: float, seeds: int, random: np.random.Generator) -> Evidence:
-    table = pd.concat(
-        [one.assign(seed=seed) for seed in range(seeds) for one in [_of_one_seed(evidence.table)]], ignore_index=True
-    )
-    values = table.assign(value=_values(table, kind, power, random), status="ok")
+def _without_effect(evidence: Evidence, kind: str, power: float, random: np.random.Generator) -> Evidence:
     return replace(
         evidence,
-        table=values,
-        spectra=lambda wanted: [
-            one for one in _repeated(evidence.spectra(lambda place: True), seeds, random) if wanted(one.place)
-        ],
-        hessians=lambda: _hessians(evidence.hessians(), seeds, random),
+        table=evidence.table.assign(value=_values(evidence.table, kind, power, random), status="ok"),
+        spectra=lambda wanted: [_normal(one.place, random) for one in evidence.spectra(wanted) if wanted(one.place)],
+        hessians=lambda: (
+            replace(one, matrix=random.normal(size=one.matrix.shape).astype(np.float32)) for one in evidence.hessians()
+        ),
     )
 
 
-def _of_one_seed(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["seed"] == table["seed"].min()]
+def _normal(place: SpectrumKey, random: np.random.Generator) -> Spectrum:
+    return Spectrum(place, np.sort(random.normal(size=place.dim)))
 
 
 def _values(table: pd.DataFrame, kind: str, power: float, random: np.random.Generator) -> Values:
@@ -206,25 +225,6 @@ def _common(table: pd.DataFrame, random: np.random.Generator) -> Values:
     """Return a factor for each seed, as networks of one seed share weights."""
     found: Values = np.exp(0.2 * random.normal(size=int(table["seed"].max()) + 1))[table["seed"].to_numpy(int)]
     return found
-
-
-def _repeated(
-    found: Sequence[Spectrum | Density], seeds: int, random: np.random.Generator
-) -> Iterable[Spectrum | Density]:
-    """Yield spectra of the same sizes for every seed, all drawn from one normal law."""
-    first = min((one.place.seed for one in found), default=0)
-    for one in found:
-        if one.place.seed == first:
-            for seed in range(seeds):
-                yield Spectrum(replace(one.place, seed=seed), np.sort(random.normal(size=one.place.dim)))
-
-
-def _hessians(found: Iterable[StoredHessian], seeds: int, random: np.random.Generator) -> Iterable[StoredHessian]:
-    for one in found:
-        for seed in range(seeds):
-            yield replace(
-                one, seed=1000 * one.seed + seed, matrix=random.normal(size=one.matrix.shape).astype(np.float32)
-            )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import INTERVAL, claims, quoted, seeds_in_words
 from hessfig.analysis.claims.rule import Claim
 from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, markdown_text, marked
@@ -24,6 +25,7 @@ from hessfig.record import TABLE
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 BEFORE = PAGE.with_name("verdicts-of-0.2.1.csv")
 COMMAND = "python scripts/claims_page.py --write"
+NOT_YET = "not measured under this rule yet"
 CELL = ["config", "sigma", "step", "seed"]
 
 
@@ -63,18 +65,17 @@ def _table(some: list[Claim]) -> list[str]:
 def verdicts(outputs: Path, before: str = "") -> str:
     """Return a table of the verdicts in outputs/claims.csv with the seeds and minutes of their sweeps.
 
-    Full size takes hours: a claim whose sweeps `outputs` lacks keeps its line of the table `before`, unless its rule or
-    its sweep changed since (docs/verdicts-of-0.2.1.csv says why): then it was not run.
+    Full size takes hours: a claim whose sweeps `outputs` lacks keeps its line of the table `before`. A line is taken
+    out by whoever changes its rule; then it says that the claim is not measured under this rule, and by what it is.
     """
-    changed = {row["id"] for row in _before() if row["why"]}
-    lines_before = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
-    kept = {name: line for name, line in lines_before.items() if name not in changed}
+    kept = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
     lines = []
     with (outputs / "claims.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             tables = [outputs / sweep / TABLE for sweep in claims()[row["id"]].sweeps]
+            is_kept = row["id"] in kept and f" | {NOT_YET} | " not in kept[row["id"]]
             measured = all(path.is_file() for path in tables)
-            lines.append(_line(row, tables) if measured else kept.get(row["id"], _line(row, [])))
+            lines.append(_line(row, tables) if measured else kept[row["id"]] if is_kept else _not_yet(row))
     heads = ("claim", "effect", INTERVAL, "verdict", "in words", "seeds", "minutes")
     return "\n".join([*markdown_table(heads, []), *lines, ""])
 
@@ -103,6 +104,14 @@ def _why(name: str, before: dict[str, dict[str, str]], now: dict[str, str]) -> s
 def _before() -> list[dict[str, str]]:
     with BEFORE.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def _not_yet(row: dict[str, str]) -> str:
+    """Return the line of a claim without numbers: by which commands it is measured, and what is known without them."""
+    commands = " and ".join(f"`hessfig run sweep={sweep}`" for sweep in claims()[row["id"]].sweeps)
+    known = row["verdict"] if row["verdict"] != ledger.NOT_RUN else NOT_YET
+    words = [row["words"], commands if known == NOT_YET else f"{NOT_YET}: {commands}"]
+    return markdown_row((row["id"], "", "", known, "; ".join(filter(None, words)), "", ""))
 
 
 def _line(row: dict[str, str], tables: list[Path]) -> str:

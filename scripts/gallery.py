@@ -17,7 +17,6 @@ import claims_page
 import pandas as pd
 from PIL import Image
 
-from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.config.enums import FigureGroup, Published
@@ -138,8 +137,8 @@ def says(name: str) -> Iterator[str]:
     page = marked(claims_page.PAGE.read_text(), "verdicts", claims_page.COMMAND)
     verdicts = {cells[0].removeprefix("| "): cells[3] for line in page.splitlines() if (cells := line.split(" | "))[3:]}
     for one in claims().values():
-        verdict = verdicts.get(one.id, ledger.NOT_RUN)
-        if one.figure == name and verdict != ledger.NOT_RUN:
+        verdict = verdicts.get(one.id, claims_page.NOT_YET)
+        if one.figure == name and verdict != claims_page.NOT_YET:
             yield f"*{markdown_text(one.statement[0].upper() + one.statement[1:])}* ({one.source}): **{verdict}**."
 
 

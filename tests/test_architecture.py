@@ -164,7 +164,7 @@ def test_theory_knows_nothing_of_the_runner() -> None:
         ("hessfig.analysis.x", "hessfig.figures.sheets", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.report.x", "hessfig.models.blocks", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.interface", "hessfig.sweep.plan", "test_the_interface_needs_no_sweep"),
-        ("hessfig.sessions", "hessfig.cli.plot", "test_python_needs_no_command_line"),
+        ("hessfig.sessions", "hessfig.cli.results", "test_python_needs_no_command_line"),
         ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from hessfig.config.enums import Launcher
 from hessfig.config.presets import choices
 from hessfig.errors import UserError, command_line, plain
 from hessfig.files import is_file
-from hessfig.record import MANIFEST, TABLE
+from hessfig.record import FROBENIUS, MANIFEST, TABLE, Status, read_checked
 
 if TYPE_CHECKING:
     from hessfig.sweep.garbage import Unused
@@ -55,7 +55,7 @@ def run(job: Job) -> int:
 
 def measure_and_draw(job: Job) -> int:
     """Measure a sweep as `run` does, then draw it with the figure of the sweep that the verb stands for."""
-    from hessfig.cli.plot import plot
+    from hessfig.cli.results import plot
 
     code = run(job)
     if code == 0:
@@ -66,7 +66,6 @@ def measure_and_draw(job: Job) -> int:
 
 def report(summary: Summary) -> int:
     """Say what a run did; return 1 when a cell failed or is missing."""
-    from hessfig.cli.out_of_range import out_of_range
     from hessfig.sweep import preview
 
     say(preview.summarise(summary))
@@ -183,3 +182,70 @@ def _rows(path: Path) -> str:
 def _shortly(other: Sequence[SettingDifference]) -> str:
     more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
     return ", ".join(map(str, other[:_SHOWN])) + more
+
+
+def out_of_range(table: Path) -> list[str]:
+    """Return a line each for numbers that are not finite, did not converge, or underflowed to 0; none if all is well.
+
+    Any quantity may overflow; only a norm, and of a network whose zeros are known, has underflowed where it is 0.
+    """
+    with table.open(newline="", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    norms = [row for row in _of_status(rows, Status.ok) if row["quantity"] == FROBENIUS]
+    underflowed = [row for row in norms if float(row["value"]) == 0.0] if _knows_zeros(table) else []
+    ends = {
+        "are not finite": (_of_status(rows, Status.nonfinite), "recorded as such and left out of means"),
+        "did not converge": (_of_status(rows, Status.not_converged), "recorded and left out of means"),
+        "are 0 where theory knows no zero": (underflowed, "smaller than the numbers' type can hold; kept as 0"),
+    }
+    return [
+        f"{len(bad)} numbers of {len(rows)} {what}: {_where(bad, rows)}: {end}"
+        for what, (bad, end) in ends.items()
+        if bad
+    ]
+
+
+def _knows_zeros(table: Path) -> bool:
+    """Return whether theory knows which blocks of this network vanish; those of a user's own network are not known."""
+    from hessfig.predictions.architecture import COUNTED
+
+    manifest = table.with_name(MANIFEST)
+    return not manifest.exists() or read_checked(manifest)["config"]["model"]["kind"] in COUNTED
+
+
+def _of_status(rows: Iterable[dict[str, str]], status: Status) -> list[dict[str, str]]:
+    return [row for row in rows if row["status"] == status]
+
+
+def _where(bad: list[dict[str, str]], rows: list[dict[str, str]]) -> str:
+    """Return the places of the bad rows, network by network and quantity by quantity."""
+    groups = dict.fromkeys(map(_group, bad))
+    return ", ".join(f"{_places(_of(bad, one), _of(rows, one))} ({one})" for one in groups)
+
+
+def _group(row: dict[str, str]) -> str:
+    variant, quantity = row["variant"], row["quantity"]
+    names = [variant, f"n_layers={row['num_layers']}", "" if quantity == FROBENIUS else quantity]
+    return ", ".join(filter(None, names))
+
+
+def _of(rows: Iterable[dict[str, str]], group: str) -> tuple[str, list[float]]:
+    """Return what the rows of a group lie along (of sigma and step what has more places), and these in rising order."""
+    here = [row for row in rows if _group(row) == group]
+    found = {name: len({row[name] for row in here} - {""}) for name in ("sigma", "step")}
+    axis = max(found, key=lambda name: found[name]) if any(found.values()) else ""
+    return axis, sorted({float(row[axis]) for row in here if row[axis]}) if axis else []
+
+
+def _places(bad: tuple[str, list[float]], grid: tuple[str, list[float]]) -> str:
+    """Return which places of the grid are bad: every one, an end of it, or a list."""
+    (axis, found), (_, known) = bad, grid
+    if not axis:
+        return "at the one point measured"
+    if found == known:
+        return f"every {axis}"
+    if found == known[-len(found) :]:
+        return f"{axis} >= {found[0]:.3g}"
+    if found == known[: len(found)]:
+        return f"{axis} <= {found[-1]:.3g}"
+    return f"{axis} {', '.join(f'{place:.3g}' for place in found)}"

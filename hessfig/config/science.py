@@ -272,7 +272,7 @@ class LandscapeConfig:
     points: int = setting(25, "places of k", least=2, most=_MOST)
     draws: int = setting(20, "random w of the integrals Delta_1 and Delta_2", least=2, most=_MOST)
     spread: float = setting(0.01, "standard deviation s of these w, N(w*, s^2 I)", above=0)
-    dimensions: list[int] = setting(
+    dimensions: list[int] = added(
         [1, 4, 16], "numbers D of eigenvectors that span the w of landscape_subspace", least=1, most=1_000, once=True
     )
     curvatures: int = setting(

@@ -13,8 +13,7 @@ from hessfig.curvature.problem import Batch
 from hessfig.models import components, networks
 from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
 from hessfig.models.tape import component_steps
-from hessfig.models.tape.component_steps import Fixed, Gain, Multiply
-from hessfig.models.tape.pattern_derivatives import NOT_ON_THE_TAPE
+from hessfig.models.tape.component_steps import NOT_ON_THE_TAPE, Fixed, Gain, Multiply
 from hessfig.models.tape.steps import DERIVATIVES, Activate, Gather, Mixing, Normalise, Repeat, Select, Sum, of_sigmoid
 from hessfig.models.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
 from hessfig.terms import Matrix

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hessfig.config.enums import MLP, Attention
 from hessfig.models.components import PATTERNS, RMSNorm
-from hessfig.models.tape import pattern_derivatives
+from hessfig.models.tape.component_steps import along_pattern, second_of_pattern
 from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus
 
 
@@ -293,7 +293,7 @@ class Mixing:
         dscore_bar = None if dpattern_bar is None else self._through_pattern(dpattern_bar)
         if dpattern is None:
             return dscore_bar
-        second = pattern_derivatives.second(self.kind, self.weights.unsqueeze(3), self._pattern_bar, dpattern)
+        second = second_of_pattern(self.kind, self.weights.unsqueeze(3), self._pattern_bar, dpattern)
         return plus(dscore_bar, second)
 
     def _through_cap(self, dscore_bar: Tangent, dscore: Tangent) -> Tangent:
@@ -336,7 +336,7 @@ class Mixing:
 
     def _through_pattern(self, rows: Float[Tensor, "batch heads queries k length"]) -> Tensor:
         """Apply the (symmetric) Jacobian of scores -> pattern."""
-        return pattern_derivatives.along(self.kind, self.weights.unsqueeze(3), self.allowed.unsqueeze(1), rows)
+        return along_pattern(self.kind, self.weights.unsqueeze(3), self.allowed.unsqueeze(1), rows)
 
     def _split_all(self, dxs: Sequence[Tangent]) -> list[Tangent]:
         return [None if dx is None else self._split(dx) for dx in dxs]

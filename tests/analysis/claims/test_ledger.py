@@ -127,15 +127,17 @@ def test_the_page_tells_every_verdict_of_021_beside_todays() -> None:
     assert len(before) == 47 and len(changed.splitlines()) == 2 + len({*before, *claims()})
 
 
-def test_a_verdict_of_before_stays_where_neither_rule_nor_sweep_changed(tmp_path: Path) -> None:
+def test_a_verdict_of_before_stays_and_a_claim_without_one_names_its_commands(tmp_path: Path) -> None:
     write_softmax(tmp_path)
     ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
-    before = (
-        "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |\n| landscape-chance | 1 | [0, 2] | holds || 5 | 1 |"
-    )
-    found = claims_page.verdicts(tmp_path, before)
-    assert "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |" in found
-    assert "\n| landscape-chance |  |  | not run |" in found
+    line = "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |"
+    found = claims_page.verdicts(tmp_path, line).splitlines()
+    assert line in found
+    assert "| phases |  |  | not measured under this rule yet | `hessfig run sweep=phases` and " in "\n".join(found)
+    again = claims_page.verdicts(tmp_path, "\n".join(found)).splitlines()
+    assert again == found
+    (theorem,) = [one for one in found if one.startswith("| depth-data |")]
+    assert "| follows from a theorem | " in theorem and "not measured under this rule yet: `hessfig run" in theorem
 
 
 def test_the_record_fixes_the_seeds_that_the_sweeps_have_and_quotes_at_most_25_words() -> None:
