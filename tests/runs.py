@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import multiprocessing
 import os
 import pickle
 import random
-import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TypeVar, cast
-
-from hessfig.sweep.pool import PRELOAD
 
 T = TypeVar("T")
 
@@ -58,31 +53,6 @@ def here(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
             code = ended.code
     assert isinstance(code, int), code
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
-def script(path: Path, *, folder: Path, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a script in `folder` as `python` does, in a process that has torch already: the workers' server forks it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    with tempfile.TemporaryDirectory() as written:
-        out, err = Path(written, "out"), Path(written, "err")
-        process = context.Process(target=_as_main, args=(path, folder, paths, (out, err)))
-        process.start()
-        process.join(timeout=240)
-        code = process.exitcode
-        process.kill()
-        assert code is not None, f"{path} runs on"
-        return subprocess.CompletedProcess([path], code, out.read_text(), err.read_text())
-
-
-def _as_main(path: Path, folder: Path, paths: Sequence[Path], written: tuple[Path, Path]) -> None:
-    for number, place in enumerate(written, start=1):
-        os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT), number)
-    os.chdir(folder)
-    os.environ["MPLBACKEND"] = "agg"
-    sys.path[:0] = [str(path.parent), *map(str, paths)]
-    sys.argv = [str(path)]
-    runpy.run_path(str(path), run_name="__main__")
 
 
 def once(run: Callable[[Path], T], folder: Path) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -24,7 +25,6 @@ from hessfig.errors import UserError
 from tests import pages
 from tests.conftest import Answer, Background
 from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
-from tests.runs import script
 from tests.test_architecture import tracked
 
 # Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
@@ -83,8 +83,15 @@ def run(command: str, cli: Cli, folder: Path) -> str:
         assert answer.code == 0, answer.err
         return answer.out
     assert words[0] == "python"
-    (name,) = words[1:]
-    found = script(folder / name, folder=folder, paths=[folder / "my"])
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder / "my")]))
+    found = subprocess.run(
+        [sys.executable, *words[1:]],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert found.returncode == 0, found.stderr
     return found.stdout
 

@@ -69,7 +69,7 @@ def assert_every_column(problem: Objective, model: ModelConfig) -> None:
 @pytest.mark.long
 def test_every_column_of_a_transformer_is_the_oracles(norm: Norm, architecture: ModelConfig, loss: Loss) -> None:
     model = replace(architecture, norm=norm)
-    assert_every_column(moved(toy_problem(model, toy_task(model, base=2, batch_size=2, loss=loss))), model)
+    assert_every_column(moved(toy_problem(model, toy_task(model, batch_size=2, loss=loss))), model)
 
 
 @pytest.mark.parametrize("name", ["chain", "linear mlp", "bare", "bare linear"])
