@@ -76,7 +76,7 @@ APPROXIMATIONS = [
     *["approximations_addition", "approximations_digits", "approximations_text"],
 ]
 COMPRESSION = ["pruning", "quantisation"]
-VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape_subspace"]
+VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape_subspace", "influence"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
