@@ -1,6 +1,7 @@
 """Time one product with a block of the Hessian: hessfig's operator, jvp of grad in torch.func, curvlinops' operator.
 
-All three multiply the same block of the same network with the same vectors, in float64, on one thread, in turn.
+All three multiply the same block of the same network with the same vectors, in float64, on one thread, in turn. The
+times are the processor's: on one thread these are what a clock shows on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def timed(name: str, ways: dict[str, Multiply], vectors: Any, rounds: int) -> li
 
 
 def _seconds(multiply: Multiply, vectors: Any) -> float:
-    """Return the seconds of one call, from enough calls for a tenth of a second."""
-    calls, began = 0, time.perf_counter()
-    while calls < 3 or time.perf_counter() - began < 0.1:
+    """Return the processor's seconds for one call, from enough calls for a tenth of a second."""
+    calls, began = 0, time.process_time()
+    while calls < 3 or time.process_time() - began < 0.1:
         multiply(vectors)
         calls += 1
-    return (time.perf_counter() - began) / calls
+    return (time.process_time() - began) / calls
 
 
 def networks(width: int) -> dict[str, tuple[dict[str, Multiply], int]]:

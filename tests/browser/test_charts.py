@@ -163,6 +163,8 @@ def test_no_request_leaves_the_page(site: Path, browser: Any, name: str) -> None
     inside = (site.as_uri(), (site.parent / "report.html").as_uri(), "data:", "blob:")
     assert [url for url in tab.asked_for if not url.startswith(inside)] == []
     assert tab.said == []
+    offered = set(tab.evaluate("[...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title)"))
+    assert offered == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
 
 
 def test_without_script_the_picture_stays(site: Path, browser: Any) -> None:

@@ -213,7 +213,7 @@ function start(box) {
   const redraw = () => library().then((Plotly) => {
     if (box.hidden) return;
     const traces = chart.kind === "maps" ? maps(chart, chart.logs) : curves(chart, off);
-    Plotly.react(plot, traces, layout(box, chart), { displaylogo: false, responsive: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    Plotly.react(plot, traces, layout(box, chart), { displaylogo: false, responsive: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] });
     box.dataset.drawn = "true";
   });
   figure.querySelector("picture").before(tools(figure, box, chart, off, redraw));
