@@ -25,7 +25,7 @@ from hessfig.terms import INFLUENCES, Optimiser, Part
 from tests.curvature.oracle import whole_oracle
 from tests.toys import training_config
 
-COUNT, RATE, STEPS, SUBSETS, LEFT = 6, 0.3, 7, 5, 2
+COUNT, RATE, STEPS, SUBSETS, LEFT = 8, 0.3, 7, 5, 3
 
 
 def config(folder: Path, **settings: Any) -> Config:
@@ -39,7 +39,7 @@ def config(folder: Path, **settings: Any) -> Config:
     }
     made = training_config(folder, step=[STEPS], steps=STEPS, evaluation_size=4, weight_decay=0.0, **chosen)
     made.task.batch_size, made.training.dtype, made.blocks = COUNT, DType.float64, ["all"]
-    made.approximation, made.quantities = ApproximationConfig(subsets=SUBSETS, left_out=LEFT / COUNT), ["influence"]
+    made.approximation, made.quantities = ApproximationConfig(subsets=SUBSETS, left_out=0.4), ["influence"]
     return made
 
 
@@ -83,6 +83,7 @@ def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path: Path) -> N
     tests = unseen_batch(cell.config.task, 4, DType.float64)
     drawn = probe_stream(cell.seed, "influence", cell.sigma, 0, "subsets", step=STEPS)
     left = [torch.randperm(COUNT, generator=drawn)[:LEFT] for _ in range(SUBSETS)]
+    assert len({frozenset(some.tolist()) for some in left}) == SUBSETS  # no ties
     kept = [torch.tensor([one for one in range(COUNT) if one not in some.tolist()]) for some in left]
     with torch.no_grad():
         before = losses(problem, tests)

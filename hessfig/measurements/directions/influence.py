@@ -1,6 +1,7 @@
 """Quantity influence: what leaving samples out of a training does, retrained and predicted by curvature matrices."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,7 @@ from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Objective, scored_outputs
-from hessfig.measurements.compression import Subject
+from hessfig.measurements.compression import Subject, spearman
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Estimate, Measured, Request
 from hessfig.measurements.stability import Trial
@@ -62,16 +63,14 @@ def influence(problem: Objective, request: Request) -> Measured:
 def score(predicted: Changes, true: Changes) -> Estimate:
     """Return Spearman's correlation over subsets in the mean over tests, with the jackknife's error over subsets."""
     count = true.shape[1]
-    others = [[one for one in range(count) if one != left] for left in range(count)]
-    found = torch.stack([_correlation(predicted[:, kept], true[:, kept]) for kept in others])
+    kept = ~torch.eye(count, dtype=torch.bool)
+    found = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
     error = float((found - found.mean()).square().sum() * (count - 1) / count) ** 0.5
-    return Estimate(float(_correlation(predicted, true)), error, count, SUBSETS)
+    return Estimate(_mean_correlation(predicted, true), error, count, SUBSETS)
 
 
-def _correlation(predicted: Changes, true: Changes) -> Tensor:
-    ranks = [one.argsort(dim=1).argsort(dim=1).double() for one in (predicted, true)]
-    one, other = (rank - rank.mean(dim=1, keepdim=True) for rank in ranks)
-    return ((one * other).sum(dim=1) / (one.norm(dim=1) * other.norm(dim=1))).mean()
+def _mean_correlation(predicted: Changes, true: Changes) -> float:
+    return statistics.fmean(spearman(*pair) for pair in zip(predicted, true, strict=True))
 
 
 def _matrices(subject: Subject, damping: float) -> dict[str, tuple[Tensor, float]]:
