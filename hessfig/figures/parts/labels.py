@@ -72,6 +72,7 @@ _QUANTITIES = {
     "jacobian_norm": "norm of the Jacobian",
 }
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
+_ESTIMATORS |= dict.fromkeys(("unseen sums", "unseen examples"), "held-out examples")
 _FEW = 3  # quantities that a caption names; of more the panels say what they show
 _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP", "W_head": "head"}
 
@@ -258,7 +259,7 @@ def interval_words(table: pd.DataFrame) -> str:
 def estimator_words(table: pd.DataFrame) -> str:
     """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = ", ".join(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique()))
+    how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
     return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
