@@ -113,7 +113,9 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
 
     config, folder = job.config, table_folder(job)
     average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
-    settings = FitSettings(average, config.resamples, config.tolerance, preset=preset)
+    settings = FitSettings(
+        average, config.resamples, config.tolerance, preset=preset, predictions=config.sweep.predictions
+    )
     return write_slopes(folder, job.windows, settings, quantity=config.quantity, among=job.given.get("quantities"))
 
 

@@ -194,7 +194,7 @@ VERBS = {
             groups=("sweep",),
             names=("reference", "output_dir"),
             table=True,
-            ignores=("sweep.about", "sweep.windows", "sweep.average"),
+            ignores=("sweep.about", "sweep.windows", "sweep.average", "sweep.predictions"),
         ),
         Verb(
             name="predict",

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from claims_page import PAGE
 from numpy.typing import NDArray
+from scipy.stats import beta
 from toy_sweeps import toy
 
 from hessfig.analysis.axis import with_settings
@@ -60,9 +61,13 @@ STEPS = {
 }
 Values = NDArray[np.float64]
 
-WIDTHS: dict[str, dict[str, object]] = {
-    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"}
-}  # two halves of sizes
+SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.values": "[0.1]"}
+# What rules need besides: two halves of sizes. Sweeps of many learning rates: few steps.
+BESIDE: dict[str, dict[str, object]] = {
+    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
+    "ratio_training": SHORT,
+    "ratio_rates": SHORT,
+}
 
 
 def main() -> None:
@@ -90,7 +95,7 @@ def write(row: tuple[str, ...]) -> None:
     page = PAGE.read_text()
     before = {line.split(" | ")[0].removeprefix("| "): line for line in marked(page, "nulls", COMMAND).splitlines()}
     lines = before | {row[0]: markdown_row(row)}
-    heads = markdown_table(("claim", "null tables", "held", "share"), [])
+    heads = markdown_table(("claim", "null tables", "held", "share [95 %]"), [])
     text = "\n".join([*heads, *(lines[name] for name in claims() if name in lines), ""])
     PAGE.write_text(between_marks(page, "nulls", text, COMMAND))
 
@@ -114,7 +119,7 @@ def miniature(sweep: str) -> dict[str, object]:
         settings |= {key: value for key, value in STEPS.items() if key in settings}
     elif "task.digits" in settings:
         settings |= SIGMAS
-    return settings | WIDTHS.get(sweep, {})
+    return settings | BESIDE.get(sweep, {})
 
 
 def evidence_of(claim: Claim, outputs: Path) -> Evidence:
@@ -132,8 +137,14 @@ def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.
     until = time.monotonic() + seconds
     while len(held) < tables and time.monotonic() < until:
         held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
-    share = f"{100 * sum(held) / len(held):.1f} %"
-    return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share
+    return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share(sum(held), len(held))
+
+
+def share(held: int, tables: int) -> str:
+    """Return a share in per cent with its exact binomial 95 % interval."""
+    low = beta.ppf(0.025, held, tables - held + 1) if held else 0.0
+    high = beta.ppf(0.975, held + 1, tables - held) if held < tables else 1.0
+    return f"{100 * held / tables:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def of_seeds(claim: Claim, evidence: Evidence) -> Evidence:

@@ -44,6 +44,7 @@ DOORS = {
     "transformer_lens": ("hessfig.models.",),
     "transformers": (
         *("hessfig.models.stored.causal_model", "hessfig.models.stored.tokenizer"),
+        "hessfig.models.stored.lens_registry",
         "hessfig.integrations.transformers",
     ),
     "lightning": ("hessfig.integrations.lightning",),

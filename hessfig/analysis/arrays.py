@@ -1,4 +1,4 @@
-"""Arrays stored next to cells: found through the manifest, checked by hash and by their labels."""
+"""Arrays stored next to cells, Hessians and losses: found through the manifest, checked by hash and by labels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hessfig.analysis.manifest import read_manifest
-from hessfig.errors import UserError, run_command
+from hessfig.errors import UserError, plain, run_command
 
 Entry = dict[str, Any]
 Stored = Mapping[str, Any]
@@ -259,3 +260,72 @@ def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:
     if not whole or matrix.shape != (sum(sizes), sum(sizes)) or matrix.dtype.kind != "f" or not sizes:
         raise ValueError(f"shape {matrix.shape}, sizes {sizes}"[:300])
     return matrix, [str(name) for name in names], sizes
+
+
+SLICES, DESCENT = "slices", "descent"
+_PLANE = {"plane_places": (2, 0), "plane_losses": (0, 0), "plane_expansions": (0, 0), "plane_edge": (2, 0)}
+# By quantity: its arrays, with the length of every axis (0: any), and its lists of names.
+_ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
+    SLICES: {**dict.fromkeys(("distances", "losses", "expansions"), (0, 0)), **_PLANE},
+    DESCENT: {
+        **dict.fromkeys(("losses", "model_losses", "distances", "model_distances", "gaps"), (0,)),
+        **dict.fromkeys(("curvatures", "run_curvatures", "line_curvatures"), (0,)),
+    },
+}
+_NAMES_OF: dict[str, tuple[str, ...]] = {SLICES: ("rays", "plane_rays"), DESCENT: ()}
+_LOSS_FORMS = {
+    name: Form(name, name.removesuffix("s"), ", ".join([*arrays, *_NAMES_OF[name], "label"]))
+    for name, arrays in _ARRAYS.items()
+}
+
+
+@dataclass(frozen=True)
+class StoredLosses:
+    """The arrays of one cell by name; sigma and step are nan where they mean nothing."""
+
+    variant: str
+    num_layers: int
+    sigma: float
+    step: float
+    seed: int
+    numbers: Mapping[str, NDArray[np.float64]]
+    names: Mapping[str, list[str]]
+
+    @property
+    def where(self) -> str:
+        """The state in words: 'step 300', 'σ = 0.2', or nothing."""
+        if not math.isnan(self.step):
+            return f"step {self.step:g}"
+        return "" if math.isnan(self.sigma) else f"σ = {self.sigma:g}"
+
+
+def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
+    """Return the stored arrays of a quantity, slices or descent, in the manifest's order.
+
+    Raises UserError where none are stored, and for files that are missing, damaged, swapped or of another form.
+    """
+    form, found = _LOSS_FORMS[quantity], []
+    for entry in listed(folder, form):
+        numbers, names = read(folder, entry, form, partial(_take_losses, quantity))
+        place: dict[str, Any] = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
+        found.append(StoredLosses(**place, numbers=numbers, names=names))
+    return found
+
+
+def _take_losses(quantity: str, stored: Stored) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
+    """Return numbers and names of one file. Raises ValueError for arrays of another form."""
+    numbers = {name: _numbers(stored, name, shape) for name, shape in _ARRAYS[quantity].items()}
+    names = {name: [plain(str(one)) for one in stored[name].tolist()] for name in _NAMES_OF[quantity]}
+    if quantity == SLICES and len(names["rays"]) != len(numbers["distances"]):
+        raise ValueError(f"{len(names['rays'])} directions, {len(numbers['distances'])} slices")
+    return numbers, names
+
+
+def _numbers(stored: Stored, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    found = stored[name]
+    fits = found.ndim == len(shape) and all(
+        not want or have == want for have, want in zip(found.shape, shape, strict=True)
+    )
+    if found.dtype != np.float64 or not fits or not found.size:
+        raise ValueError(f"{name}: {found.dtype} {found.shape}")
+    return np.asarray(found)

@@ -171,9 +171,7 @@ def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
     found = []
     for rule, runs in at.groupby("rule", sort=False):
         wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(np.inf)
-        for seed in wide.columns:
-            others = wide.drop(columns=seed) if len(wide.columns) > 1 else wide
-            rate = float(others.mean(axis=1).idxmin())
+        for seed, rate in tuned_rates(wide).items():
             at_edge = rate in (wide.index[0], wide.index[-1])
             found.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
     return pd.DataFrame(found, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
@@ -251,3 +249,13 @@ def _first_at(curve: pd.Series, target: float) -> float:
         return np.inf
     k = below[0]
     return float(steps[k] if k == 0 else np.interp(-np.log(target), -logs[k - 1 : k + 1], steps[k - 1 : k + 1]))
+
+
+def tuned_rates(losses: pd.DataFrame) -> pd.Series:
+    """Return, by seed (a column), the rate (a row) whose mean loss over the other seeds is least; of one seed, its own.
+
+    Infinite losses stand for runs that diverged.
+    """
+    several = len(losses.columns) > 1
+    others = {seed: losses.drop(columns=seed) if several else losses for seed in losses.columns}
+    return pd.Series({seed: float(one.mean(axis=1).idxmin()) for seed, one in others.items()}, dtype=float)

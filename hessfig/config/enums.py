@@ -132,7 +132,8 @@ class Sink(StrEnum):
 
 
 class ScaledWeight(StrEnum):
-    """Which drawn weight is multiplied by model.weight_scale, in every layer; `mlp`: all those of the MLP."""
+    """Which drawn weight is multiplied by model.weight_scale, in every layer; `mlp`: all those of the MLP; `query_key`:
+    W_Q and W_K (with model.temperature = weight_scale^2 the scores stay what they are)."""
 
     W_Q = "W_Q"
     W_K = "W_K"
@@ -143,6 +144,7 @@ class ScaledWeight(StrEnum):
     W_in = "W_in"
     W_out = "W_out"
     mlp = "mlp"
+    query_key = "query_key"
 
 
 class SigmaScales(StrEnum):

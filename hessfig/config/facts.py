@@ -152,6 +152,15 @@ def are_windows(value: list[Any]) -> bool:
     return all(isinstance(window, list) and len(window) == 2 and _rises(window) for window in value)
 
 
+def are_predictions(value: dict[str, Any]) -> bool:
+    """Whether every entry is {part: exponent}, 'zero' for a block that vanishes."""
+    return all(isinstance(parts, dict) and all(map(_is_exponent, parts.values())) for parts in value.values())
+
+
+def _is_exponent(value: Any) -> bool:
+    return value == "zero" or (type(value) in (int, float) and math.isfinite(value))
+
+
 def _rises(window: list[Any]) -> bool:
     ends = [end for end in window if end is not None]
     return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends

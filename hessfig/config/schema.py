@@ -21,7 +21,7 @@ from hessfig.config.enums import (
     Reuse,
     Style,
 )
-from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
+from hessfig.config.facts import Role, are_predictions, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
     ApproximationConfig,
     CompressionConfig,
@@ -85,6 +85,15 @@ class SweepConfig:
         why=": a window is two sigmas, low before high",
         allowed="[low, high], null for an open end",
         example="'[[null,1]]'",
+    )
+    predictions: dict[str, Any] = setting(
+        {},
+        "exponents that `slopes` and `check` compare with, in place of theory's: {W_Q: {H: 5}, 'W_Q,W_V': {H_f: zero}}",
+        "{block: {part: exponent}}",
+        role=Role.fit,
+        passes=are_predictions,
+        allowed="{block: {part: exponent}}, zero for a block that vanishes",
+        example="'{W_Q: {H: 5}}'",
     )
     average: Average = setting(
         Average.arithmetic,

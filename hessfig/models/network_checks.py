@@ -111,9 +111,12 @@ def _check_scaled(model: ModelConfig, known: NetworkKind) -> None:
 
 
 def _scalable(matrices: list[Matrix]) -> list[ScaledWeight]:
-    """Return the weights that model.scaled_weight may name; `mlp` stands for those of an MLP, whatever their names."""
-    is_mlp = Matrix.W_in in matrices or Matrix.W in matrices
-    return [one for one in ScaledWeight if one in list(matrices) or (one == ScaledWeight.mlp and is_mlp)]
+    """Return the weights that model.scaled_weight may name: own weights, and groups that have some here."""
+    groups = {
+        ScaledWeight.mlp: Matrix.W_in in matrices or Matrix.W in matrices,
+        ScaledWeight.query_key: Matrix.W_Q in matrices,
+    }
+    return [one for one in ScaledWeight if groups.get(one, one in list(matrices))]
 
 
 def _check_read(model: ModelConfig, known: NetworkKind) -> None:

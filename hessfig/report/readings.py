@@ -14,7 +14,7 @@ from hessfig.analysis.comparison.agreement import judge
 from hessfig.analysis.curves import quantity_to_fit
 from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
 from hessfig.analysis.slopes import gate
-from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
+from hessfig.analysis.slopes.fit import FitSettings, fit_slopes, own_predictions
 from hessfig.analysis.slopes.printed import as_window, label
 from hessfig.errors import UserError
 from hessfig.predictions.growth_rates import Prediction
@@ -99,7 +99,9 @@ def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple
             run.table,
             run.architectures,
             about.windows,
-            FitSettings(about.average, asked.resamples, asked.tolerance, run.first_seed, preset),
+            FitSettings(
+                about.average, asked.resamples, asked.tolerance, run.first_seed, preset, own_predictions(run.config)
+            ),
             axis=run.axis,
             quantity=quantity_to_fit(run.table),
         )

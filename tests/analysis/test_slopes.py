@@ -15,7 +15,7 @@ from rich.console import Console
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.presented import latex_table, markdown_table
 from hessfig.analysis.slopes import fit as slopes
-from hessfig.analysis.slopes import levels
+from hessfig.analysis.slopes import gate, levels
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.slopes.printed import SlopeVerdict, cells, rich_table
 from hessfig.errors import UserError
@@ -233,6 +233,32 @@ def test_rich_table_shows_predictions_and_zeros() -> None:
     for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "paper"):
         assert word in text
     assert "variant" not in text
+
+
+def test_a_sweep_may_state_exponents_itself() -> None:
+    """In place of theory's, and for networks that theory knows nothing of; the gate checks them."""
+    own: dict[str, Any] = {"predictions": {"W_Q": {"H_o": 6, "H_f": 4.0}, "W_V": {"H_f": "zero"}}}
+    frame = fitted(make_table(), settings=config(kind="python"), **own).set_index(["row", "part"])
+    assert frame.loc[("W_Q", "H_o"), ["predicted", "verdict"]].tolist() == [6.0, "agrees"]
+    assert frame.loc[("W_Q", "H_f"), ["predicted", "verdict", "reference"]].tolist() == [
+        *(4.0, "deviates", "sweep.predictions")
+    ]
+    assert frame.loc[("W_V", "H_f"), "verdict"] == "structural zero"
+    assert frame.loc[("W_V", "H"), "verdict"] == "no prediction"
+    lines, code = gate.summary(frame.reset_index(), 0.1)
+    assert code == 1 and "3 slopes checked, 2 pass, 1 outside tolerance" in lines[-1]
+
+
+@pytest.mark.parametrize(("block", "part"), [("W_X", "H"), ("W_Q", "H_x")])
+def test_an_exponent_of_nothing_measured_is_refused(block: str, part: str) -> None:
+    with pytest.raises(UserError, match="no such block and part"):
+        fitted(make_table(), predictions={block: {part: 5.0}})
+
+
+@pytest.mark.parametrize("stated", ["x", {"W_Q": 5}, {"W_Q": {"H": "five"}}])
+def test_a_manifest_that_states_no_exponents_is_refused(stated: Any) -> None:
+    with pytest.raises(UserError, match="no exponents"):
+        slopes.own_predictions({"sweep": {"predictions": stated}})
 
 
 def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:

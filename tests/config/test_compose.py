@@ -76,7 +76,8 @@ APPROXIMATIONS = [
     *["approximations_addition", "approximations_digits", "approximations_text"],
 ]
 COMPRESSION = ["pruning", "quantisation"]
-VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape_subspace"]
+VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape_subspace", "influence"]
+MIXING = ["component_ratios", "ratio_training", "ratio_rates"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
@@ -169,7 +170,9 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {
-        *["depth", "language", "language_course", "language_noise", "critical_batch", "phases", *ENCODERS]
+        *["depth", "language", "language_course", "language_noise", "critical_batch", "phases"],
+        *MIXING[1:],
+        *ENCODERS,
     }
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
@@ -187,6 +190,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *DIRECTIONS,
         *RACE,
         *VECTORS,
+        *MIXING[1:],
     }
 
 
@@ -214,7 +218,15 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     text = [figure.name for figure in follow_ups if figure.order >= 270]
-    assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:], *COMPRESSION, *DIRECTIONS, *VECTORS]
+    assert text == [
+        *LANGUAGE[:3],
+        "language_heterogeneity",
+        *LANGUAGE[3:],
+        *COMPRESSION,
+        *DIRECTIONS,
+        *VECTORS,
+        *MIXING,
+    ]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

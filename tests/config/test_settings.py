@@ -62,7 +62,7 @@ def test_a_sweep_is_named_read_and_measured() -> None:
     assert inside == {
         **dict.fromkeys(("sweep.name", "sweep.about"), Role.label),
         **dict.fromkeys(("sweep.vary", "sweep.variants", "sweep.axis"), Role.extent),
-        **dict.fromkeys(("sweep.windows", "sweep.average"), Role.fit),
+        **dict.fromkeys(("sweep.windows", "sweep.average", "sweep.predictions"), Role.fit),
     }
     assert "sweep.axis" in with_role(*OF_NUMBERS) and role_of("sweep") == Role.label
 
@@ -80,7 +80,7 @@ def test_every_setting_has_a_role_and_a_verb() -> None:
     """A new setting is one place: what is not given a role has that of its group, and the verbs of its role."""
     assert {key for role in Role for key in with_role(role)} == {*settings(), "config_dir"}
     assert sum(len(with_role(role)) for role in Role) == len(settings()) + 1
-    assert set(open_settings()) == {"sweep.vary", "figure.options", "model.options"}
+    assert set(open_settings()) == {"sweep.vary", "sweep.predictions", "figure.options", "model.options"}
     assert {key.partition(".")[0] for key in settings() if "." in key} == set(GROUPS)
     composed = [verb for verb in VERBS.values() if verb.composed]
     unread = {key for key in settings() if not any(verb.takes(key) for verb in composed)}

@@ -124,6 +124,7 @@ def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_t
         (ScaledWeight.W_Q, ("attn.q.weight",)),
         (ScaledWeight.W_out, ("mlp.fc_out.weight",)),
         (ScaledWeight.mlp, ("mlp.fc_in.weight", "mlp.fc_out.weight")),
+        (ScaledWeight.query_key, ("attn.q.weight", "attn.k.weight")),
     ],
 )
 def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(scaled: ScaledWeight, paths: tuple[str, ...]) -> None:

@@ -33,7 +33,6 @@ class ClaimVerdict(StrEnum):
 
 # What a part of a claim may be without refuting it, strongest first.
 PASSING = (ClaimVerdict.holds, ClaimVerdict.within, ClaimVerdict.less, ClaimVerdict.small)
-TOLERANCE, RELATIVE_TOLERANCE = 0.25, 0.05  # of exponents that are whole numbers in theory; of large ones
 Judge = Callable[[Interval], ClaimVerdict]
 
 
@@ -103,11 +102,6 @@ def at_least(least: float) -> Judge:
 def near(target: float, within: float) -> Judge:
     """Return `equals` for this target and how far from it counts as equal."""
     return partial(equals, target=target, within=within)
-
-
-def near_power(power: float) -> Judge:
-    """Return `equals` for an exponent: within a quarter, or 5 % of a large one."""
-    return near(power, max(TOLERANCE, RELATIVE_TOLERANCE * abs(power)))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hessfig.analysis.claims import (
     component_rules,
     encoder_rules,
     growth_rules,
+    ratio_rules,
     sample_rules,
     share_rules,
     spectrum_rules,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _FAMILIES = (
-    *(growth_rules, share_rules, component_rules, spectrum_rules, sublayer_rules),
+    *(growth_rules, share_rules, component_rules, ratio_rules, spectrum_rules, sublayer_rules),
     *(encoder_rules, training_rules, sample_rules, along_rules),
 )
 

@@ -2,8 +2,8 @@
 
 import csv
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +19,7 @@ from hessfig.analysis.manifest import Architectures, read_run
 from hessfig.analysis.presented import write_csv
 from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
+from hessfig.errors import UserError, did_you_mean
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regime_between
 from hessfig.predictions.network_series import Regime
@@ -165,7 +166,8 @@ class FitSettings:
     """How slopes are fitted and judged: `average` over seeds, `resamples` of the bootstrap, `tolerance` of the verdict.
 
     `seed` of the bootstrap; None: the first seed of the run, as in figures. `preset` is the shipped sweep whose network
-    and task these are, "" for others, which have no published slopes.
+    and task these are, "" for others, which have no published slopes. `predictions` are exponents by block and part in
+    place of theory's ("zero": the block vanishes), which hold on every window.
     """
 
     average: str = ARITHMETIC
@@ -173,6 +175,24 @@ class FitSettings:
     tolerance: float = 0.1
     seed: int | None = None
     preset: str = ""
+    predictions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def own_predictions(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the exponents that a manifest says its sweep states itself. Raises UserError for what is none."""
+    found = config.get("sweep", {}).get("predictions") or {}
+    try:
+        return {
+            block: {part: one if one == "zero" else float(one) for part, one in parts.items()}
+            for block, parts in found.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            "the manifest's sweep.predictions are no exponents",
+            got=str(found)[:200],
+            allowed="{block: {part: exponent}}, zero for a block that vanishes",
+            remedy="measure the sweep again, or repair its file",
+        ) from error
 
 
 def write_slopes(
@@ -222,9 +242,10 @@ def fit_slopes(
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
     check_places(numbers, axis)
+    _check_stated(settings.predictions, numbers)
     originals = dict(list(numbers.groupby(CURVE)))
     rows = [
-        _context(key, settings.preset, window, architectures, axis, _reach(values, window))
+        _context(key, settings, window, architectures, axis, _reach(values, window))
         | _row(values, window, settings)
         | _measure_of(originals[key], window)
         for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False)
@@ -254,14 +275,21 @@ def _reach(values: pd.DataFrame, window: Window) -> tuple[float, float]:
 
 
 def _context(
-    key: Key, preset: str, window: Window, architectures: Architectures, axis: Axis, reach: tuple[float, float]
+    key: Key,
+    settings: FitSettings,
+    window: Window,
+    architectures: Architectures,
+    axis: Axis,
+    reach: tuple[float, float],
 ) -> dict[str, Any]:
     """Return what the slope is compared with: the prediction for the regime of the window, and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
     block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma
-    rate = _rate(block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms)
+    stated = settings.predictions.get(row if row == col else f"{row},{col}", {}).get(part)
+    theory = _rate(block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms)
+    rate = theory if stated is None else _stated(stated)
     shown = of_norms and not variant and not block.is_across
-    published, error = published_slope(preset, row, col, part, window) if shown else (math.nan, math.nan)
+    published, error = published_slope(settings.preset, row, col, part, window) if shown else (math.nan, math.nan)
     return {
         **dict(zip(CURVE, key, strict=True)),
         "axis": axis.name,
@@ -272,6 +300,27 @@ def _context(
         "published": published,
         "published_se": error,
     }
+
+
+def _stated(exponent: float | str) -> GrowthRate:
+    if exponent == "zero":
+        return GrowthRate(Prediction.structural_zero, None, Regime.every_sigma, "sweep.predictions")
+    return GrowthRate(Prediction.exponent, float(exponent), Regime.every_sigma, "sweep.predictions")
+
+
+def _check_stated(predictions: Mapping[str, Mapping[str, Any]], numbers: pd.DataFrame) -> None:
+    """Raise UserError for a stated exponent of a block or part that the table does not hold."""
+    blocks = numbers["row"].where(numbers["row"] == numbers["col"], numbers["row"] + "," + numbers["col"])
+    known = sorted({f"{block}: {part}" for block, part in zip(blocks, numbers["part"], strict=True)})
+    stated = [f"{block}: {part}" for block, parts in predictions.items() for part in parts]
+    unknown = [name for name in stated if name not in known]
+    if unknown:
+        raise UserError(
+            "sweep.predictions: the table has no such block and part",
+            got=unknown[0],
+            allowed="; ".join(known[:20]),
+            remedy=did_you_mean(unknown[0], known) or "leave it out",
+        )
 
 
 def _rate(

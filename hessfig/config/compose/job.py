@@ -82,9 +82,9 @@ class Job:
         return Job(changed, self.words, self.own)
 
     def fitted_as(self, sweep: Mapping[str, Any]) -> Job:
-        """Return the same job with the windows and the average of `sweep`, where none are given."""
+        """Return the same job with the windows, predictions and average of `sweep`, where none are given."""
         changed = self.composed.copy()
-        for key in ("windows", "average"):
+        for key in ("windows", "predictions", "average"):
             if key in sweep and f"sweep.{key}" not in self.given:
                 changed.sweep[key] = sweep[key]
         return Job(changed, self.words, self.own)

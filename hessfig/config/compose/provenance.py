@@ -8,7 +8,7 @@ from typing import Any
 
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.enums import Average
-from hessfig.config.facts import OF_NUMBERS, Role
+from hessfig.config.facts import OF_NUMBERS, Role, are_predictions
 from hessfig.config.keys import added_defaults, as_plain
 from hessfig.config.presets import names
 from hessfig.config.settings import role_of, settings, with_role
@@ -59,6 +59,8 @@ def _check_sweep(manifest: Mapping[str, Any]) -> None:
         raise TypeError("config.sweep.vary is no dict of lists")
     if not isinstance(windows, list) or not all(_is_window(window) for window in windows):
         raise TypeError("config.sweep.windows is no list of windows")
+    if not are_predictions(sweep.get("predictions") or {}):
+        raise TypeError("config.sweep.predictions are no exponents")
     if sweep.get("average", Average.arithmetic) not in list(Average):
         raise TypeError("config.sweep.average is no average")
 

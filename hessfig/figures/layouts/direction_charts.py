@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from hessfig.analysis.arrays import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.analysis.axis import SIGMA, settings_of, without
 from hessfig.analysis.manifest import RecordedRun
-from hessfig.analysis.stored_courses import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words

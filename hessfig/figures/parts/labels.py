@@ -39,6 +39,7 @@ _SETTINGS = {
 }
 
 _OF_CNN = {("model.norm", "post"): "GroupNorm"}
+_SCORED = {"hessian": "H", "ekfac": "EK-FAC", "diagonal": "a diagonal", "identity": "the identity"}
 _QUANTITIES = {
     FROBENIUS: "block norm",
     "hessian_distance": "distance to H of all samples",
@@ -57,9 +58,9 @@ _QUANTITIES = {
     "euclidean_sharpness": "sharpness",
     "spectral_sharpness": "spectral sharpness",
     "largest_entry_sharpness": "sharpness, largest entry",
-    "rounding_increase": "rise by rounding",
-    "quadratic_prediction": "second order",
-    "hawq_prediction": "HAWQ",
+    "quadratic_rank_correlation": "by second order",
+    "fisher_rank_correlation": "by the Fisher trace",
+    **{f"{name}_influence_score": f"score of {words}" for name, words in _SCORED.items()},
     "landscape_top_share": "share of what all weights add to Δ₂",
     "landscape_random_share": "of random directions",
     "stationarity": "length of the gradient of k samples",
@@ -71,6 +72,7 @@ _QUANTITIES = {
     "jacobian_norm": "norm of the Jacobian",
 }
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
+_ESTIMATORS |= dict.fromkeys(("unseen sums", "unseen examples"), "held-out examples")
 _FEW = 3  # quantities that a caption names; of more the panels say what they show
 _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP", "W_head": "head"}
 
@@ -257,7 +259,7 @@ def interval_words(table: pd.DataFrame) -> str:
 def estimator_words(table: pd.DataFrame) -> str:
     """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = ", ".join(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique()))
+    how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
     return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"

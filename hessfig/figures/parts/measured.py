@@ -12,7 +12,7 @@ import pandas as pd
 from hessfig.analysis.axis import Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Architectures, RecordedRun
-from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
+from hessfig.analysis.slopes.fit import FitSettings, fit_slopes, own_predictions
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
@@ -161,7 +161,8 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
 def fits_of(spec: FigureSpec, run: RecordedRun) -> FitSettings:
     """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
     seed = run.first_seed if spec.seed is None else spec.seed
-    return FitSettings(spec.average, spec.resamples, seed=seed, preset=spec.preset)
+    of_run = own_predictions(run.config)
+    return FitSettings(spec.average, spec.resamples, seed=seed, preset=spec.preset, predictions=of_run)
 
 
 def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:

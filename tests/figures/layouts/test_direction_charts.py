@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.stored_courses import read_courses
+from hessfig.analysis.arrays import read_courses
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Page

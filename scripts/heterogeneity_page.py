@@ -1,0 +1,97 @@
+"""Print the tables of docs/heterogeneity.md from measured sweeps, or write them between their marks.
+
+    python scripts/heterogeneity_page.py outputs               # those whose sweeps have a table in outputs/
+    python scripts/heterogeneity_page.py --write outputs       # put them between their marks
+
+A ratio is ||H(Q, Q)|| / ||H(V, V)||, as geometric mean over seeds with its 95 % interval (Student's t of logarithms).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from components_page import name_of
+from leading_sizes import leading_norms
+
+from hessfig.analysis.claims.rule import diagonal
+from hessfig.analysis.intervals import geometric_interval
+from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.table import read_table
+from hessfig.config.compose.job import compose
+from hessfig.config.enums import Attention
+from hessfig.config.schema import Config
+from hessfig.models.blocks import components
+from hessfig.record import FROBENIUS, TABLE
+from hessfig.states.initialised import initialised
+
+PAGE = Path(__file__).parents[1] / "docs" / "heterogeneity.md"
+COMMAND = "python scripts/heterogeneity_page.py --write outputs"
+SWEEPS = ("component_ratios", "ratio_scale")
+# What the leading terms are written for: mixing weights with known derivatives at equal scores, and soft-capped scores.
+_NO_LEADING_TERMS = (Attention.kernel, Attention.differential)
+_KNOWN = {"attention", "attention_bias", "softcap"}
+
+
+def main() -> None:
+    """Print or write every table whose sweep is measured."""
+    outputs = Path(sys.argv[-1])
+    for sweep in SWEEPS:
+        if not (outputs / sweep / TABLE).is_file():
+            print(f"{sweep}: no table in {outputs}", file=sys.stderr)
+        elif sys.argv[1] == "--write":
+            PAGE.write_text(between_marks(PAGE.read_text(), sweep, sizes(outputs, sweep), COMMAND))
+        else:
+            print(sizes(outputs, sweep))
+
+
+def ratios(outputs: Path, sweep: str) -> pd.Series:
+    """Return ||H(Q, Q)|| / ||H(V, V)|| of the first layer by variant, number of layers, sigma and seed."""
+    table = read_table(outputs / sweep / TABLE)
+    rows = diagonal(table[(table["quantity"] == FROBENIUS) & (table["part"] == "H")])
+    first = rows[rows["layer"] == 1].assign(variant=rows["variant"].fillna(""))
+    place = ["variant", "num_layers", "sigma", "seed"]
+    query, value = (first[first["row"] == name].groupby(place, sort=False)["value"].mean() for name in ("W_Q", "W_V"))
+    return query / value
+
+
+def sizes(outputs: Path, sweep: str) -> str:
+    """Return measured ratios by network and sigma, each with that of the leading terms where there is one."""
+    found = ratios(outputs, sweep)
+    settings = {(name, config.model.n_layers): config for name, config in compose([f"sweep={sweep}"]).variants}
+    sigmas = sorted(set(found.index.get_level_values("sigma")))
+    lines = []
+    for (variant, layers), own in found.groupby(level=["variant", "num_layers"], sort=False):
+        config = settings[variant, layers]
+        cells = [_cell(own.xs(sigma, level="sigma"), predicted(config, sigma)) for sigma in sigmas]
+        depth = f", {layers} layers" if layers > 1 else ""
+        lines.append((name_of(str(variant)) + depth, *cells))
+    return "\n".join([*markdown_table(("network", *(f"sigma = {sigma:g}" for sigma in sigmas)), lines), ""])
+
+
+def predicted(config: Config, sigma: float) -> list[float]:
+    """Return the ratio of the leading terms for every seed of a sweep; none where the theorem has no constant."""
+    model = config.model
+    if (model.norm, model.n_layers, model.n_heads) != ("none", 1, 1) or not _is_plain(config):
+        return []
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    norms = [leading_norms(initialised(config, sigma=sigma, seed=seed)) for seed in seeds]
+    return [one.query / one.value for one in norms]
+
+
+def _is_plain(config: Config) -> bool:
+    other = {key for key in components(config.model) if key not in _KNOWN}
+    is_capped = other == {"scores"} and config.model.scores == "softcap"
+    return (not other or is_capped) and config.model.attention not in _NO_LEADING_TERMS
+
+
+def _cell(measured: pd.Series, leading: list[float]) -> str:
+    found = geometric_interval(measured)
+    said = f"{found.mean:.2g} [{found.low:.2g}, {found.high:.2g}]"
+    return f"{said}; leading terms {np.exp(np.log(leading).mean()):.2g}" if leading else said
+
+
+if __name__ == "__main__":
+    main()
