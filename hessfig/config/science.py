@@ -297,6 +297,8 @@ class ApproximationConfig:
         example="[kfac,kfoc]",
     )
     rank: int = setting(3, "Kronecker products in kronecker_sum", least=1, most=1_000)
+    subsets: int = added(64, "sets of samples that `influence` leaves out, each a training", least=3, most=10_000)
+    left_out: float = added(0.1, "share of the samples in such a set", above=0, below=1)
 
 
 @dataclass
