@@ -81,7 +81,7 @@ def opened(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn
     """
     if isinstance(inputs, Tensor) or (isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs)):
         if targets is None:
-            _check_causal(bridge)
+            check_causal(bridge)
             targets = [following(one) for one in inputs] if isinstance(inputs, list) else following(inputs)
         return Logits(model), inputs, targets
     return (Logits(model) if is_plain(inputs, targets) else model), inputs, targets
@@ -92,7 +92,8 @@ def following(tokens: Tensor) -> Tensor:
     return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
 
 
-def _check_causal(bridge: Any) -> None:
+def check_causal(bridge: Any) -> None:
+    """Raise UserError for a bridge whose positions see what follows them."""
     if bridge.cfg.attention_dir != "causal":
         raise UserError(
             "targets: positions of this model see what follows them, so that tokens are no targets of their own",

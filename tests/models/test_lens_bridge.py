@@ -231,6 +231,8 @@ def test_unknown_names_and_two_sources_are_refused() -> None:
     shipped = kind("transformer_lens")
     with pytest.raises(UserError, match="not in TransformerLens's registry"):
         shipped.check(named("model.name=GPT9"))
+    with pytest.raises(UserError, match="see what follows them"):
+        shipped.check(named("model.name=BertForMaskedLM"))
     with pytest.raises(UserError, match="read, or drawn at random"):
         shipped.check(named("model.name=native", "model.path=somewhere"))
 

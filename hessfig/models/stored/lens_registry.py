@@ -12,7 +12,7 @@ from hessfig.config.schema import Config, with_defaults
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models.found_weights import find_weights
-from hessfig.models.lens_bridge import following
+from hessfig.models.lens_bridge import check_causal, following
 from hessfig.models.own_network import foreign
 from hessfig.models.stored.lens_settings import LensSizes
 from hessfig.rng import stream
@@ -31,7 +31,9 @@ _SIZES = {
 
 def sizes_named(config: Config) -> LensSizes:
     """Return the numbers of the architecture that config.model names. Raises UserError where there is none."""
-    cfg = _bridge(config, config.first_seed).cfg
+    bridge = _bridge(config, config.first_seed)
+    check_causal(bridge)
+    cfg = bridge.cfg
     return LensSizes(
         **{name: int(getattr(cfg, name) or 0) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")},
         vocabulary=cfg.d_vocab,
