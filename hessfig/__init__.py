@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hessfig.arguments import Measure
     from hessfig.curvature.block_operator import BlockOperator
+    from hessfig.integrations import lens as lens
     from hessfig.interface import Problem, measure
     from hessfig.models.found_weights import find_weights
     from hessfig.monitor import Monitor
@@ -38,6 +39,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import the interface when it is first used: the command line must start without torch."""
+    if name == "lens":
+        return import_module("hessfig.integrations.lens")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hessfig' has no attribute {name!r}")

@@ -37,7 +37,8 @@ _OF_ZERO = " (of a block that is zero these are not defined)"
 class Problem:
     """The loss of a network on data: the function whose Hessian is measured.
 
-    network   any torch.nn.Module, in evaluation mode
+    network   any torch.nn.Module, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each is
+              to predict the next one, and weights=None means "found" (docs/transformer-lens.md)
     inputs    a tensor (samples first), a tuple of several inputs, or a dictionary of arguments; a list, DataLoader or
               iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples
     targets   a tensor, or a list of one tensor per batch; classes of -100 are ignored, as in torch. None: the second of

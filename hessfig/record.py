@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.errors import UserError, run_command
-from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDED
+from hessfig.terms import OF_INFLUENCE, OF_PRUNING, OF_QUANTISATION, ROUNDED
 
 
 class Status(StrEnum):
@@ -38,7 +38,7 @@ FROBENIUS = "frobenius"
 # of a weight or of a direction, not of a block of the Hessian: without a part
 _OF_WEIGHTS = {
     *("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters", "singular_direction_value", "singular_decay"),
-    *(*OF_PRUNING, *OF_QUANTISATION, *ROUNDED),
+    *(*OF_PRUNING, *OF_QUANTISATION, *ROUNDED, *OF_INFLUENCE),
 }
 _OF_DIRECTIONS = tuple(f"_{name}_{number}" for name in ("direction", "update") for number in ("slope", "length"))
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20

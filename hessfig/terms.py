@@ -385,6 +385,8 @@ OF_PRUNING = (
 )
 OF_ROUNDING = ("hawq", "fisher", "quadratic", "taylor")  # predictions of the rise of the loss
 OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
+INFLUENCES = ("hessian", "gauss_newton", "kfac", "ekfac", "diagonal", "identity")
+OF_INFLUENCE = tuple(f"{name}_influence_{number}" for name in INFLUENCES for number in ("score", "error"))
 ROUNDED = ("rounding_increase", *(f"{name}_prediction" for name in OF_ROUNDING))
 
 

@@ -61,9 +61,13 @@ STEPS = {
 }
 Values = NDArray[np.float64]
 
-WIDTHS: dict[str, dict[str, object]] = {
-    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"}
-}  # two halves of sizes
+SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.values": "[0.1]"}
+# What rules need besides: two halves of sizes. Sweeps of many learning rates: few steps.
+BESIDE: dict[str, dict[str, object]] = {
+    "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
+    "ratio_training": SHORT,
+    "ratio_rates": SHORT,
+}
 
 
 def main() -> None:
@@ -115,7 +119,7 @@ def miniature(sweep: str) -> dict[str, object]:
         settings |= {key: value for key, value in STEPS.items() if key in settings}
     elif "task.digits" in settings:
         settings |= SIGMAS
-    return settings | WIDTHS.get(sweep, {})
+    return settings | BESIDE.get(sweep, {})
 
 
 def evidence_of(claim: Claim, outputs: Path) -> Evidence:

@@ -54,7 +54,7 @@ approximations_after approximations_heads weight_powers embeddings depth_norm tr
 wide_keys jacobian language_heterogeneity language_sinks language_noise sinks quantisation
 critical_points steps approximations_digits approximations_text along_vision along_updates edge_norms rounding
 component_ratios ratio_training ratio_rates
-landscape_subspace
+landscape_subspace influence
 """.split()  # noqa: SIM905
 WITH_EVERY_PAGE = ("eq5", "6", "7")  # figures whose pages say more than the first of them
 

@@ -66,7 +66,7 @@ INSTRUCTIONS: dict[str, dict[str, str]] = {
 }
 # The tests of numbers and of the same bits; others see no number of a processor's.
 TESTS = (
-    "tests/curvature/test_exact.py",
+    "tests/models/exact/test_exact_blocks.py",
     "tests/curvature/test_linearised.py",
     "tests/curvature/test_multiply.py",
     "tests/curvature/spectral/test_extremes.py",
@@ -74,9 +74,9 @@ TESTS = (
     "tests/measurements/test_hutchinson.py",
     "tests/models/test_order_in_memory.py",
     "tests/states/test_order_in_memory.py",
-    "tests/states/test_second_order.py",
-    "tests/states/test_steepest.py",
-    "tests/states/test_trained.py",
+    "tests/states/training/test_second_order.py",
+    "tests/states/training/test_steepest.py",
+    "tests/states/training/test_trajectory.py",
     "tests/sweep/test_measure.py",
     "tests/test_interface.py",
     "tests/test_rng.py",

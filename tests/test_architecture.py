@@ -44,6 +44,7 @@ DOORS = {
     "transformer_lens": ("hessfig.models.",),
     "transformers": (
         *("hessfig.models.stored.causal_model", "hessfig.models.stored.tokenizer"),
+        "hessfig.models.stored.lens_registry",
         "hessfig.integrations.transformers",
     ),
     "lightning": ("hessfig.integrations.lightning",),
@@ -269,6 +270,23 @@ def test_every_package_is_shipped() -> None:
 
 def test_there_is_no_drawer_for_everything() -> None:
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "misc", "common")]
+
+
+# Of commands and pages, against everything at once; the files in tests/ itself are of the doors.
+OF_NO_ROOM = (".", "attack", "browser", "slurm")
+
+
+def test_tests_mirror_the_package() -> None:
+    """A folder of tests is called as a room or a module; a file that is called as one is where that is."""
+    modules = [path.relative_to(ROOT / "hessfig") for path in MODULES]
+    rooms = {path.parent if path.stem == "__init__" else path.with_suffix("") for path in modules}
+    files = sorted(path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py"))
+    mine = [path for path in files if str(path.parent).partition("/")[0] not in OF_NO_ROOM]
+    astray = [path for path in mine if path.parent not in rooms]
+    for path in mine:
+        homes = {room.parent for room in rooms if room.name == path.stem.removeprefix("test_")}
+        astray += [path] if homes and path.parent not in homes else []
+    assert not astray and len(mine) > 100
 
 
 def tracked() -> list[Path]:

@@ -22,6 +22,7 @@ PRINTED = {
     "eigenvalues": r"H_f +largest_eigenvalue",
     "first_figure": r"W_V H +1\.5\d*e-04",
     "growth_rates": r"W_V +H_o +2\.0\d+ .* 2\.0",
+    "bridge": r"hessfig (\d\.\d{10}).*torch \1",
     "own_training": r"largest_eigenvalue/all/H",
 }
 
@@ -53,7 +54,7 @@ def test_the_norm_of_the_own_network_is_that_of_torch(tmp_path: Path) -> None:
     assert float(measured) == pytest.approx(float(expected), rel=1e-10)
 
 
-def test_the_page_lists_every_example_and_there_are_at_most_ten() -> None:
+def test_the_page_lists_every_example_and_there_are_at_most_eleven() -> None:
     listed = re.findall(r"^\| \[(\w+\.py)\]\(\.\./examples/\1\) \|", text_of("docs/examples.md"), flags=re.MULTILINE)
     assert sorted(listed) == [path.name for path in EXAMPLES]
-    assert 0 < len(EXAMPLES) <= 10
+    assert 0 < len(EXAMPLES) <= 11

@@ -162,7 +162,7 @@ class ModelConfig:
         None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     )
     options: dict[str, Any] = setting(
-        {}, "arguments of model.factory by name; for kind huggingface, settings of its random weights"
+        {}, "arguments of model.factory by name; for kinds huggingface and transformer_lens, settings of random weights"
     )
     path: str | None = setting(
         None,
@@ -177,6 +177,11 @@ class ModelConfig:
     )
     random: bool = added(False, "for kind huggingface, random weights for the config.json of model.path")
     download: bool = setting(False, "for kind huggingface, whether a name may be fetched from the hub", role=Role.place)
+    name: str | None = added(
+        None,
+        "for kind transformer_lens without model.path: native, or an architecture of TransformerLens's registry "
+        "(GPT2LMHeadModel, LlamaForCausalLM, ...), with random weights",
+    )
     architecture: str = added("gpt2", "for kind huggingface without model.path: gpt2, gpt_neox, llama, ...")
     vocabulary: int | None = added(
         None, "for kind huggingface without model.path: words; null: the architecture's", least=1
@@ -292,6 +297,8 @@ class ApproximationConfig:
         example="[kfac,kfoc]",
     )
     rank: int = setting(3, "Kronecker products in kronecker_sum", least=1, most=1_000)
+    subsets: int = added(64, "sets of samples that `influence` leaves out, each a training", least=3, most=10_000)
+    left_out: float = added(0.1, "share of the samples in such a set", above=0, below=1)
 
 
 @dataclass

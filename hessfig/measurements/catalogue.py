@@ -18,6 +18,7 @@ from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
 from hessfig.terms import (
     NUMBERS_OF_APPROXIMATIONS,
+    OF_INFLUENCE,
     OF_PRUNING,
     OF_QUANTISATION,
     OF_ROUNDING,
@@ -219,6 +220,18 @@ _ROWS = (
         need.check_dense,
         gives=(*ROUNDED, *(f"{name}_rank_correlation" for name in OF_ROUNDING)),
         may_be_undefined=tuple(f"{name}_rank_correlation" for name in OF_ROUNDING),
+    ),
+    _of_blocks(
+        "influence",
+        f"{_DIRECTIONS}.influence",
+        of.reads(
+            *("blocks", "products", "training", "size"),
+            **{"compression": ("damping",), "approximation": ("subsets", "left_out")},
+        ),
+        need.check_dense,
+        needs=(need.EXAMPLES, need.FIXED_SET),
+        gives=("influence_spread", *OF_INFLUENCE),
+        may_be_undefined=OF_INFLUENCE,
     ),
     Quantity(
         "landscape_integrals",

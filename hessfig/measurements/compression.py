@@ -107,16 +107,26 @@ class Subject:
         That is the diagonal of the Gauss-Newton matrix next to K-FAC, and 1 beside inputs, whose blocks have a mean
         diagonal of 1.
         """
-        kfac, inputs = outer.diag(), torch.eye(len(outer), dtype=torch.float64)
+        inputs = torch.eye(len(outer), dtype=torch.float64)
+        for material, places in self._maps():
+            seen = material.inputs.matmat(torch.eye(len(places), dtype=torch.float64))
+            inputs[places[:, None], places] = seen / (float(seen.diagonal().mean()) or 1.0)
+        found = {Surrogate.kfac: self.of_maps(Approximation.kfac, outer), Surrogate.inputs: inputs}
+        return {name: one for name, one in found.items() if name in names}
+
+    def of_maps(self, name: Approximation, elsewhere: Float[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
+        """Return the approximations of the blocks of linear maps, and a diagonal for all other weights."""
+        found = elsewhere.diag()
+        for material, places in self._maps():
+            eye = torch.eye(len(places), dtype=torch.float64)
+            found[places[:, None], places] = material.approximation(name).matmat(eye)
+        return found
+
+    def _maps(self) -> Iterator[tuple[Material, Tensor]]:
+        """Yield what approximations of the weight of each linear map are made of, with the places of its entries."""
         for weight, shape, places in self.pieces:
             if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
-                material, eye = self._material([weight], shape), torch.eye(len(places), dtype=torch.float64)
-                square = places[:, None], places
-                kfac[square] = material.approximation(Approximation.kfac).matmat(eye)
-                seen = material.inputs.matmat(eye)
-                inputs[square] = seen / (float(seen.diagonal().mean()) or 1.0)
-        found = {Surrogate.kfac: kfac, Surrogate.inputs: inputs}
-        return {name: one for name, one in found.items() if name in names}
+                yield self._material([weight], shape), places
 
     def _material(self, weights: Collection[Weight], shape: torch.Size) -> Material:
         return Material(self._samples, list(weights), shape)

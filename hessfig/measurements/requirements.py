@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from hessfig.config.checks import check_installed, number_of_samples
-from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State
+from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State, TrainingData
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
@@ -222,6 +222,13 @@ NEXT_UPDATE = Requirement(
     "state=trained",
     "state=trained, or leave {quantity} out",
 )
+FIXED_SET = Requirement(
+    lambda config: config.state.kind == State.trained and _sees_all(config),
+    "samples can be left out of a training only if every update sees all of a fixed set",
+    "state={state.kind}, training.data={training.data}, training.batch_size={training.batch_size}",
+    "state=trained, training.data=fixed, training.batch_size at least task.batch_size",
+    "training.data=fixed training.batch_size={task.batch_size}, or leave {quantity} out",
+)
 OWN_RATE = Requirement(
     lambda config: config.training.curvature == Curvature.none,
     "this rule's learning rate follows the curvature",
@@ -281,6 +288,12 @@ def check_samples(config: Config, layout: Layout) -> None:
     del layout
     if config.task.data != Data.python:
         number_of_samples(config)
+
+
+def _sees_all(config: Config) -> bool:
+    training = config.training
+    whole = training.optimiser.facts.is_full_batch or training.batch_size >= config.task.batch_size
+    return whole and training.data == TrainingData.fixed
 
 
 def check_subspace(config: Config, layout: Layout) -> None:

@@ -156,7 +156,7 @@ def predicted_decrease(problem: Objective, request: Request) -> Measured:
 def coming_update(problem: Objective, at: At) -> Named:
     """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
     step = (at.step or 0) + 1
-    trial = _Trial(problem, at.config.training)
+    trial = Trial(problem, at.config.training)
     if step > 1:
         kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1)
         trial.rule.restore(kept, step - 1)
@@ -176,7 +176,7 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
     is_own = optimiser == training.optimiser and first > 1
     plain = replace(training, schedule=Schedule.constant, warmup=0, weight_decay=0.0, dtype=at.config.dtype)
     plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
-    config, trial = replace(at.config, training=plain), _Trial(problem, plain)
+    config, trial = replace(at.config, training=plain), Trial(problem, plain)
     if is_own:
         kept = at.moments
         if kept is None:
@@ -197,35 +197,35 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
     return trial.moved
 
 
-class _Trial:
+class Trial:
     """A step rule on a copy of a problem's network, in the training's type; `moved` is how far it is from the start."""
 
     def __init__(self, problem: Objective, training: TrainingConfig) -> None:
         self._problem, self._at = problem, next(problem.network.parameters())
-        self._network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
-        self._before = {name: one.detach().clone() for name, one in self._network.named_parameters()}
-        self.rule, self.like = StepRule(self._network, training), next(iter(self._before.values()))
+        self.network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
+        self._before = {name: one.detach().clone() for name, one in self.network.named_parameters()}
+        self.rule, self.like = StepRule(self.network, training), next(iter(self._before.values()))
 
     def step(self, step: int, batch: Batch | None, *, seed: int) -> None:
         """Take update `step` on a batch of the training; on all measuring batches without one."""
-        problem = replace(self._problem, network=self._network)
-        loss = BatchLoss(self._network, problem.loss, (batch or problem.batch).to(self.like.device))
+        self.network.zero_grad(set_to_none=True)
+        problem = replace(self._problem, network=self.network)
+        loss = BatchLoss(self.network, problem.loss, (batch or problem.batch).to(self.like.device))
         with torch.enable_grad():
             (loss() if batch else loss_of(problem)).backward()
             self.rule.refresh_curvature(step, loss, seed=seed)
             self.rule.update(step)
 
     def restart(self) -> None:
-        """Put the weights back, and forget the gradients; the rule keeps its moments."""
-        self._network.zero_grad(set_to_none=True)
+        """Put the weights back; the rule keeps its moments."""
         with torch.no_grad():
-            for name, one in self._network.named_parameters():
+            for name, one in self.network.named_parameters():
                 one.copy_(self._before[name])
 
     @property
     def moved(self) -> Named:
         """w' - w, by the names of the parameters."""
-        held = self._network.named_parameters()
+        held = self.network.named_parameters()
         return {name: (one.detach() - self._before[name]).to(self._at) for name, one in held}
 
 

@@ -15,11 +15,11 @@ from torch import nn
 
 from hessfig.errors import UserError, first_few
 from hessfig.models.blocks import TIED, attention_groups
+from hessfig.models.lens_bridge import WRAPPED, is_bridge, wrapped
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight, bias_of, every_parameter
 
 FOUND = "found"
-WRAPPED = "_original_component."  # what TransformerLens's bridge puts between a module and the one it stands for
 _ALL, _OTHER, _ROUTER = slice(None), "other", "W_router"
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
@@ -94,7 +94,7 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None) -> 
     >>> hessfig.find_weights(network).names
     ['W_E', 'W_Q', 'W_K', 'W_V', 'W_O', 'W_gate', 'W_in', 'W_out', 'W_U']
     """
-    found = _Network(network, _checked(roles or {}))
+    found = _Network(wrapped(network) if is_bridge(network) else network, _checked(roles or {}))
     if not found.has_layers:
         raise UserError(
             "weights: there are no layers with attention under a name that is known",

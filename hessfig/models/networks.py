@@ -91,7 +91,7 @@ class Transformer(nn.Module):
     """Token and position embeddings, `n_layers` layers, final norm (before or around alone), unembedding with bias.
 
     Equals TransformerLens's native model, given equal weights, for softmax attention with
-    norm `none` or `pre` (tests/models/test_transformer.py). It is built here, for that library imports all of
+    norm `none` or `pre` (tests/models/kinds/test_transformer.py). It is built here, for that library imports all of
     transformers: five seconds of every run.
     """
 

@@ -18,6 +18,7 @@ from hessfig.models import own_checks
 from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typed
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.identity import identities, tensor_bytes
+from hessfig.models.lens_bridge import is_bridge, opened, wrapped
 from hessfig.models.own_checks import (
     check_apart,
     check_mode,
@@ -213,14 +214,18 @@ def foreign(
 
     The network is copied when it is not of type `dtype`, has a module under two names, or `weights` is "trainable".
     `inputs` and `targets` are tensors or lists of them (batches, which weigh what the loss's mean divides by), or what
-    hessfig.models.any_batch reads; `outputs` names what the loss takes of several outputs. `loss`: cross_entropy, mse,
-    mse_sum, a function, or a module with `reduction`; None: the network's own, or cross_entropy. `weights`: {name:
-    parameter, (parameter, index) or a list of these}; a name may be pinned to a layer (W_V@2). Raises UserError for
-    what does not fit.
+    hessfig.models.any_batch reads, or lens_bridge.opened of a bridge, whose weights are found where none are named;
+    `outputs` names what the loss takes of several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module
+    with `reduction`; None: the network's own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a
+    list of these}; a name may be pinned to a layer (W_V@2). Raises UserError for what does not fit.
     """
     real = getattr(torch, dtype)
     with torch.inference_mode(False):
         check_network(network)
+        if is_bridge(network):
+            model = wrapped(network)
+            weights = find_weights(model) if weights in (None, FOUND) else weights
+            network, inputs, targets = opened(network, model, inputs, targets)
         own = _differentiable(network)
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)

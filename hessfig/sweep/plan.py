@@ -162,7 +162,7 @@ def _has_pilots(variant: Variant) -> bool:
 def _pilots(variant: Variant) -> list[Cell]:
     estimator = variant.config.estimator
     few_probes = replace(estimator, num_probes=min(PILOT_PROBES, estimator.num_probes))
-    pilot = replace(variant, config=replace(variant.config, estimator=few_probes), _sciences={})
+    pilot = replace(variant, config=replace(variant.config, estimator=few_probes))
     return [
         Cell(pilot, sigma, seed)
         for index, sigma in enumerate(few(sigma_values(variant.config.grid)))

@@ -33,7 +33,7 @@ class Variant:
 
     name: str
     config: Config
-    _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
     _contents: dict[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -34,8 +34,8 @@ from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables
 from tests.analysis.claim_tables import SEEDS, normal
+from tests.analysis.claims.test_along_rules import NULLS
 from tests.analysis.spectral import spectral_table
-from tests.analysis.test_along_claims import NULLS
 from tests.analysis.test_ratio_claims import TRIED
 
 HOLDS, SMALL, NOT, OPEN = ClaimVerdict.holds, ClaimVerdict.small, ClaimVerdict.does_not_hold, ClaimVerdict.undecided

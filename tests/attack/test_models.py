@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.attack.ledger import Ledger
 from tests.attack.target import Answer
-from tests.models.test_transformer_lens import GPT2, state, written
+from tests.models.kinds.test_transformer_lens import GPT2, state, written
 from tests.models.tiny_models import save, save_ids, save_tokenizer
 
 FOLDERS, DAMAGED, IDS = "hostile folders of models", "damaged files of models", "damaged ids and texts"

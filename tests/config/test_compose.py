@@ -76,7 +76,7 @@ APPROXIMATIONS = [
     *["approximations_addition", "approximations_digits", "approximations_text"],
 ]
 COMPRESSION = ["pruning", "quantisation"]
-VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape_subspace"]
+VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape_subspace", "influence"]
 MIXING = ["component_ratios", "ratio_training", "ratio_rates"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.

@@ -14,7 +14,7 @@ from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedColumn
 from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import places, whole_oracle
-from tests.toys import ARCHITECTURES, EXACT_PRODUCTS, toy_problem
+from tests.toys import ARCHITECTURES, EXACT_PRODUCTS, toy_problem, toy_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 BLOCKS = [
@@ -33,7 +33,7 @@ BLOCKS = [
 @pytest.fixture(scope="module", params=["two layers", "pre"])
 def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Objective, dict[Part, Tensor]]:
     model = ARCHITECTURES[request.param]
-    problem = toy_problem(model)
+    problem = toy_problem(model, toy_task(model, base=2))
     return model, problem, whole_oracle(problem)
 
 

@@ -25,8 +25,8 @@ from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from hessfig.register import REGISTER
 from tests.analysis.authors import as_reference
+from tests.analysis.comparison.test_against import compare
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
-from tests.analysis.test_compare import compare
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 

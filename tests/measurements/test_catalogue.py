@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.enums import Heading, Method, State
+from hessfig.config.enums import Heading, Method, State, TrainingData
 from hessfig.config.schema import Config
 from hessfig.config.science import (
+    ApproximationConfig,
     DirectionsConfig,
     EstimatorConfig,
     GridConfig,
@@ -44,6 +45,10 @@ CONFIG = Config(
 WHOLE_TOO = {
     "rounding": {"blocks": ["W_Q", "W_K", "W_V", "W_O"]},
     "approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)},
+    "influence": {
+        "training": replace(CONFIG.training, data=TrainingData.fixed, batch_size=4),
+        "approximation": ApproximationConfig(subsets=3),
+    },
     "along": {
         "blocks": ["W_V", "all"],
         "directions": DirectionsConfig(named=list(Heading), rules=list(Optimiser), gradients=2),

@@ -33,7 +33,6 @@ class ClaimVerdict(StrEnum):
 
 # What a part of a claim may be without refuting it, strongest first.
 PASSING = (ClaimVerdict.holds, ClaimVerdict.within, ClaimVerdict.less, ClaimVerdict.small)
-TOLERANCE = 0.25  # of exponents that are whole numbers in theory
 Judge = Callable[[Interval], ClaimVerdict]
 
 

@@ -39,6 +39,7 @@ _SETTINGS = {
 }
 
 _OF_CNN = {("model.norm", "post"): "GroupNorm"}
+_SCORED = {"hessian": "H", "ekfac": "EK-FAC", "diagonal": "a diagonal", "identity": "the identity"}
 _QUANTITIES = {
     FROBENIUS: "block norm",
     "hessian_distance": "distance to H of all samples",
@@ -57,9 +58,9 @@ _QUANTITIES = {
     "euclidean_sharpness": "sharpness",
     "spectral_sharpness": "spectral sharpness",
     "largest_entry_sharpness": "sharpness, largest entry",
-    "rounding_increase": "rise by rounding",
-    "quadratic_prediction": "second order",
-    "hawq_prediction": "HAWQ",
+    "quadratic_rank_correlation": "by second order",
+    "fisher_rank_correlation": "by the Fisher trace",
+    **{f"{name}_influence_score": f"score of {words}" for name, words in _SCORED.items()},
     "landscape_top_share": "share of what all weights add to Δ₂",
     "landscape_random_share": "of random directions",
     "stationarity": "length of the gradient of k samples",

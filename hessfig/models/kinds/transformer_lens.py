@@ -34,12 +34,16 @@ def settings_of(config: Config) -> tuple[dict[str, Any], str]:
 
 def files(config: Config) -> str:
     """Return a hash of sizes and weights by content; joined to it, a text's tokenizer's."""
+    if config.model.name is not None:
+        return ""
     path = weights_of(config)
     return joined(config, path.parent, digest(sizes_of(*settings_of(config)), content(path)))
 
 
 def fingerprint(config: Config) -> str:
-    """Return a hash of sizes and weights by content."""
+    """Return a hash of sizes and weights by content; of random weights, of what they are drawn by."""
+    if config.model.name is not None:
+        return hashlib.sha256(json.dumps([config.model.name, asdict(_sizes(config))]).encode()).hexdigest()
     return pin_of(config, 0) or files(config).partition("+")[0]
 
 
@@ -57,8 +61,8 @@ def weights_of(config: Config) -> Path:
         raise UserError(
             f"{KEY} is missing",
             got="model=transformer_lens without model.path",
-            allowed=f"{_FORM}, or that file",
-            remedy="model.path=DIR",
+            allowed=f"{_FORM}, or that file; without it, random weights of model.name",
+            remedy="model.path=DIR, or for example model.name=GPT2LMHeadModel",
         )
     place = Path(config.model.path)
     if is_file(place):
@@ -84,27 +88,42 @@ def _odd(place: Path, several: bool) -> str:
 
 
 def layout(config: Config) -> Layout:
-    """Return the weights that config.json calls for."""
+    """Return the weights that config.json calls for, or those of the architecture that is named."""
+    if config.model.name is not None:
+        from hessfig.models.stored.lens_registry import layout_named
+
+        return layout_named(config)
     return layout_of(_sizes(config))
 
 
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
-    """Return the network with the state's weights, its sequences in micro-batches, and cross-entropy."""
-    del sigma, seed
+    """Return the network (its weights read, or drawn from `seed`), its sequences in micro-batches, cross-entropy."""
+    del sigma
+    if config.model.name is not None:
+        from hessfig.models.stored.lens_registry import drawn_at_random
+
+        return drawn_at_random(config, seed, STORED.ids(config), STORED.plan(config).sequences)
     from hessfig.models.stored.lens_network import drawn
 
     return drawn(config, layout(config), STORED.ids(config), STORED.plan(config).sequences)
 
 
 def axes(config: Config) -> frozenset[str]:
-    """Return that neither sigma nor seed changes a stored network."""
-    del config
-    return frozenset()
+    """Return whether the seed draws the weights."""
+    return frozenset() if config.model.name is None else frozenset({"seed"})
 
 
 def _check(config: Config) -> None:
     """Raise UserError for settings under which no such network, or no such data, can be made."""
-    for name in ("random", "download", "options"):
+    is_random = config.model.name is not None
+    if is_random and config.model.path is not None:
+        raise UserError(
+            "model.name and model.path: the weights are read, or drawn at random",
+            got=f"model.name={config.model.name}, model.path={config.model.path}",
+            allowed="one of them",
+            remedy="leave model.name out",
+        )
+    for name in ("random", "download", *(() if is_random else ("options",))):
         if getattr(config.model, name) != getattr(ModelConfig(), name):
             raise UserError(
                 f"model.{name} is for model.kind=huggingface",
@@ -112,19 +131,28 @@ def _check(config: Config) -> None:
                 allowed="model=transformer_lens reads the state of model.path as it is",
                 remedy=f"leave model.{name} out",
             )
-    check_measured(config, is_random=False)
+    check_measured(config, is_random=is_random)
     STORED.plan(config)
-    from hessfig.models.stored.lens_network import read  # the file is read, which takes torch
-
-    read(config)
     STORED.ids(config)
+    if not is_random:
+        from hessfig.models.stored.lens_network import read  # the file is read, which takes torch
+
+        read(config)
 
 
 def _sizes(config: Config) -> LensSizes:
+    if config.model.name is not None:
+        from hessfig.models.stored.lens_registry import sizes_named
+
+        return sizes_named(config)
     return sizes_of(*settings_of(config))
 
 
-STORED = Stored(layout, _sizes, lambda config: weights_of(config).parent, fingerprint)
+def _place(config: Config) -> Path | None:
+    return None if config.model.name is not None else weights_of(config).parent
+
+
+STORED = Stored(layout, _sizes, _place, fingerprint)
 KIND = NetworkKind(
     layout=layout,
     draw=draw,

@@ -15,8 +15,8 @@ from hessfig.analysis.comparison.agreement import AgreementVerdict
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
 from tests.analysis.authors import as_reference
+from tests.analysis.comparison.test_against import compare
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
-from tests.analysis.test_compare import compare
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence
 from hessfig.record import TABLE
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).parents[3] / "scripts"))
 import claim_nulls
 
 # Claims whose sweeps are measured in seconds; those of the others take minutes together.
-QUICK = {"softmax-heterogeneity", "size-spectrum", "jacobian", "similar-tokens", "wide-key", "heterogeneity-removed"}
+QUICK = {"softmax-heterogeneity", "jacobian", "similar-tokens", "wide-key", "heterogeneity-removed"}
 EVERY = [pytest.param(one, id=one.id, marks=[] if one.id in QUICK else pytest.mark.slow) for one in claims().values()]
 TABLES = 12
 

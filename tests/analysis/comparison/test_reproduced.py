@@ -11,8 +11,8 @@ import pytest
 from hessfig.analysis.comparison.reproduced import DIFFERENT, IDENTICAL, MISSING, ROUNDED, WITHIN, compare_repeat
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.errors import UserError
+from tests.analysis.comparison.test_paired import exact, sampled, scaled
 from tests.analysis.synthetic import CONFIG, config, make_table
-from tests.analysis.test_paired import exact, sampled, scaled
 
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 

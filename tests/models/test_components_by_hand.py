@@ -18,7 +18,7 @@ from hessfig.errors import UserError
 from hessfig.models import components as of
 from hessfig.models.networks import BareAttention
 from hessfig.rng import stream
-from tests.curvature.test_components import chosen
+from tests.models.test_components import chosen
 from tests.toys import toy_problem, toy_task
 
 HEADS, WIDTH, LENGTH = 2, 8, 6

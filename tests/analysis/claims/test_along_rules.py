@@ -12,6 +12,7 @@ from hessfig.analysis.claims.along_rules import NORM_OF
 from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.ledger import claim_of
 from hessfig.analysis.claims.rule import Evidence
+from hessfig.terms import INFLUENCES
 from tests.analysis import claim_tables as tables
 
 DRAWS, MOST = 60, 0.1  # an interval of 95 % may be wrong on one side in 2.5 %, and what that varies by
@@ -135,6 +136,19 @@ def subspaces(ratio: float, share: float, noise: float = 1e-3, draw: int = 0) ->
     return tables.of(rows())
 
 
+def influences(slope: float, noise: float = 0.05, draw: int = 0) -> Evidence:
+    """Return errors 0, 0.2, ... 1 of six matrices, and scores that fall with them."""
+
+    def rows() -> Iterator[Row]:
+        for seed in range(10 * draw, 10 * draw + 5):
+            for place, name in enumerate(INFLUENCES):
+                score = 0.5 - slope * place / 5 + noise * tables.normal(seed, name)
+                for number, value in (("error", place / 5), ("score", score)):
+                    yield whole(f"{name}_influence_{number}", value, "", seed=seed, step=200.0)
+
+    return tables.of(rows())
+
+
 PAPER = {"conv": 1.93, "attention": 1.0, "W_in": 0.7}
 CASES: list[tuple[str, Evidence, ClaimVerdict]] = [
     ("curvature-exponent", exponents(PAPER), ClaimVerdict.holds),
@@ -151,6 +165,9 @@ CASES: list[tuple[str, Evidence, ClaimVerdict]] = [
     ("rounding-predictor", ranks(0.8, 0.8), ClaimVerdict.does_not_hold),
     ("rounding-predictor", ranks(0.5, 0.5, 0.8), ClaimVerdict.undecided),
     ("norm-edge", edges(1.0, above=0.3), ClaimVerdict.does_not_hold),
+    ("influence-error", influences(0.4), ClaimVerdict.holds),
+    ("influence-error", influences(-0.4), ClaimVerdict.does_not_hold),
+    ("influence-error", influences(0.1, 0.2), ClaimVerdict.undecided),
     ("top-subspace", subspaces(1.0, 0.5), ClaimVerdict.holds),
     ("top-subspace", subspaces(0.8, 0.5), ClaimVerdict.does_not_hold),
     ("top-subspace", subspaces(1.0, 0.5, 0.1), ClaimVerdict.undecided),
@@ -167,6 +184,7 @@ NULLS: dict[str, list[Callable[[int], Evidence]]] = {
     "muon-sharpness": [lambda draw: updates(1.0, 0.2, draw), lambda draw: updates(1.0, 0.2, draw, faster=3.0)],
     "logit-path": [lambda draw: paths(0.0, 0.0, 0.2, draw), lambda draw: paths(0.5, 0.5, 0.2, draw)],
     "rounding-predictor": [lambda draw: ranks(0.0, 0.0, 0.3, draw), lambda draw: ranks(0.6, 0.6, 0.3, draw)],
+    "influence-error": [lambda draw: influences(0.0, noise=0.1, draw=draw), lambda draw: influences(0.0, draw=draw)],
     "top-subspace": [lambda draw: subspaces(0.8, 0.5, 0.05, draw), lambda draw: subspaces(1.2, 0.5, 0.05, draw)],
     "top-subspace-share": [lambda draw: subspaces(1.0, 0.0, 1e-4, draw), lambda draw: subspaces(1.0, 0.0, 1e-2, draw)],
     "norm-edge": [lambda draw: edges(0.0, 2.0, 0.02, draw), lambda draw: edges(0.0, 2.0, 0.2, draw)],

@@ -1,0 +1,115 @@
+"""Attention and the residual stream of a TransformerLens bridge at its present weights, through its own hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hessfig.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hessfig.interface import Problem
+
+_CLOSE = 1e-4  # of mixing weights that are computed again, in float32
+
+
+def attention_patterns(problem: Problem) -> Tensor:
+    """Return the mixing weights (layers, samples, heads, queries, keys) of a problem's bridge on its tokens.
+
+    The bridge is run as it is: its weights of this moment, in their type, in evaluation mode. Several batches of equal
+    length are joined. Raises UserError where the network is no bridge, or its inputs are no tokens.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from transformer_lens.config import TransformerBridgeConfig
+    >>> from transformer_lens.model_bridge.sources.native import boot
+    >>> sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 8, "n_ctx": 3, "d_vocab": 5}
+    >>> bridge = boot(TransformerBridgeConfig(**sizes, act_fn="relu")).eval()
+    >>> found = hessfig.lens.attention_patterns(hessfig.Problem(bridge, torch.tensor([[0, 3, 1]])))
+    >>> tuple(found.shape), bool((found.sum(-1) - 1).abs().max() < 1e-6)
+    ((1, 1, 2, 3, 3), True)
+    """
+    return _stacked(problem, "attn.hook_pattern")
+
+
+def attention_scores(problem: Problem) -> Tensor:
+    """Return what the patterns are the softmax of (layers, samples, heads, queries, keys): masked entries are minimal.
+
+    Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that compute attention themselves)
+    they are q k^T / sqrt(d_head) of its queries and keys, if these have that softmax. As `attention_patterns`
+    otherwise; raises UserError, too, where they have not (rotary positions, soft caps).
+    """
+    import torch
+
+    scores, patterns = (_stacked(problem, f"attn.hook_{name}") for name in ("attn_scores", "pattern"))
+    if not torch.equal(scores, patterns):
+        return scores
+    bridge, _ = _bridge_of(problem)
+    heads, width = bridge.cfg.n_heads, bridge.cfg.d_head
+    q, k = (_stacked(problem, f"attn.{name}.hook_out").flatten(3) for name in "qk")
+    q, k = (one.unflatten(-1, (-1, width)).transpose(2, 3) for one in (q, k))
+    scores = q @ k.repeat_interleave(heads // k.shape[2], dim=2).transpose(-1, -2) / width**0.5
+    scores = scores.masked_fill(patterns == 0, torch.finfo(scores.dtype).min)
+    if not torch.allclose(scores.softmax(-1), patterns, atol=_CLOSE):
+        raise UserError(
+            "hessfig.lens: the bridge's hook of scores has the patterns, and they are not the softmax of q k^T",
+            got=f"{bridge.cfg.architecture}: positions in the scores, or a cap on them",
+            allowed="an architecture whose hook has scores, or whose scores are q k^T / sqrt(d_head)",
+            remedy="hessfig.lens.attention_patterns(problem).log() is the scores up to a constant of each query",
+        )
+    return scores
+
+
+def residual_norms(problem: Problem) -> Tensor:
+    """Return the Euclidean norm of the residual stream (layers + 1, samples, positions): below and behind each layer.
+
+    As `attention_patterns` otherwise.
+    """
+    below = _stacked(problem, "hook_in", lambda layer: layer == 0)
+    return _joined([below, _stacked(problem, "hook_out")], 0).norm(dim=-1)
+
+
+def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:
+    """Return what a hook of the chosen layers saw, the layers first, the samples of all batches joined."""
+    import torch
+
+    bridge, batches = _bridge_of(problem)
+    names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
+    mode = bridge.training
+    found = []
+    with torch.no_grad():
+        bridge.eval()
+        for tokens in batches:
+            _, cache = bridge.run_with_cache(tokens, names_filter=names)
+            found.append(torch.stack([_first(cache[name]) for name in names]))
+    bridge.train(mode)
+    return _joined(found, 1)
+
+
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    import torch
+
+    return torch.cat(tensors, dim=dim)
+
+
+def _first(seen: Any) -> Any:
+    return seen[0] if isinstance(seen, tuple) else seen
+
+
+def _bridge_of(problem: Problem) -> tuple[Any, list[Tensor]]:
+    from torch import Tensor
+
+    from hessfig.models.lens_bridge import is_bridge
+
+    inputs = problem.inputs if isinstance(problem.inputs, list) else [problem.inputs]
+    if not is_bridge(problem.network) or not all(isinstance(one, Tensor) for one in inputs):
+        raise UserError(
+            "hessfig.lens: the network is no bridge of TransformerLens, or its inputs are no tokens",
+            got=f"{type(problem.network).__name__}, {type(problem.inputs).__name__}",
+            allowed="hessfig.Problem(bridge, tokens) with a TransformerBridge and tokens (samples, length)",
+            remedy="TransformerBridge.boot_native(config), or a bridge around a model of transformers",
+        )
+    return problem.network, inputs

@@ -1,0 +1,122 @@
+"""A bridge of TransformerLens as a network of tokens: the model that it wraps, and the batches it is given."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessfig.curvature.losses import IGNORED
+from hessfig.errors import UserError
+from hessfig.models.any_batch import is_plain
+from hessfig.models.own_checks import results
+
+_PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_ln1", "_capture_mlp_in")
+WRAPPED = "_original_component."  # what a bridge puts between a module and the one that it stands for
+
+
+def is_bridge(network: Any) -> bool:
+    """Whether a network is TransformerLens's; the package is not imported for that."""
+    module = sys.modules.get("transformer_lens.model_bridge.bridge")
+    return module is not None and isinstance(network, module.TransformerBridge)
+
+
+def wrapped(bridge: Any) -> nn.Module:
+    """Return a copy of the model that a bridge wraps, in evaluation mode, with what its outputs are computed from.
+
+    A bridge splits fused matrices into maps of their own, and keeps the fused one, which nothing reads any more: it is
+    no parameter of the copy.
+    """
+    held = chain.from_iterable(results(dict(vars(one))) for one in bridge.original_model.modules())
+    model = copy.deepcopy(bridge.original_model, {id(one): one.detach().clone() for one in held}).eval()
+    for module in model.modules():
+        _set_free(module)
+    parameters = {path: one for path, one in model.named_parameters() if one.is_floating_point()}
+    trained = {path: one.requires_grad for path, one in parameters.items()}
+    with torch.enable_grad():
+        for one in parameters.values():
+            one.requires_grad_()
+        logits = _logits(model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)))
+        slopes = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
+    for (path, one), slope in zip(parameters.items(), slopes, strict=True):
+        one.requires_grad_(trained[path])
+        if slope is None and ".qkv." in path:
+            place, _, name = path.rpartition(".")
+            module = model.get_submodule(place)
+            del module._parameters[name]
+            module.register_buffer(name, one.detach())
+    return model
+
+
+def _set_free(module: nn.Module) -> None:
+    """Take from a part of a copied bridge what ties it to the original: hooks that note a layer's input there.
+
+    They serve inputs that a bridge can split in front of attention and the MLP, and change no output.
+    """
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if getattr(hook, "__name__", "") in _NOTING:
+            del module._forward_pre_hooks[key]
+    if _WIRED in vars(module):
+        setattr(module, _WIRED, True)
+    if _PATTERN in vars(module):
+        module.register_forward_hook(_forget)
+
+
+def _forget(module: nn.Module, given: Any, found: Any) -> None:
+    """Let the mixing weights go that a part of a bridge keeps of its last call: with their graph it has no copy."""
+    del given, found
+    setattr(module, _PATTERN, None)
+
+
+def opened(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn.Module, Any, Any]:
+    """Return a bridge's model as a network of its batches, with inputs and targets.
+
+    Tokens alone (samples, length), or a list of such tensors, are their own targets: the next token at every position
+    but the last. Raises UserError for these where positions see what follows them.
+    """
+    if isinstance(inputs, Tensor) or (isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs)):
+        if targets is None:
+            _check_causal(bridge)
+            targets = [following(one) for one in inputs] if isinstance(inputs, list) else following(inputs)
+        return Logits(model), inputs, targets
+    return (Logits(model) if is_plain(inputs, targets) else model), inputs, targets
+
+
+def following(tokens: Tensor) -> Tensor:
+    """Return the next token at every position of (samples, length), -100 at the last."""
+    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+
+
+def _check_causal(bridge: Any) -> None:
+    if bridge.cfg.attention_dir != "causal":
+        raise UserError(
+            "targets: positions of this model see what follows them, so that tokens are no targets of their own",
+            got=f"no targets, and attention_dir={bridge.cfg.attention_dir}",
+            allowed="targets (samples, length) with -100 where nothing is scored",
+            remedy="hessfig.Problem(bridge, masked_tokens, targets)",
+        )
+
+
+class Logits(nn.Module):
+    """A model's logits as a function of tokens (samples, length); parameters and modules are the model's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for held in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[held] = model.__dict__[held]
+        self.training, self._inside = model.training, (model,)  # in a tuple: no module of this one
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits (samples, length, vocabulary)."""
+        return _logits(self._inside[0](tokens))
+
+
+def _logits(found: Any) -> Tensor:
+    logits = getattr(found, "logits", found)
+    assert isinstance(logits, Tensor)
+    return logits

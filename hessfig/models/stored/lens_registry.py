@@ -1,0 +1,123 @@
+"""Architectures of TransformerLens's registry with random weights, made without a hub."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from hessfig.config.schema import Config, with_defaults
+from hessfig.curvature.problem import Objective
+from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.models.found_weights import find_weights
+from hessfig.models.lens_bridge import following
+from hessfig.models.own_network import foreign
+from hessfig.models.stored.lens_settings import LensSizes
+from hessfig.rng import stream
+from hessfig.tasks.tokens import Ids
+from hessfig.weights import Layout
+
+KEY, NATIVE = "model.name", "native"
+# Sizes as configurations of transformers call them, beside names of their own that their map of attributes leads to.
+_SIZES = {
+    **{"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model"},
+    **{"intermediate_size": "d_mlp", "n_inner": "d_mlp", "ffn_dim": "d_mlp"},
+    **{"head_dim": "d_head", "num_key_value_heads": "n_kv_heads"},
+    **{"vocab_size": "vocabulary", "max_position_embeddings": "length"},
+}
+
+
+def sizes_named(config: Config) -> LensSizes:
+    """Return the numbers of the architecture that config.model names. Raises UserError where there is none."""
+    cfg = _bridge(config, config.first_seed).cfg
+    return LensSizes(
+        **{name: int(getattr(cfg, name) or 0) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")},
+        vocabulary=cfg.d_vocab,
+        context=cfg.n_ctx,
+        activation=str(cfg.act_fn),
+        norm=cfg.normalization_type,
+        scale=float(cfg.d_head) ** 0.5,
+        eps=cfg.eps,
+    )
+
+
+def layout_named(config: Config) -> Layout:
+    """Return the weights that are found in the architecture that config.model names."""
+    return find_weights(_bridge(config, config.first_seed))
+
+
+def drawn_at_random(config: Config, seed: int, ids: Ids, at_once: int) -> Objective:
+    """Return the network with weights drawn from `seed`, its sequences in batches of `at_once`, and cross-entropy."""
+    batches = list(torch.tensor(ids).split(at_once))
+    targets = [following(batch) for batch in batches]
+    for one in targets:
+        one[:, : config.task.first_scored] = -100
+    return foreign(_bridge(config, seed), batches, targets, "cross_entropy", dtype=config.dtype)
+
+
+def _bridge(config: Config, seed: int) -> Any:
+    """Return a bridge with random weights. Raises UserError for unknown names, and sizes that do not fit."""
+    model = with_defaults(config.model)
+    sizes = {
+        "length": config.task.length or 64,
+        **{name: getattr(model, name) for name in _SIZES.values() if name in vars(model)},
+    }
+    return _made(json.dumps([str(model.name), {**sizes, "d_head": config.model.d_head}, dict(model.options), seed]))
+
+
+@lru_cache(maxsize=2)  # a plan asks for sizes, names and checks of one network
+def _made(asked: str) -> Any:
+    name, sizes, options, seed = json.loads(asked)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "transformer_lens"))))
+        try:
+            return (_native if name == NATIVE else _of_transformers)(name, sizes, options)
+        except UserError:
+            raise
+        except Exception as error:  # whatever the constructors of these packages raise for sizes that do not fit
+            raise UserError(
+                f"{KEY}: the network cannot be made",
+                got=plain(f"{type(error).__name__}: {error}", most=300),
+                allowed="sizes (model.n_layers, model.d_model, ...) and model.options that fit together",
+                remedy="leave model.options out, or other sizes",
+            ) from error
+
+
+def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.model_bridge.sources.native import boot
+
+    del name
+    width, heads = sizes["d_model"], sizes["n_heads"]
+    given = {
+        **{"n_layers": sizes["n_layers"], "n_heads": heads, "d_model": width, "d_mlp": sizes["d_mlp"]},
+        **{"d_head": sizes["d_head"] or width // heads, "n_ctx": sizes["length"], "act_fn": "gelu"},
+        **{"d_vocab": sizes["vocabulary"] or 512, "normalization_type": "LN"},
+    }
+    return boot(TransformerBridgeConfig.from_dict({**given, **options})).eval()
+
+
+def _of_transformers(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
+    import transformers
+    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+    known = [NATIVE, *(one for one in SUPPORTED_ARCHITECTURES if hasattr(transformers, one))]
+    if name not in known:
+        raise UserError(
+            f"{KEY}: this architecture is not in TransformerLens's registry, or not in transformers",
+            got=name,
+            allowed=", ".join(known),
+            remedy=did_you_mean(name, known) or f"{KEY}=GPT2LMHeadModel",
+        )
+    kind = getattr(transformers, name)
+    its, own = kind.config_class(), kind.config_class.attribute_map
+    sizes["n_kv_heads"] = sizes["n_kv_heads"] or sizes["n_heads"]
+    asked = {key: sizes[ours] for key, ours in _SIZES.items() if sizes[ours] is not None and hasattr(its, key)}
+    settings = kind.config_class(**{own.get(key, key): size for key, size in asked.items()} | options)
+    if isinstance(settings.pad_token_id, int) and settings.pad_token_id >= settings.vocab_size:
+        settings.pad_token_id = None
+    settings._attn_implementation = "eager"
+    return build_bridge_from_module(kind(settings).eval(), architecture=name, hf_config=settings).eval()
