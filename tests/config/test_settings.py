@@ -23,6 +23,7 @@ ADDED = {
     *("model.attention_bias", "model.differential_lambda", "model.differential_norm", "model.scores", "model.softcap"),
     *("model.norm_kind", "model.norm_eps", "model.positions", "model.n_kv_heads", "model.gate", "model.tied"),
     *("model.window", "model.residual_scale", "task.label_smoothing", "task.weight_decay", "task.correlation"),
+    *("landscape.dimensions", "approximation.subsets", "approximation.left_out"),
     *("model.name", "task.masked_share", "task.masked_as", "task.mask_id"),
     *("training.damping", "training.clip_norm"),
     *("directions.named", "directions.rules", "directions.gradients", "directions.starts"),
