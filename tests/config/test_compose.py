@@ -70,6 +70,7 @@ COMPONENTS = [
     *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
 ]
 RACE = ["race"]
+WIDE = ("heads", "heads_zeros", "model_size_heads", "approximations_heads", "ratio_scale")  # up to eight heads
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
 APPROXIMATIONS = [
     *["approximations", "approximations_after", "approximations_heads"],
@@ -81,7 +82,6 @@ MIXING = ["component_ratios", "ratio_training", "ratio_rates"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
-WITH_HEADS = ("heads", "heads_zeros", "model_size_heads", "approximations_heads")
 NETWORK = """
 import torch
 
@@ -95,10 +95,7 @@ def make(seed):
 def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     """Return a cell of each quantity of at most `most` variants: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
-    narrow = {
-        **TOY,
-        "model.d_model": 16 if sweep in ("heads", "heads_zeros", "model_size_heads", "approximations_heads") else 4,
-    }
+    narrow = {**TOY, "model.d_model": 16 if sweep in WIDE else 4}
     if sweep == "gpt2":
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
     if sweep in ENCODERS:  # of random weights: the trained ones are fetched
@@ -166,6 +163,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
         *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
         *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys", "critical_points", "rounding"),
+        "influence",
         *COMPRESSION,
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}

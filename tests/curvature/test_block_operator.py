@@ -243,7 +243,7 @@ def test_vectors_by_name() -> None:
     [
         (lambda p: p.operator("nothing"), "there is no weight named 'nothing'"),
         (lambda p: p.operator("W_1", "H_x"), "parts: there is no such choice"),
-        (lambda p: p.operator("W_*"), "stands for several blocks"),
+        (lambda p: p.operator("W_*"), "matches several blocks"),
         (lambda p: p.operator("W_1") @ torch.ones(3), "the vector does not fit"),
         (lambda p: p.operator("W_1")._check([1.0] * 30), "the vector does not fit"),
         (lambda p: p.operator("W_1").flatten({"W_2": torch.ones(3, 6)}), "not tensors of the block's weights"),

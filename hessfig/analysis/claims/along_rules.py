@@ -199,8 +199,8 @@ def influence(evidence: Evidence) -> Finding:
     """Claim: matrices that are nearer to the Hessian predict better what leaving samples out of a training does.
 
     At the last step, seed by seed: Spearman's correlation, over the Hessian, the Gauss-Newton matrix, K-FAC, EK-FAC, a
-    diagonal and the identity, of the score of a matrix with its relative error in the Frobenius norm, its sign turned;
-    interval by Fisher's z. The claim holds when the interval is above 0 and the mean at least 0.5, and does not when
+    diagonal and the identity, of the score of a matrix with minus its relative error in the Frobenius norm: the effect;
+    interval by Fisher's z. The claim holds when the interval is above 0 and the effect at least 0.5, and does not when
     the interval is below 0.5.
     """
     columns = {
