@@ -68,8 +68,10 @@ def residual_norms(problem: Problem) -> Tensor:
 
     As `attention_patterns` otherwise.
     """
+    import torch
+
     below = _stacked(problem, "hook_in", lambda layer: layer == 0)
-    return _joined([below, _stacked(problem, "hook_out")], 0).norm(dim=-1)
+    return torch.cat([below, _stacked(problem, "hook_out")]).norm(dim=-1)
 
 
 def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:
@@ -86,13 +88,7 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
             found.append(torch.stack([_first(cache[name]) for name in names]))
     bridge.train(mode)
-    return _joined(found, 1)
-
-
-def _joined(tensors: list[Tensor], dim: int) -> Tensor:
-    import torch
-
-    return torch.cat(tensors, dim=dim)
+    return torch.cat(found, dim=1)
 
 
 def _first(seen: Any) -> Any:

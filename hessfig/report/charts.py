@@ -43,9 +43,7 @@ def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:
     Raises UserError when they are wanted and plotly is missing.
     """
     spec = find_spec("plotly") if wanted or (wanted is None and not single_file) else None
-    paths = [
-        Path(folder, "package_data", "plotly.min.js") for folder in (spec and spec.submodule_search_locations) or ()
-    ]
+    paths = [Path(folder, *_SCRIPT) for folder in (spec and spec.submodule_search_locations) or ()]
     found = next((path for path in paths if path.is_file()), None)
     if wanted and found is None:
         raise UserError(

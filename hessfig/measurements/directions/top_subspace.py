@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.gradients import LossGradient, Samples, WholeHessian
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch, Objective, standard_error
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.measurements.landscape import POINTS, samples_of
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row
@@ -129,9 +129,8 @@ def _expanded(samples: Samples, points: Columns, spread: float) -> Iterator[floa
 
 
 def _mean(values: Iterator[float]) -> Estimate:
-    found: Sequence[float] = list(values)
-    each = torch.tensor(found, dtype=torch.float64)
-    return Estimate(float(each.mean()), float(each.std()) / len(each) ** 0.5, len(each), POINTS)
+    each = torch.tensor(list(values), dtype=torch.float64)
+    return Estimate(float(each.mean()), standard_error(each), len(each), POINTS)
 
 
 def _row(name: str, request: Request, found: Estimate, count: int, eigenvectors: Extremes) -> Row:
