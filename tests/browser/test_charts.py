@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,8 @@ import pytest
 from tests.analysis.synthetic import SIGMA, make_table
 from tests.report.outputs import report, written
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright (make test-browser does)")
 pytest.importorskip("plotly", reason="pip install plotly (make test-browser does)")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt install chromium"),
-]
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+pytestmark = pytest.mark.browser
 DRAWN = ".chart[data-drawn] .main-svg"
 CURVES = "document.querySelector('.js-plotly-plot').data"
 
@@ -35,14 +27,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert report(outputs, "interactive=true") == 0
     assert report(outputs, "interactive=true", "single_file=true") == 0
     return outputs / "report"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield started
-        started.close()
 
 
 def opened(browser: Any, path: Path, **look: Any) -> Any:

@@ -154,6 +154,7 @@ def test_formats_and_a_note_beside_the_figure(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["fig3a.svg", "fig3a.txt", "fig3a.csv"]
     note = paths[1].read_text()
     assert note.startswith("Dots: mean over 2 seeds") and "Width 128, 1 layer, batch 64." in note
+    assert "; dashed: power law; dotted: σ = 1." in note
     assert b"d_model" not in paths[0].read_bytes()
     (page,) = _pages_of(tmp_path, note=False)
     assert not page.figure.texts

@@ -128,13 +128,21 @@ class MeasuredCurves:
 
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
-        broken = "dashed and dotted grey: power laws" if len(set(self.slopes["regime"])) > 1 else "dashed: power law"
+        broken = "dashed and dotted grey: power laws" if self._has_several_laws() else "dashed: power law"
         dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
         marks = f"{variant}Dots: mean over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
         zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." if (self.table[X] <= 0).any() else ""
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
+
+    def _has_several_laws(self) -> bool:
+        """Whether a panel has more than one power law: by layers or regimes, or fits of several windows."""
+        predicted = self.slopes[self.slopes["prediction"] == Prediction.exponent]
+        if predicted.empty:
+            return len(self.windows) > 1
+        panel = ["variant", "num_layers", "row", "col", "part"]
+        return bool(predicted[[*panel, "predicted", "regime"]].drop_duplicates().duplicated(panel).any())
 
 
 def _sentence(variant: str) -> str:

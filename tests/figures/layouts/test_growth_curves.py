@@ -114,6 +114,8 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
         lines = [line for line in words(ax).splitlines() if ":" in line]
         assert [line.partition(":")[0] for line in lines] == ["σ ≤ 0.1", "σ ≥ 1", "all σ"]
         assert all("−" in line and "±" in line for line in lines)
+    (note,) = (one.get_text() for one in page.figure.texts if one.get_text().startswith(("Dots", "Pre")))
+    assert "dashed and dotted grey: power laws" in " ".join(note.split())
 
 
 @pytest.mark.long
