@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import multiprocessing
 import os
 import pickle
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -53,6 +55,37 @@ def here(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
             code = ended.code
     assert isinstance(code, int), code
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def script(*words: str, folder: Path, paths: tuple[Path, ...] = (), timeout: float = 180) -> str:
+    """Return what a script prints that is run in `folder` as `python` runs it, with `paths` to import from.
+
+    Its process is forked from the server of the workers (fixture `workers`), where PyTorch is already: to import that
+    anew takes ten seconds on a busy machine.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    streams = [folder.with_name(f"{folder.name}.{name}") for name in ("stdout", "stderr")]
+    process = multiprocessing.get_context("forkserver").Process(target=_script, args=(words, folder, paths, streams))
+    process.start()
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+    out, err = (stream.read_text() if stream.exists() else "" for stream in streams)
+    assert process.exitcode == 0, (process.exitcode, err)
+    return out
+
+
+def _script(words: tuple[str, ...], folder: Path, paths: tuple[Path, ...], streams: list[Path]) -> None:
+    """Be `python WORDS` in a process that was forked."""
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.chdir(folder)
+    os.environ["MPLBACKEND"] = "agg"
+    sys.argv = [*words]
+    sys.path[:0] = [str(Path(words[0]).absolute().parent), *map(str, paths)]
+    runpy.run_path(words[0], run_name="__main__")
+    sys.stdout.flush()
 
 
 def once(run: Callable[[Path], T], folder: Path) -> T:

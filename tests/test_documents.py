@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -22,7 +21,7 @@ import hessfig
 from hessfig.config.compose.overrides import check_words
 from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError
-from tests import pages
+from tests import pages, runs
 from tests.conftest import Answer, Background
 from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
 from tests.test_architecture import tracked
@@ -83,17 +82,7 @@ def run(command: str, cli: Cli, folder: Path) -> str:
         assert answer.code == 0, answer.err
         return answer.out
     assert words[0] == "python"
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder / "my")]))
-    found = subprocess.run(
-        [sys.executable, *words[1:]],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    return runs.script(*words[1:], folder=folder, paths=(folder / "my",))
 
 
 @pytest.mark.usefixtures("workers")

@@ -22,6 +22,7 @@ from hessfig.config.science import GridConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.directions import slices
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
 from tests.config.composing import configs, job
@@ -39,7 +40,7 @@ TOY_TRAINING = {
 # Of sweeps along k, on top.
 TOY_SAMPLES = {
     **{"task.batch_size": 6, "landscape.permutations": 5, "landscape.points": 4, "landscape.draws": 2},
-    **{"landscape.first": 1, "landscape.curvatures": 1},
+    **{"landscape.first": 1, "landscape.curvatures": 1, "landscape.dimensions": "[1,2]"},
 }
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
@@ -123,8 +124,11 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
 @pytest.mark.parametrize("most", VARIANTS)
 @pytest.mark.parametrize("sweep", SWEEPS)
 @pytest.mark.long
-def test_every_sweep_measures_at_toy_size(sweep: str, most: int, tmp_path: Path) -> None:
+def test_every_sweep_measures_at_toy_size(
+    sweep: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_num_threads(1)
+    monkeypatch.setattr(slices, "_ANGLES", 4)
     if sweep in RACE:
         pytest.importorskip("pytorch_optimizer", reason="the extra `optimisers` is not installed")
     for cell in toy_cells(sweep, most, tmp_path):

@@ -25,6 +25,7 @@ from hessfig.config.science import (
 )
 from hessfig.curvature.problem import Objective
 from hessfig.measurements.catalogue import quantities, quantity
+from hessfig.measurements.directions import slices
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.record import has_no_part
 from hessfig.sweep.measure import draw_problem, measure, request_of
@@ -37,7 +38,7 @@ CONFIG = Config(
     state=StateConfig(State.trained, step=[1]),
     training=TrainingConfig(steps=2, warmup=1, batch_size=3, evaluation_size=4),
     estimator=EstimatorConfig(num_probes=2),
-    landscape=LandscapeConfig(distance=0.1, permutations=3, points=3, draws=2, curvatures=1),
+    landscape=LandscapeConfig(distance=0.1, permutations=3, points=3, draws=2, curvatures=1, dimensions=[1, 2]),
     blocks=["W_V"],
     grid=GridConfig(values=[1.0]),
     seeds=1,
@@ -62,7 +63,8 @@ def twice(problem: Objective, request: Request) -> Measured:
 
 
 @pytest.mark.parametrize("name", quantities())
-def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str) -> None:
+def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_ANGLES", 4)
     (cell,) = Sweep([("", replace(CONFIG, quantities=[name], output_dir=one_state, **WHOLE_TOO.get(name, {})))]).cells
     found = measure(cell)
     given = {row["quantity"] for row in found.rows} | ({name} if name == "hessian" and found.arrays else set())

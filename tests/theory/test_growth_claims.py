@@ -13,7 +13,7 @@ from hessfig.terms import PARTS, Attention, Block, Kind, Matrix, Part, QueryKey
 from hessfig.theory import autodiff
 from hessfig.theory.autodiff import ScaledNetwork
 from hessfig.theory.growth_claims import COMPONENTS, attention_nets, measured, predicted
-from hessfig.theory.statement import FIRST_SEED, Dims, StatementVerdict, attention_point, check, normal
+from hessfig.theory.statement import FIRST_SEED, Dims, attention_point, check, normal
 from hessfig.theory.verification import CATALOGUE
 
 TINY = 1e-5
@@ -50,15 +50,13 @@ def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
         assert (norm == 0) == (rate.prediction == Prediction.structural_zero)
 
 
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_components_grow_as_predicted_and_a_wrong_exponent_is_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_exponent_is_caught() -> None:
+    """Of a component; that all grow as predicted is checked with the other statements (test_statement.py)."""
+    name = next(iter(COMPONENTS))
     statement = CATALOGUE[name]
-    outcome = check(statement, [Dims()], 1)
-    assert outcome.verdict == StatementVerdict.left_out and outcome.correction_holds
     drawn = statement.draw(Dims(), stream(FIRST_SEED, "verify", name, 4, 5, 3))
     found, wrong = statement.oracle(drawn), dict(statement.corrected(drawn))
+    assert max(float((value - found[key]).abs()) for key, value in wrong.items()) < 0.1
     wrong[next(iter(wrong))] += 1
     assert max(float((value - found[key]).abs()) for key, value in wrong.items()) > 0.9
 
