@@ -8,7 +8,7 @@ from hessfig.errors import UserError, did_you_mean
 from hessfig.figures.layouts.approximation_maps import approximations, number_of, rows_of
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import bars, lines
-from hessfig.figures.layouts.component_charts import components
+from hessfig.figures.layouts.component_charts import components, ratio_courses, sgd_gap
 from hessfig.figures.layouts.compression_curves import pruning, quantisation
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
 from hessfig.figures.layouts.direction_charts import critical_points, slices, trajectories
@@ -84,6 +84,8 @@ LAYOUTS: dict[str, FigureLayout] = {
     "attention_mass": FigureLayout(attention_mass, (), (STEPS, _SINKS)),
     "heterogeneity_trained": FigureLayout(heterogeneity_trained, ("quantity",), (STEPS,)),
     "components": FigureLayout(components, ("quantity", "part")),
+    "ratio_courses": FigureLayout(ratio_courses, (), (STEPS,)),
+    "sgd_gap": FigureLayout(sgd_gap, (), (STEPS,)),
     "edge": FigureLayout(edge, ("quantity",), (STEPS,)),
     "steps": FigureLayout(steps, (), (STEPS,)),
     "critical_batch": FigureLayout(critical_batch, (), (STEPS,)),
