@@ -6,11 +6,14 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour
-from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Sheet
 from hessfig.terms import Matrix, Part
 from tests.figures.artists import identifiers, short_of_ticks, under_legends
 from tests.figures.shipped import FIGURES, pages
@@ -56,3 +59,18 @@ def test_a_colour_has_one_meaning() -> None:
     taken = [*(matrix_colour(name.value) for name in Matrix), *(part_colour(part) for part in Part)]
     for tone, colour in itertools.product(TONES, taken):
         assert _apart(tone, colour, np.eye(3)) > 0.1, (tone, colour)
+
+
+def test_legends_stand_clear_of_curves_between_points_and_of_single_seeds() -> None:
+    with styled():
+        sheet = Sheet.grid(Paper(), [["one"]])
+        ax = sheet.first
+        ax.plot([0, 1, 10], [0, 10, 10], "o-", label="a curve that is long enough to have no point below its legend")
+        ax.plot([0, 5, 10], [9, 9.5, 9], linewidth=0.4)
+        ax.legend(loc="upper right")
+        page = sheet.page("", pd.DataFrame())
+    FigureCanvasAgg(page.figure).draw()
+    box = ax.get_legend().get_window_extent()
+    for x in np.linspace(0, 10, 50):
+        assert not box.contains(*ax.transData.transform((x, 10.0 if x > 1 else 10 * x)))
+        assert not box.contains(*ax.transData.transform((x, 9.5 - abs(x - 5) / 10)))
