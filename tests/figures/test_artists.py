@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,16 +62,14 @@ def test_a_colour_has_one_meaning() -> None:
         assert _apart(tone, colour, np.eye(3)) > 0.1, (tone, colour)
 
 
-def test_legends_stand_clear_of_curves_between_points_and_of_single_seeds() -> None:
+@pytest.mark.parametrize("style", [{"marker": "o"}, {"linewidth": 0.4}])
+def test_legends_stand_clear_of_curves_between_points_and_of_single_seeds(style: dict[str, Any]) -> None:
     with styled():
-        sheet = Sheet.grid(Paper(), [["one"]])
-        ax = sheet.first
-        ax.plot([0, 1, 10], [0, 10, 10], "o-", label="a curve that is long enough to have no point below its legend")
-        ax.plot([0, 5, 10], [9, 9.5, 9], linewidth=0.4)
-        ax.legend(loc="upper right")
+        ax = (sheet := Sheet.grid(Paper(), [["one"]])).first
+        ax.plot([0, 0.1, 9.9, 10], [0, 9, 9, 0], **style)
+        ax.plot([0, 10], [0, 0], "o", label="another one")
+        ax.legend(loc="upper center")
         page = sheet.page("", pd.DataFrame())
     FigureCanvasAgg(page.figure).draw()
     box = ax.get_legend().get_window_extent()
-    for x in np.linspace(0, 10, 50):
-        assert not box.contains(*ax.transData.transform((x, 10.0 if x > 1 else 10 * x)))
-        assert not box.contains(*ax.transData.transform((x, 9.5 - abs(x - 5) / 10)))
+    assert box.width > 10 and not any(box.contains(*ax.transData.transform((x, 9))) for x in np.linspace(0.1, 9.9, 50))
