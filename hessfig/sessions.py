@@ -95,7 +95,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     asked = [*first, *_words(words, settings)]
     (job,) = VERBS["run"].jobs(asked, own)
     _check_here(job)
-    check_machine(job.variants[0][1])
+    check_machine(job.first)
     summary = run_sweep(Sweep(job.variants), command=command_of(job))
     if not summary.is_complete:
         raise UserError(
@@ -203,7 +203,7 @@ def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _check_here(job: Job) -> None:
-    config = job.variants[0][1]
+    config = job.first
     asked = {"launcher=slurm": config.launcher.kind != "local", "shard": config.shard is not None}
     asked["dry_run=true"] = config.dry_run
     for word, is_asked in asked.items():

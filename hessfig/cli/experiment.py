@@ -37,7 +37,7 @@ def run(job: Job) -> int:
     from hessfig.sweep import pool, preview, runner
     from hessfig.sweep.plan import Sweep
 
-    config = job.variants[0][1]
+    config = job.first
     if config.launcher.kind == Launcher.slurm:
         collected = run_slurm(job, command_of(job))
         return 0 if collected is None else report(collected)

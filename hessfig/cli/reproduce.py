@@ -146,7 +146,7 @@ def _measured(job: Job, command: str) -> Path:
     from hessfig.sweep import preview, runner
     from hessfig.sweep.plan import Sweep
 
-    check_machine(job.variants[0][1])
+    check_machine(job.first)
     sweep = Sweep(job.variants)
     say(preview.describe(sweep))
     summary = runner.run_sweep(sweep, command=command)

@@ -19,6 +19,7 @@ from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import ONCE, kind
 from hessfig.record import UNREADABLE, digest, read_checked, sealed_text
 from hessfig.states import point
+from hessfig.states.training import trajectory
 from hessfig.terms import Block
 from hessfig.weights import Layout
 
@@ -50,6 +51,11 @@ class Variant:
     def axes(self) -> frozenset[str]:
         """Which of sigma and seed change the network."""
         return point.axes(self.config)
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        """What tells its trainings from others, besides sigma and seed, as plain values."""
+        return trajectory.science(self.config)
 
     def science(self, name: str) -> dict[str, Any]:
         """Return everything that changes the numbers of a quantity, without sigma and seed, as plain values."""

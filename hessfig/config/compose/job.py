@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -54,11 +54,12 @@ class Job:
 
         Settings given on the command line are not varied; the number of layers is not part of the name.
         """
-        sweep, once = self.composed.sweep, self.composed.copy()  # that takes longest: once, where all have equal keys
-        return [
-            (variant_name(choice), self._with(choice, self.composed.copy() if sweep.variants else once))
-            for choice in combinations(sweep.vary, sweep.variants)
-        ]
+        return list(self._each())
+
+    @cached_property
+    def first(self) -> Config:
+        """The settings of the first variant, without the time of the others."""
+        return next(self._each())[1]
 
     @property
     def flags(self) -> list[str]:
@@ -92,6 +93,14 @@ class Job:
     def yaml(self) -> str:
         """Return the settings as YAML."""
         return OmegaConf.to_yaml(self.composed)
+
+    def _each(self) -> Iterator[tuple[str, Config]]:
+        sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
+        for choice in combinations(sweep.vary, sweep.variants):
+            keys = frozenset(choice)
+            if keys not in copies:  # to copy takes longest: once where all keys are equal, which replace each other
+                copies[keys] = self.composed.copy()
+            yield variant_name(choice), self._with(choice, copies[keys])
 
     def _with(self, choice: dict[str, Any], changed: DictConfig) -> Config:
         for key, value in choice.items():

@@ -71,7 +71,7 @@ def _is_window(window: Any) -> bool:
 
 def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[SettingDifference]:
     """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
-    asked = as_plain(job.variants[0][1])
+    asked = as_plain(job.first)
     of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
     vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
     found = (
@@ -122,7 +122,7 @@ def table_folder(job: Job) -> Path:
 def departures(manifest: Path, sweep: str) -> list[str]:
     """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
     made = (manifest_of(manifest.parent) or {"config": {}})["config"]
-    own = as_plain(compose([f"sweep={sweep}"]).variants[0][1])
+    own = as_plain(compose([f"sweep={sweep}"]).first)
     return [
         f"{group}.{key}={made[group][key]} (the paper: {value})"
         for group in ("model", "task")
@@ -200,7 +200,7 @@ class Preset:
 
 def preset_of(job: Job) -> Preset:
     """Return the preset of what is asked for."""
-    return _preset(job.words, _named(job.words), job.own, as_plain(job.variants[0][1]))
+    return _preset(job.words, _named(job.words), job.own, as_plain(job.first))
 
 
 def preset_in(folder: Path, own: Path | None) -> Preset | None:

@@ -1,6 +1,6 @@
 """Which training a state belongs to: everything that changes its trajectory, under one hash; no torch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,20 @@ _MEASURING = ("batch_size", "seed")
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One training: the network of `seed` at `sigma` (None: it has none), trained as the settings say."""
+    """One training: the network of `seed` at `sigma` (None: it has none), trained as the settings say.
+
+    `common`, if given, is `science(config)`, which takes longer than all else and is that of every sigma and seed.
+    """
 
     config: Config
     sigma: float | None
     seed: int
+    common: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that changes a weight at some step, as plain values."""
-        return {**science(self.config), "sigma": self.sigma, "seed": self.seed}
+        return {**(self.common or science(self.config)), "sigma": self.sigma, "seed": self.seed}
 
     @cached_property
     def key(self) -> str:
