@@ -12,14 +12,7 @@ from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.printed import WHOLE, check_windows
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import (
-    Preset,
-    SettingDifference,
-    manifest_of,
-    preset_in,
-    table_folder,
-    unchanged,
-)
+from hessfig.config.compose.provenance import Preset, SettingDifference, manifest_of, preset_in, table_folder, unchanged
 from hessfig.config.enums import Average, FigureGroup
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies
