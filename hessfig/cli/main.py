@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception:  # a defect of ours: never taken for failed cells, whose status is 1
         traceback.print_exc()
         code = EXIT_DEFECT
-    if arguments is None:
+    if arguments is None and "torch" not in sys.modules:  # whose extensions would report as leaked what is frozen
         gc.freeze()  # what is left need not be searched at the end
     sys.exit(code)
 

@@ -205,9 +205,8 @@ def _register_figure(name: str) -> None:
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
     """Return what words make of the files; where results lie is set last, since it makes no other composition."""
-    place, others = [], []
-    for word in words:
-        (place if word.startswith("output_dir=") else others).append(word)
+    place = [word for word in words if word.startswith("output_dir=")]
+    others = [word for word in words if word not in place]
     composed = _composed(tuple(others), own) if own else _shipped(tuple(others)).copy()
     for folder in command_settings(place).values():
         composed.output_dir = folder
