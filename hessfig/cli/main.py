@@ -18,7 +18,7 @@ from hessfig.verbs import VERBS, Verb
 
 EXIT_BAD_INPUT, EXIT_DEFECT = 2, 70
 _HELP = ("-h", "--help", "help")
-_OBJECTS = 10_000  # between two searches for reference cycles, which take a tenth of the time of `plot`
+_OBJECTS = 10_000  # between two searches for reference cycles; Python's own is 700
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
         take_streams()
         _leave_current_folder()
         _take_environment()
-        gc.set_threshold(_OBJECTS)
+        _collect_rarely(sys.argv[1:])
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
     try:
         code = _dispatch(sys.argv[1:] if arguments is None else arguments)
@@ -62,6 +62,12 @@ def _take_environment() -> None:
     """Take out of the environment what would end the drawing library, or reach a figure: none depends on these."""
     os.environ["MPLBACKEND"] = "agg"
     os.environ.pop("SOURCE_DATE_EPOCH", None)
+
+
+def _collect_rarely(words: list[str]) -> None:
+    """Look for reference cycles less often in verbs that hold no tensors: that is a tenth of the time of `plot`."""
+    if not any(VERBS[word].makes_table for word in words[:1] if word in VERBS):
+        gc.set_threshold(_OBJECTS)
 
 
 def _leave_current_folder() -> None:
