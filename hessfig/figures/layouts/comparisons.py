@@ -180,6 +180,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
             yield _draw_page(replace(drawing, curves=here), rows, note, suffix + end)
 
 
+_SIGNED = ("_correlation", "_share")  # numbers whose seeds may be below zero where their mean is not
 _NAMES = 0.72  # inches to the right of a panel for the names of its lines
 _TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
 _IN_PANEL = 4  # entries of a legend that stand in a panel
@@ -255,7 +256,8 @@ def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
 def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines) -> None:
     """Draw the lines of one panel; `scale` are all points on its y axis, those of the drawing all on the page."""
     page, look = drawing.curves, drawing.look
-    log_x, log_y = set_x_scale(ax, page[X]), set_y_scale(ax, scale["mean"])
+    log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
+    log_y = not signed and set_y_scale(ax, scale["mean"])
     if log_x:
         mark_one(ax, look.axis)
     drawable = np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))
