@@ -31,6 +31,7 @@ from hessfig.report.gathered import Departure, FigureAsked, FigureRequests, Swee
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
 OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
+_OF_LAYOUT = ("name", "layout", "options", "x", "colour", "dashes", "where")
 _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
 _OF_REPORT = Paper(formats=("png", "svg"))
 _OWN = "A figure of your own"
@@ -51,6 +52,7 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         x=figure.x,
         colour=figure.colour,
         dashes=figure.dashes,
+        where=figure.where,
         resamples=asked.config.resamples,
         preset=unchanged(preset),
         paper=replace(paper or paper_of(job), changed=_changed(preset)),
@@ -75,7 +77,7 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
 def remember(job: Job, folder: Path) -> None:
     """Leave how a figure of the user's own was drawn next to its table: the report shows it on the sweep's page."""
     figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
-    content: dict[str, Any] = {key: figure[key] for key in ("name", "layout", "options", "x", "colour", "dashes")}
+    content: dict[str, Any] = {key: figure[key] for key in _OF_LAYOUT}
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
     content["paper"] = {**{f"figure.{key}": figure[key] for key in _OF_PAPER}, "style": str(job.config.style.value)}
     content["command"] = command_line("plot", *job.words)
@@ -116,6 +118,7 @@ def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
         x=x,
         colour=colour,
         dashes=dashes,
+        where=dict(found.get("where") or {}),  # not kept before 0.3.0
         resamples=resamples,
         paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(found)])),
     )
@@ -129,7 +132,7 @@ def _end(value: Any) -> float | None:
 
 
 def _paper_words(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield width, title, panels ... of a figure that was drawn (before 0.2.1 they were not kept), checked by name."""
+    """Yield width, title, panels ... of a figure that was drawn (before 0.3.0 they were not kept), checked by name."""
     for key, value in dict(found.get("paper") or {}).items():
         if key != "style" and key.removeprefix("figure.") not in _OF_PAPER:
             raise ValueError(f"{key} is no setting of a page")

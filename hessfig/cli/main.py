@@ -108,9 +108,15 @@ def _verb(name: str) -> Verb:
             f"there is no verb {name!r}",
             got=name,
             allowed=", ".join(VERBS),
-            remedy=did_you_mean(name, VERBS) or "`hessfig --help` says what each is for",
+            remedy=_as_setting(name) or did_you_mean(name, VERBS) or "`hessfig --help` says what each is for",
         )
     return VERBS[name]
+
+
+def _as_setting(word: str) -> str:
+    """Return a command for a setting in the place of a verb, if it is one."""
+    setting = word.lstrip("-")
+    return f"a verb comes first, and settings have no dashes: hessfig run {setting}" if "=" in setting else ""
 
 
 def _run(verb: Verb, rest: list[str]) -> int:

@@ -13,6 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.lettering import BACKING, TINY, fitting, points, width_of
@@ -23,6 +25,7 @@ _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
+_STRETCH = 1.5  # times as long as it was: no axis is made longer for a legend
 Cell = tuple[int, int]
 
 
@@ -227,6 +230,9 @@ class Sheet:
         before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
         self._title({(i, j): [_joined(before[i], one) for one in titles[j]] for i, j in titled})
         self.label_sides(sides)
+        if not self.is_folded and len(self.lines) > 1:
+            for line in self.lines:  # where a y label of the reader's own stands, the row keeps its name
+                self.panels[line[0]].set_label(short[line[0][0]])
         if x:
             self.label_below(x)
 
@@ -254,17 +260,23 @@ class Sheet:
             ax.set_title(fitting([words], width_in(ax) + min(0.8 * self.across, 2 * margin), size))
 
 
+_BETWEEN = 9  # places on a line between two of its points
+
+
 def _make_room(ax: Axes) -> None:
-    """Stretch the y axis until the points of lines stand clear of the legend, which keeps its corner."""
+    """Stretch the y axis until the curves and those of single seeds stand clear of the legend, which keeps its corner.
+
+    Guides, which are neither marked nor thin, may run below it. A legend that would need an axis much longer than the
+    data is left where it stands.
+    """
     legend, figure = ax.get_legend(), ax.get_figure(root=True)
-    lines = [line for line in ax.lines if np.size(line.get_xdata()) and line.get_marker() not in (None, "None", "")]
+    lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
     if legend is None or not lines or not ax.get_visible() or figure is None:
         return
     FigureCanvasAgg(figure)
     box = legend.get_window_extent().transformed(ax.transAxes.inverted())
-    drawn = np.concatenate([line.get_xydata() for line in lines]).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        places = ax.transAxes.inverted().transform(ax.transData.transform(drawn))
+        places = np.concatenate([_along(ax, line) for line in lines])
     across = (places[:, 0] > box.x0) & (places[:, 0] < box.x1) & (places[:, 1] > 0) & (places[:, 1] < 1)
     inside = places[across & (places[:, 1] > box.y0) & (places[:, 1] < box.y1), 1]
     is_top, room = box.y0 + box.y1 > 1, 1 - (box.y1 - box.y0) - 0.04
@@ -275,8 +287,23 @@ def _make_room(ax: Axes) -> None:
     low, high = scaled.transform(np.array(ax.get_ylim()))
     span = (high - low) * reach / room
     ends = (low, low + span) if is_top else (high - span, high)
-    if span > high - low:
+    if high - low < span <= _STRETCH * (high - low):
         ax.set_ylim(*scaled.inverted().transform(np.array(ends)))
+
+
+def _is_curve(line: Line2D) -> bool:
+    return line.get_marker() not in (None, "None", "") or (np.size(line.get_xdata()) > 2 and line.get_linewidth() < 0.5)
+
+
+def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
+    """Return places along a line, as shares of its panel: its points, and those between them where they are joined."""
+    drawn = np.asarray(line.get_xydata(), dtype=float)
+    points = ax.transAxes.inverted().transform(ax.transData.transform(drawn))
+    if line.get_linestyle() == "None":
+        return points
+    ranks = np.arange(len(points))
+    finer = np.linspace(0, ranks[-1], (_BETWEEN + 1) * ranks[-1] + 1)
+    return np.stack([np.interp(finer, ranks, points[:, side]) for side in (0, 1)], axis=1)
 
 
 def _joined(name: str, title: str) -> str:
