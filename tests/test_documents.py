@@ -109,6 +109,7 @@ def test_what_a_page_shows_works(
             run(command, cli, tmp_path)
     outcomes = {
         "A sweep, and its figure": _width,
+        "Variants in one figure": _variants,
         "A quantity": _quantities,
         "In two minutes": _own,
         "Names, slices, layers": _named,
@@ -123,6 +124,11 @@ def _width(folder: Path) -> None:
     assert (folder / "outputs/figures/figwidth.png").is_file()
     slopes = pd.read_csv(folder / "outputs/width/slopes.csv")
     assert set(slopes["num_points"]) <= {0, 3} and set(slopes["prediction"]) == {"unknown"}
+
+
+def _variants(folder: Path) -> None:
+    every, some = (pd.read_csv(folder / f"outputs/figures/fig{name}.csv") for name in ("all", "some"))
+    assert len(every["variant"].unique()) == 9 and len(some["variant"].unique()) == 2
 
 
 def _quantities(folder: Path) -> None:
@@ -246,7 +252,16 @@ def _shape(line: str) -> str:
 def test_files_a_page_names_are_there(page: str) -> None:
     """Paths in code marks: of the package where it names no folder of the repository."""
     named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
-    mine = {"my", "outputs", "largest_entry.py", "mynet.py", "in_python.py", "pictures.py", "report.md"}
+    mine = {
+        "my",
+        "outputs",
+        "largest_entry.py",
+        "activations.py",
+        "mynet.py",
+        "in_python.py",
+        "pictures.py",
+        "report.md",
+    }
     mine |= {"block.py", "eigenvalue.py", "build"}
     there = {path.relative_to(ROOT).as_posix() for path in tracked()}
     folders = {parent.as_posix() for name in there for parent in Path(name).parents}

@@ -95,7 +95,8 @@ def _drawn(job: Job) -> list[Path]:
 
 def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
-    from hessfig.analysis.slopes.fit import SLOPES
+    from hessfig.analysis.slopes.fit import ACROSS, SLOPES
+    from hessfig.cli.terminal import say
 
     check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     job = as_made(job)
@@ -107,6 +108,7 @@ def slopes(job: Job) -> int:
         return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
+    say(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
     print(f"written: {table_folder(job) / SLOPES}")
     return 0
 
