@@ -58,6 +58,14 @@ def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
     assert {"model.d_model", "mean", "sem"} <= set(page.numbers.columns)
 
 
+def test_correlations_and_shares_keep_a_linear_scale(pages: Draw) -> None:
+    """Their means may span decades where single seeds lie below zero."""
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: s**2)
+    for quantity, scale in (("fisher_rank_correlation", "linear"), ("landscape_top_share", "linear"), ("trace", "log")):
+        (page,) = pages("lines", table.assign(quantity=quantity), quantity=quantity)
+        assert page.figure.axes[0].get_yscale() == scale
+
+
 def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> None:
     (page,) = pages("lines", width_table())
     assert sorted(legend(page)) == ["128", "32", "64", "heads 1", "heads 2", "width: 16"]
