@@ -369,6 +369,16 @@ def _links(page: Path) -> list[str]:
     return pages.links(page.read_text("utf-8"))
 
 
+def test_a_release_begins_with_a_page_for_users() -> None:
+    """At most 40 lines before the changes by kind; deprecated names have the version that drops them, a later one."""
+    latest = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.MULTILINE)[1]
+    page, *kinds = re.split(r"^### ", latest, flags=re.MULTILINE)
+    assert len(page.strip().splitlines()) <= 40
+    assert [kind.partition("\n")[0] for kind in kinds] == ["New", "Changed", "Fixed", "Numbers"]
+    dropped = re.findall(r"^\| .+ \| ([\d.]+) \| .+ \| ([\d.]+) \|$", page, flags=re.MULTILINE)
+    assert dropped and all(since < until and until > hessfig.__version__ for since, until in dropped)
+
+
 def test_pages_that_files_name_are_there() -> None:
     """Names of pages in messages, comments and settings."""
     texts = {path: path.read_text(errors="ignore") for path in tracked() if path.suffix in (".py", ".yaml", ".md", "")}
@@ -401,7 +411,9 @@ def test_the_version_is_one() -> None:
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
-    assert {hessfig.__version__, project["version"], latest} == {cited["version"]}
+    wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/install.md")))
+    assert {hessfig.__version__, project["version"], latest} == {cited["version"]} == wheels
+    assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
     assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
     paper = cited["preferred-citation"]
     assert paper["title"].lower() in text_of("README.md").replace("\n", " ").lower() and paper["year"] == 2025

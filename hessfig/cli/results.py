@@ -15,6 +15,8 @@ from hessfig.config.compose.provenance import as_made, matching_folder, table_fo
 from hessfig.config.enums import Printed
 from hessfig.config.presets import STUDY, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
+from hessfig.files import is_file
+from hessfig.record import MANIFEST, TABLE
 from hessfig.sessions import COLUMNS_PREDICTED, fitted_slopes, predicted_rows
 from hessfig.verbs import VERBS
 
@@ -160,6 +162,12 @@ def check(job: Job) -> int:
     return code
 
 
+def _of_a_run(reference: Path) -> Path:
+    """Return the table in the folder of another run; any other reference as it is."""
+    is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
+    return reference / TABLE if is_run else reference
+
+
 def compare(job: Job) -> int:
     """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
@@ -170,9 +178,9 @@ def compare(job: Job) -> int:
             "reference is missing",
             got=f"reference={config.reference or ''}",
             allowed="reference=FILE.csv or reference=FOLDER",
-            remedy="name a file of published values, or the folder of the authors' result files",
+            remedy="name a file of published values, the folder of another run, or that of the authors' result files",
         )
-    reference = Path(config.reference)
+    reference = _of_a_run(Path(config.reference))
     if "sweep" not in job.given and reference.is_dir():
         compare_figures(lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference)
     else:
