@@ -50,9 +50,9 @@ EDGE_TOLERANCE = (
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 
-def shares(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+def shares(table: pd.DataFrame, quantity: str, threshold: str = THRESHOLD) -> pd.DataFrame:
     """Return the numbers of a quantity of the whole network with `threshold` and `share` = value / threshold."""
-    values, thresholds = (_of(table, name) for name in (quantity, THRESHOLD))
+    values, thresholds = (_of(table, name) for name in (quantity, threshold))
     merged = values.merge(thresholds.rename(columns={"value": "threshold"}), on=_PLACE)
     return merged.assign(share=merged["value"] / merged["threshold"])
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.layouts.approximation_maps import approximations, number_of, rows_of
+from hessfig.figures.layouts.approximation_maps import approximations, influence, number_of, rows_of
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import bars, lines
-from hessfig.figures.layouts.component_charts import components
+from hessfig.figures.layouts.component_charts import components, ratio_courses, sgd_gap
 from hessfig.figures.layouts.compression_curves import pruning, quantisation
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
-from hessfig.figures.layouts.direction_charts import critical_points, slices, trajectories
+from hessfig.figures.layouts.direction_charts import critical_points, norm_edges, slices, trajectories
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
 from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
@@ -24,7 +24,7 @@ from hessfig.figures.parts.figure_spec import STEPS, FigureSpec, Requires, Sourc
 from hessfig.figures.parts.page import styled
 from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.parts.saving import save_sheets
-from hessfig.terms import OF_PRUNING, OF_QUANTISATION
+from hessfig.terms import OF_INFLUENCE, OF_PRUNING, OF_QUANTISATION
 
 __all__ = ["LAYOUTS", "FigureLayout", "FigureSpec", "draw"]
 
@@ -84,12 +84,16 @@ LAYOUTS: dict[str, FigureLayout] = {
     "attention_mass": FigureLayout(attention_mass, (), (STEPS, _SINKS)),
     "heterogeneity_trained": FigureLayout(heterogeneity_trained, ("quantity",), (STEPS,)),
     "components": FigureLayout(components, ("quantity", "part")),
+    "ratio_courses": FigureLayout(ratio_courses, (), (STEPS,)),
+    "sgd_gap": FigureLayout(sgd_gap, (), (STEPS,)),
     "edge": FigureLayout(edge, ("quantity",), (STEPS,)),
     "steps": FigureLayout(steps, (), (STEPS,)),
     "critical_batch": FigureLayout(critical_batch, (), (STEPS,)),
     "slices": FigureLayout(slices, ()),
     "critical_points": FigureLayout(critical_points, (), (Requires("critical_points", ("critical_index",)),)),
     "trajectories": FigureLayout(trajectories, ()),
+    "norm_edges": FigureLayout(norm_edges, (), (STEPS, Requires("norm_sharpness", ("sharpness_edge",)))),
+    "influence": FigureLayout(influence, (), (STEPS, Requires("influence", OF_INFLUENCE))),
     "race": FigureLayout(race_of_rules, ("reference",), (STEPS,)),
 }
 

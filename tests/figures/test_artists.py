@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour
-from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Sheet
 from hessfig.terms import Matrix, Part
 from tests.figures.artists import identifiers, short_of_ticks, under_legends
 from tests.figures.shipped import FIGURES, pages
@@ -56,3 +60,16 @@ def test_a_colour_has_one_meaning() -> None:
     taken = [*(matrix_colour(name.value) for name in Matrix), *(part_colour(part) for part in Part)]
     for tone, colour in itertools.product(TONES, taken):
         assert _apart(tone, colour, np.eye(3)) > 0.1, (tone, colour)
+
+
+@pytest.mark.parametrize("style", [{"marker": "o"}, {"linewidth": 0.4}])
+def test_legends_stand_clear_of_curves_between_points_and_of_single_seeds(style: dict[str, Any]) -> None:
+    with styled():
+        ax = (sheet := Sheet.grid(Paper(), [["one"]])).first
+        ax.plot([0, 0.1, 9.9, 10], [0, 9, 9, 0], **style)
+        ax.plot([0, 10], [0, 0], "o", label="another one")
+        ax.legend(loc="upper center")
+        page = sheet.page("", pd.DataFrame())
+    FigureCanvasAgg(page.figure).draw()
+    box = ax.get_legend().get_window_extent()
+    assert box.width > 10 and not any(box.contains(*ax.transData.transform((x, 9))) for x in np.linspace(0.1, 9.9, 50))

@@ -38,7 +38,7 @@ def ratio_training(evidence: Evidence) -> judges.Finding:
     and post-norm, above for QK-norm and pre-norm. For a component the claim holds when the interval is above 0 with a
     mean of at least 0.1, and does not when it is below 0.1.
     """
-    ratios = _at_equal_loss(_courses(evidence))
+    ratios = at_equal_loss(courses(evidence))
     known = set(ratios.index.get_level_values("network"))
     if "softmax" not in known or len(known) < 2:
         return judges.missing("ratios along trainings of softmax and another component with inner optima")
@@ -66,8 +66,7 @@ def gap(evidence: Evidence) -> judges.Finding:
     above 0 with means of at least 0.01 decades of the loss a decade of the ratio, and does not when one is below that.
     The effect is the control.
     """
-    last = _losses(evidence, -1)
-    return _explained(_tuned(last, "sgd") - _tuned(last, "adam"), last, evidence, LEAST_GAP)
+    return _explained(loss_gaps(evidence), evidence, LEAST_GAP)
 
 
 @claim(
@@ -85,9 +84,20 @@ def rates(evidence: Evidence) -> judges.Finding:
     components with rescaled W_Q and W_K (see heterogeneity-gap). The claim holds when both intervals are
     above 0 with means of at least 0.1, and does not when one is below that. The effect is the control.
     """
+    return _explained(rate_gaps(evidence), evidence, LEAST_RATE)
+
+
+def loss_gaps(evidence: Evidence) -> pd.Series:
+    """Return log10 of SGD's last loss over Adam's, each at its tuned rate, by network, scale and seed."""
+    last = _losses(evidence, -1)
+    return _tuned(last, "sgd") - _tuned(last, "adam")
+
+
+def rate_gaps(evidence: Evidence) -> pd.Series:
+    """Return log10 of Adam's largest stable rate over SGD's, by network, scale and seed."""
     last = _losses(evidence, -1)
     stable = last.where(last <= _losses(evidence, 0), np.inf)
-    return _explained(_largest_stable(stable, "adam") - _largest_stable(stable, "sgd"), last, evidence, LEAST_RATE)
+    return _largest_stable(stable, "adam") - _largest_stable(stable, "sgd")
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
@@ -106,7 +116,7 @@ def _log_ratios(evidence: Evidence, *keys: str) -> pd.Series:
     return (query - value).dropna().groupby(place).mean().rename("ratio")
 
 
-def _courses(evidence: Evidence) -> pd.DataFrame:
+def courses(evidence: Evidence) -> pd.DataFrame:
     """Return `loss` (held out) and `ratio` (log10) by network, seed and step, at the tuned rate."""
     place = ["network", "seed", "rate", "step"]
     losses = _named(evidence.numbers("held_out_loss", *_SETTINGS)).groupby(place)["value"].mean().rename("loss")
@@ -128,15 +138,24 @@ def _inside(losses: pd.DataFrame) -> pd.Series:
     return rates[(rates > losses.index.min()) & (rates < losses.index.max())]
 
 
-def _at_equal_loss(courses: pd.DataFrame) -> pd.Series:
+def components(evidence: Evidence) -> list[str]:
+    """Return the components whose held-out loss the table has, in its order."""
+    return list(_named(evidence.numbers("held_out_loss", *_SETTINGS))["network"].unique())
+
+
+def equal_losses(runs: pd.DataFrame) -> pd.Series:
+    """Return the loss that all networks of a seed reach, by seed."""
+    return runs.groupby(["network", "seed"])["loss"].min().groupby("seed").max()
+
+
+def at_equal_loss(runs: pd.DataFrame) -> pd.Series:
     """Return log10 of the ratio where the loss first reaches what all networks of a seed reach, by network and seed."""
-    least = courses.groupby(["network", "seed"])["loss"].min()
-    level = least.groupby("seed").max()
+    level = equal_losses(runs)
     found = {
         (network, seed): _where(run.sort_values("step"), level[seed])
-        for (network, seed), run in courses.groupby(["network", "seed"])
+        for (network, seed), run in runs.groupby(["network", "seed"])
     }
-    index = pd.MultiIndex.from_tuples(list(found), names=["network", "seed"]) if found else least.index
+    index = pd.MultiIndex.from_tuples(list(found), names=["network", "seed"])
     return pd.Series(list(found.values()), index=index, dtype=float)
 
 
@@ -185,19 +204,32 @@ def _largest_stable(stable: pd.DataFrame, optimiser: str) -> pd.Series:
     return _each(stable, optimiser, of)
 
 
-def _explained(values: pd.Series, every: pd.DataFrame, evidence: Evidence, least: float) -> judges.Finding:
+def _explained(values: pd.Series, evidence: Evidence, least: float) -> judges.Finding:
     """Judge the slopes of some values on |log10| of the untrained ratio, between and within components."""
-    differences = _log_ratios(evidence.other("ratio_initial")).abs()
-    both = pd.concat({"x": differences, "y": values}, axis=1).dropna()
+    both = next_to_ratios(values, evidence)
     if both.empty:
         return judges.missing("losses of SGD and Adam with optima inside the grid, next to untrained ratios")
+    absent = [f"{network} at scale {scale:g}" for network, scale in left_out(both, evidence)]
+    effects = {name: judges.Effect(sample, judges.at_least(least)) for name, sample in slopes(both).items()}
+    return judges.together(effects, words=f"left out: {', '.join(absent)}" if absent else "")
+
+
+def next_to_ratios(values: pd.Series, evidence: Evidence) -> pd.DataFrame:
+    """Return some values as `y` next to `x`, |log10| of the untrained ratio, by network, scale and seed."""
+    return pd.concat({"x": _log_ratios(evidence.other("ratio_initial")).abs(), "y": values}, axis=1).dropna()
+
+
+def left_out(both: pd.DataFrame, evidence: Evidence) -> list[tuple[str, float]]:
+    """Return network and scale of those that the trainings have and `both` has not."""
+    asked, there = (set(one.index.droplevel([*one.index.names[2:]])) for one in (_losses(evidence, -1), both))
+    return sorted(asked - there)
+
+
+def slopes(both: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the slopes of y on x, seed by seed, within components whose weights are rescaled, and between them."""
     centred = both - both.groupby(["network", "seed"]).transform("mean")
-    samples = {_RESCALED: _slopes(centred), _BETWEEN: _slopes(both.xs(1.0, level="scale"))}
-    asked, there = (set(one.index.droplevel([*one.index.names[2:]])) for one in (every, both))
-    absent = sorted(f"{network} at scale {scale:g}" for network, scale in asked - there)
-    left_out = f"left out: {', '.join(absent)}" if absent else ""
-    effects = {name: judges.Effect(sample, judges.at_least(least)) for name, sample in samples.items()}
-    return judges.together(effects, words=left_out)
+    plain = both[both.index.get_level_values("scale") == 1.0]
+    return {_RESCALED: _slopes(centred), _BETWEEN: _slopes(plain)}
 
 
 def _slopes(both: pd.DataFrame) -> pd.Series:

@@ -147,6 +147,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
             yield _draw_page(here, table, rows, look, spec, note, suffix + end)
 
 
+_SIGNED = ("_correlation", "_share")  # numbers whose seeds may be below zero where their mean is not
 _NAMES = 0.72  # inches to the right of a panel for the names of its lines
 _TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
 
@@ -216,7 +217,8 @@ def _draw_panel(
     ax: Axes, points: pd.DataFrame, table: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Encoding
 ) -> None:
     """Draw the lines of one panel; `scale` are all points on its y axis, `page` all on the page, of `table`."""
-    log_x, log_y = set_x_scale(ax, page[X]), set_y_scale(ax, scale["mean"])
+    log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
+    log_y = not signed and set_y_scale(ax, scale["mean"])
     if log_x:
         mark_one(ax, look.axis)
     drawable = np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))

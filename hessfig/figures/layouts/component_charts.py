@@ -1,22 +1,37 @@
-"""Growth rates by component: exponents predicted and fitted, one line per network, and the curves behind them."""
+"""Components compared: exponents predicted and fitted, ratios of query to value blocks along trainings, SGD's gap."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import last_word, settings_of
+from hessfig.analysis.claims import ratio_rules
+from hessfig.analysis.claims.rule import Evidence
+from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.slopes.printed import Window
+from hessfig.errors import UserError
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import matrix_colour
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, in_rows, say
-from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, SHARED, Page, Sheet, in_rows, label_side, say
+from hessfig.figures.parts.panels import (
+    draw_curve,
+    draw_seed,
+    mark_one,
+    name_ends,
+    positive,
+    set_log_range,
+    why_no_line,
+)
 from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
 from hessfig.figures.parts.slope_words import rows_of, window_of
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
@@ -156,3 +171,133 @@ def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
     seeds = labels.seeds_words(measured.table)
     return f"{circles}{windows_in_words([window], measured.axis)}, {seeds}, ± bootstrap over seeds. {measured.setting}"
+
+
+_WORDS = {value: words for named in _NAMES.values() for value, words in named.items()}
+_RANKS = {"softmax": 3, "sigmoid": 0, "sigmoid log_length": 2, "qk_norm": 1, "pre": 4, "post": 6}
+_MARKS = {0.25: "v", 1.0: "o", 4.0: "^"}  # by the scale of W_Q and W_K
+
+
+def _component(network: str) -> str:
+    """Return a network of the rules of trainings in words: 'sigmoid, bias −log L'."""
+    return ", ".join(_WORDS.get(word, word) for word in network.split()).replace(" attention", "")
+
+
+def _tone(network: str) -> str:
+    return tone(_RANKS.get(network, 5))
+
+
+def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw the ratio of the query to the value block against the held-out loss along trainings, a line per component.
+
+    How to read it: trainings go to the right, each at its component's tuned learning rate; a dot is a measured step,
+    the mean over seeds (of the ratio geometric), up to five seeds are thin lines. In the grey band lie the losses, one
+    a seed, at which the claim ratio-training compares the components: all of them reach it. At a ratio of 1 (dashed)
+    both blocks are equally large.
+    Requires: the sweep's table.csv of held_out_loss and frobenius of W_Q and W_V over training.learning_rate.
+    """
+    evidence = Evidence(source.table)
+    runs, every = ratio_rules.courses(evidence), ratio_rules.components(evidence)
+    if runs.empty:
+        raise _lacks(spec, "a component whose best learning rate lies inside the grid", source)
+    names = {network: _component(network) for network in every if network in set(runs["network"])}
+    note = f"Dots: mean over {runs['seed'].nunique()} seeds; thin: the seeds. Grey: the losses of the comparison."
+    if lost := [_component(network) for network in every if network not in names]:
+        note += f" Left out, as the best rate is an end of the grid: {', '.join(lost)}."
+    style = SHARED.but(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
+    sheet = Sheet.grid(spec.paper, [["ratio"]], note, style)
+    ax, levels = sheet.first, ratio_rules.equal_losses(runs)
+    set_decades(ax, "y")
+    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    ax.axvspan(levels.min(), levels.max(), color="#dddddd", zorder=0)
+    ends = [(_draw_course(ax, where(runs, network=one), _tone(one)), names[one], _tone(one)) for one in names]
+    ax.invert_xaxis()
+    name_ends(ax, ends)
+    sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
+    yield sheet.page("", runs)
+
+
+def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
+    """Draw the trainings of a component; return where the mean over seeds ends."""
+    for _, one in runs.sort_values("step").groupby("seed"):
+        draw_seed(ax, one["loss"], 10 ** one["ratio"], colour=colour)
+    means = runs.groupby("step")[["loss", "ratio"]].mean()
+    ax.plot(means["loss"], 10 ** means["ratio"], "o-", color=colour, markersize=3, markeredgewidth=0)
+    return float(10 ** means["ratio"].iloc[-1])
+
+
+def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw how far SGD is behind Adam against how much query and value blocks differ before any training.
+
+    How to read it: a dot is a network, with 95 % intervals over seeds both ways; a line joins one component (colour)
+    with its weights W_Q and W_K drawn a quarter, once and four times as large (triangle down, circle, triangle up). If
+    the difference of the blocks is what hampers SGD, the lines rise as the circles do from component to component.
+    Left: the loss after equally many steps, each optimiser at its tuned rate; right: the largest stable rates. Slopes
+    are those of the claims heterogeneity-gap and heterogeneity-rates.
+    Requires: the sweep's table.csv of losses over training.optimiser and training.learning_rate, and next to it that
+    of the sweep ratio_initial.
+    """
+    untrained = Source(source.folder.parent / "ratio_initial")
+    evidence = Evidence(source.table, beside={"ratio_initial": Evidence(untrained.table)})
+    gaps = {"losses": ratio_rules.loss_gaps(evidence), "rates": ratio_rules.rate_gaps(evidence)}
+    points = {panel: ratio_rules.next_to_ratios(one, evidence) for panel, one in gaps.items()}
+    networks = {one for both in points.values() for one in both.index.get_level_values("network")}
+    if not networks:
+        raise _lacks(spec, "losses of SGD and Adam whose best rates lie inside the grid", source)
+    words = [f"Slopes of {one}: {_slopes_words(both, evidence)}" for one, both in points.items()]
+    style = APART.but(height=1.7, top=0.55, across=0.6)
+    sheet = Sheet.grid(spec.paper, [list(points)], f"Bars: 95% intervals over seeds. {' '.join(words)}", style)
+    drawn = []
+    for _, column, ax in sheet:
+        panel = list(points)[column]
+        if points[panel].empty:
+            say(ax, "(nothing inside the grid)")
+        drawn.append(_draw_gaps(ax, points[panel]).assign(panel=panel))
+        label_side(ax, ["log₁₀ loss of SGD / Adam", "log₁₀ stable rate of Adam / SGD"][column])
+    style_of: dict[str, Any] = {"linestyle": "none", "color": GUIDE}
+    handles = [Line2D([], [], marker=mark, label=f"weights × {one:g}", **style_of) for one, mark in _MARKS.items()]
+    handles += [Line2D([], [], color=_tone(one), label=_component(one)) for one in _RANKS if one in networks]
+    sheet.figure.legend(handles=handles, loc="upper center", ncols=3, columnspacing=1.0, handlelength=1.2)
+    sheet.label_below("decades between the untrained blocks")
+    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+
+
+def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
+    found = []
+    for (network, scale), one in both.groupby(level=["network", "scale"]):
+        x, y = student_interval(one["x"]), student_interval(one["y"])
+        place = {"network": network, "scale": scale, "count": y.count}
+        found.append(
+            {**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high}
+        )
+        style: dict[str, Any] = {"fmt": _MARKS.get(scale, "s"), "markersize": 4, "elinewidth": 0.6}
+        ax.errorbar(x.mean, y.mean, _ends(y), _ends(x), color=_tone(str(network)), **style)
+    points = pd.DataFrame(found, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
+    for network, one in points.sort_values("scale").groupby("network"):
+        ax.plot(one["x"], one["y"], color=_tone(str(network)), linewidth=0.8)
+    ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    return points
+
+
+def _ends(one: Interval) -> list[list[float]] | None:
+    ends = [[one.mean - one.low], [one.high - one.mean]]
+    return ends if np.isfinite(ends).all() else None
+
+
+def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
+    """Return the slopes of a panel with their intervals, and which networks it leaves out, in words."""
+    if both.empty:
+        return "none."
+    found = {name: student_interval(one) for name, one in ratio_rules.slopes(both).items()}
+    words = "; ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in found.items())
+    absent = ", ".join(f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(both, evidence))
+    return f"{words}.".replace("-", "−") + f" Left out: {absent}." * bool(absent)
+
+
+def _lacks(spec: FigureSpec, what: str, source: Source) -> UserError:
+    return UserError(
+        f"figure.layout={spec.layout} needs {what}",
+        got=", ".join(source.table["quantity"].unique()),
+        allowed="trainings at several learning rates, the best of which is not the first or last",
+        remedy="hessfig run sweep=ratio_training or sweep=ratio_rates, with further rates in sweep.vary",
+    )

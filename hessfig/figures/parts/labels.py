@@ -39,7 +39,6 @@ _SETTINGS = {
 }
 
 _OF_CNN = {("model.norm", "post"): "GroupNorm"}
-_SCORED = {"hessian": "H", "ekfac": "EK-FAC", "diagonal": "a diagonal", "identity": "the identity"}
 _QUANTITIES = {
     FROBENIUS: "block norm",
     "hessian_distance": "distance to H of all samples",
@@ -60,9 +59,8 @@ _QUANTITIES = {
     "largest_entry_sharpness": "sharpness, largest entry",
     "quadratic_rank_correlation": "by second order",
     "fisher_rank_correlation": "by the Fisher trace",
-    **{f"{name}_influence_score": f"score of {words}" for name, words in _SCORED.items()},
-    "landscape_top_share": "share of what all weights add to Δ₂",
-    "landscape_random_share": "of random directions",
+    "landscape_top_share": "share of top eigenvectors",
+    "landscape_random_share": "share of random directions",
     "stationarity": "length of the gradient of k samples",
     "stationarity_rms": "its root mean square",
     "sink_mass": "attention on the sink",

@@ -13,6 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.lettering import BACKING, TINY, fitting, points, width_of
@@ -254,17 +256,22 @@ class Sheet:
             ax.set_title(fitting([words], width_in(ax) + min(0.8 * self.across, 2 * margin), size))
 
 
+_BETWEEN = 9  # places on a line between two of its points
+
+
 def _make_room(ax: Axes) -> None:
-    """Stretch the y axis until the points of lines stand clear of the legend, which keeps its corner."""
+    """Stretch the y axis until the curves and those of single seeds stand clear of the legend, which keeps its corner.
+
+    Guides, which are neither marked nor thin, may run below it.
+    """
     legend, figure = ax.get_legend(), ax.get_figure(root=True)
-    lines = [line for line in ax.lines if np.size(line.get_xdata()) and line.get_marker() not in (None, "None", "")]
+    lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
     if legend is None or not lines or not ax.get_visible() or figure is None:
         return
     FigureCanvasAgg(figure)
     box = legend.get_window_extent().transformed(ax.transAxes.inverted())
-    drawn = np.concatenate([line.get_xydata() for line in lines]).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        places = ax.transAxes.inverted().transform(ax.transData.transform(drawn))
+        places = np.concatenate([_along(ax, line) for line in lines])
     across = (places[:, 0] > box.x0) & (places[:, 0] < box.x1) & (places[:, 1] > 0) & (places[:, 1] < 1)
     inside = places[across & (places[:, 1] > box.y0) & (places[:, 1] < box.y1), 1]
     is_top, room = box.y0 + box.y1 > 1, 1 - (box.y1 - box.y0) - 0.04
@@ -277,6 +284,21 @@ def _make_room(ax: Axes) -> None:
     ends = (low, low + span) if is_top else (high - span, high)
     if span > high - low:
         ax.set_ylim(*scaled.inverted().transform(np.array(ends)))
+
+
+def _is_curve(line: Line2D) -> bool:
+    return line.get_marker() not in (None, "None", "") or (np.size(line.get_xdata()) > 2 and line.get_linewidth() < 0.5)
+
+
+def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
+    """Return places along a line, as shares of its panel: its points, and those between them where they are joined."""
+    drawn = np.asarray(line.get_xydata(), dtype=float)
+    points = ax.transAxes.inverted().transform(ax.transData.transform(drawn))
+    if line.get_linestyle() == "None":
+        return points
+    ranks = np.arange(len(points))
+    finer = np.linspace(0, ranks[-1], (_BETWEEN + 1) * ranks[-1] + 1)
+    return np.stack([np.interp(finer, ranks, points[:, side]) for side in (0, 1)], axis=1)
 
 
 def _joined(name: str, title: str) -> str:
