@@ -6,7 +6,7 @@ Every number is that of a fresh process, in turn with the other version's: `meas
 hessfig.measure on an encoder layer, after `import torch, hessfig`, on torch's own number of threads and on one;
 `own` and `cells` are whole commands with two workers. `slopes`, `plot` and `report` read the table of `cells`; `plan`
 is a dry run of a GPT-2 with random weights, which takes transformers. Medians over rounds, of seconds and of the
-processor's seconds, which are more reliable where other work is going on.
+processor's seconds (without those of workers), which are more reliable where other work is going on.
 """
 
 from __future__ import annotations
