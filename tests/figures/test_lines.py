@@ -320,6 +320,14 @@ def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
     assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch  # where the lines of the legend begin, below the title
 
 
+def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> None:
+    networks = [(f"model.scaled_weight={name}", 1) for name in ("W_Q", "W_K", "W_V")]
+    own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
+    table = make_table(networks=networks, parts=["H"], settings=own)
+    (page,) = pages("lines", table, settings=own, colour="scaled_weight")
+    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {"#1b9e77", "#66a61e", "#7570b3"}
+
+
 def test_variants_come_in_natural_order() -> None:
     found = variants_in_order(activation_table()["variant"])
     widths = [variant.rpartition("=")[2] for variant in found]
