@@ -286,7 +286,7 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     table = tmp_path / "outputs" / "sigma" / "table.csv"
     first, *rows = table.read_text().splitlines()
     table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
-    assert "every cell stays: what its settings ask for is not known" in here("clean", folder=tmp_path).stdout
+    assert "every cell stays: what its table lists is not known" in here("clean", folder=tmp_path).stdout
     manifest = json.loads(table.with_name("manifest.json").read_text())
     manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
     table.with_name("manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))

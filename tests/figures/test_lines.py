@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import image as plt_image
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from scipy import stats
 
 from hessfig.analysis.axis import variants_in_order
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
 from hessfig.figures.parts.panel_sheet import Page
-from hessfig.figures.parts.relabelled import relabel
+from hessfig.figures.parts.relabelled import page_box, relabel
 from tests.analysis.synthetic import CONFIG, make_table
 from tests.figures.conftest import Draw, guides, words
 
@@ -305,6 +307,25 @@ def test_rows_keep_their_names_beside_an_own_label(pages: Draw) -> None:
     (page,) = pages("lines", activation_table(), settings=VARIED, where={"row": "W_Q"})
     relabel(page.figure, ylabel="norm")
     assert [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()] == ["norm"]
+
+
+def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
+    """On the page as it is saved, which is higher by the title."""
+    (page,) = pages("lines", activation_table(), settings=VARIED)
+    relabel(page.figure, title="Mine")
+    page.figure.savefig(tmp_path / "titled.png", bbox_inches=page_box(page.figure))
+    picture = plt_image.imread(tmp_path / "titled.png")[..., :3]
+    blue = np.abs(picture - np.array(to_rgb("#0072B2"))).max(-1) < 0.1
+    inch = picture.shape[1] / page.figure.get_figwidth()
+    assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch  # where the lines of the legend begin, below the title
+
+
+def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> None:
+    networks = [(f"model.scaled_weight={name}", 1) for name in ("W_Q", "W_K", "W_V")]
+    own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
+    table = make_table(networks=networks, parts=["H"], settings=own)
+    (page,) = pages("lines", table, settings=own, colour="scaled_weight")
+    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {"#1b9e77", "#66a61e", "#7570b3"}
 
 
 def test_variants_come_in_natural_order() -> None:

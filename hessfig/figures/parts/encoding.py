@@ -28,6 +28,7 @@ from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, symbol, weight_words
 from hessfig.figures.parts.lettering import width_of
 from hessfig.figures.parts.ticks import set_decades
+from hessfig.terms import Matrix
 
 COLUMNS = ("layer", "num_layers", "part", "index")
 WEIGHT = "weight"  # diagonal blocks together in one panel, a colour each
@@ -124,7 +125,7 @@ class Encoding:
         values = ordered(values_of(page, self.colour))
         if self.colour == "part":
             return {value: part_colour(value) if value else "black" for value in values}
-        if self.colour == WEIGHT:
+        if self.colour == WEIGHT or (self.colour and set(values) <= set(Matrix)):
             return {value: matrix_colour(value) for value in values}
         if self.colour and as_numbers(map(str, values)) is None and len(values) <= len(TONES):
             return dict(zip(values, _DISTINCT, strict=False))

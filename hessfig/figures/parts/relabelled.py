@@ -60,6 +60,8 @@ def relabel(
     """
     if title is not None:
         figure.suptitle(title, y=1.0, va="bottom")
+        for above in figure.legends:  # they stay on the page below, which grows upwards when it is saved
+            above.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     for ax in figure.axes:
         if xlabel is not None and ax.get_xlabel():
             ax.set_xlabel(xlabel)
