@@ -66,7 +66,7 @@ SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.
 BESIDE: dict[str, dict[str, object]] = {
     "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
     **dict.fromkeys(("ratio_training", "ratio_rates", "influence", "along_vision", "edge_norms", "rounding"), SHORT),
-    **dict.fromkeys(("landscape_subspace", "along_updates"), {**SHORT, "task.length": 8}),
+    **{sweep: {**SHORT, "task.length": 8} for sweep in ("landscape_subspace", "along_updates")},
 }
 
 
