@@ -26,7 +26,7 @@ __all__ = [
     "read",
     "run",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _HOMES = {
     **dict.fromkeys(("Problem", "measure"), "hessfig.interface"),
     **dict.fromkeys(("Run", "plot", "predict", "read", "run"), "hessfig.sessions"),

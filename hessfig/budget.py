@@ -1,5 +1,6 @@
 """The share of a training's time that measuring it may take."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ class Budget:
         """Whether one more measurement, as long as the last, is within max_fraction of the training so far."""
         within = self.max_fraction is None or self.spent + self._last <= self.max_fraction * self.training
         return not self._last or within
+
+    @property
+    def pace(self) -> tuple[float, float]:
+        """Seconds that the last measurement took, and of training to every one of as many seconds."""
+        return self._last, self._last / (self.max_fraction or math.inf)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

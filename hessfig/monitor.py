@@ -264,7 +264,9 @@ class Monitor:
         self._course.seen["skipped"].append(step)
         share = f"{self.budget.max_fraction:.0%} of the training's time"
         every = f"measuring every {self.every} steps would take more than {share}"
-        self._say(f"{every}: some are skipped (max_fraction=None measures all)", kind="thinned")
+        took, gap = (f"{seconds:.2g} s" for seconds in self.budget.pace)
+        expected = f"one takes {took}, so expect one every {gap} of training"
+        self._say(f"{every}: some are skipped; {expected} (max_fraction=None measures all)", kind="thinned")
 
     def _fail(self, step: int, error: Exception) -> None:
         self._course.seen["failures"][str(step)] = f"{type(error).__name__}: {error}"[:1000]

@@ -12,7 +12,7 @@ from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.printed import WHOLE, check_windows
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import SettingDifference, manifest_of, preset_in, table_folder, unchanged_preset
+from hessfig.config.compose.provenance import Preset, SettingDifference, manifest_of, preset_in, table_folder, unchanged
 from hessfig.config.enums import Average, FigureGroup
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies
@@ -31,6 +31,7 @@ from hessfig.report.gathered import Departure, FigureAsked, FigureRequests, Swee
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
 OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
+_OF_LAYOUT = ("name", "layout", "options", "x", "colour", "dashes", "where")
 _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
 _OF_REPORT = Paper(formats=("png", "svg"))
 _OWN = "A figure of your own"
@@ -40,7 +41,7 @@ T = TypeVar("T")
 def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
     """Return what to draw, for a paper (None: as the settings say); slopes are fitted as the sweep or the words say."""
     figure, asked = job.config.figure, _of_its_sweep(job)
-    folder = table_folder(asked)
+    preset = preset_in(table_folder(asked), job.own)
     return FigureSpec(
         figure.name,
         figure.sweep,
@@ -51,9 +52,10 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         x=figure.x,
         colour=figure.colour,
         dashes=figure.dashes,
+        where=figure.where,
         resamples=asked.config.resamples,
-        preset=unchanged_preset(folder, job.own),
-        paper=replace(paper or paper_of(job), changed=_changed(folder, job)),
+        preset=unchanged(preset),
+        paper=replace(paper or paper_of(job), changed=_changed(preset)),
     )
 
 
@@ -75,7 +77,7 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
 def remember(job: Job, folder: Path) -> None:
     """Leave how a figure of the user's own was drawn next to its table: the report shows it on the sweep's page."""
     figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
-    content: dict[str, Any] = {key: figure[key] for key in ("name", "layout", "options", "x", "colour", "dashes")}
+    content: dict[str, Any] = {key: figure[key] for key in _OF_LAYOUT}
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
     content["paper"] = {**{f"figure.{key}": figure[key] for key in _OF_PAPER}, "style": str(job.config.style.value)}
     content["command"] = command_line("plot", *job.words)
@@ -116,6 +118,7 @@ def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
         x=x,
         colour=colour,
         dashes=dashes,
+        where=dict(found.get("where") or {}),  # not kept before 0.3.0
         resamples=resamples,
         paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(found)])),
     )
@@ -129,7 +132,7 @@ def _end(value: Any) -> float | None:
 
 
 def _paper_words(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield width, title, panels ... of a figure that was drawn (before 0.2.1 they were not kept), checked by name."""
+    """Yield width, title, panels ... of a figure that was drawn (before 0.3.0 they were not kept), checked by name."""
     for key, value in dict(found.get("paper") or {}).items():
         if key != "style" and key.removeprefix("figure.") not in _OF_PAPER:
             raise ValueError(f"{key} is no setting of a page")
@@ -140,7 +143,7 @@ def _paper_words(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _of_its_sweep(job: Job) -> Job:
     """Return the same words asked of the figure's sweep; one that was named by hand is known by its manifest."""
     name = job.config.figure.sweep
-    known = choices("sweep", job.own)
+    known = names("sweep", job.own)
     if name in known:
         return job.of_sweep(name)
     manifest = manifest_of(Path(job.config.output_dir) / name) if name else None
@@ -154,9 +157,8 @@ def _of_its_sweep(job: Job) -> Job:
     return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
 
 
-def _changed(folder: Path, job: Job) -> tuple[str, ...]:
+def _changed(preset: Preset | None) -> tuple[str, ...]:
     """Return in words in which settings the network of a table is not its preset's."""
-    preset = preset_in(folder, job.own)
     return changed_words({one.key: one.value for one in preset.of_network}) if preset else ()
 
 
@@ -289,7 +291,7 @@ def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
 def _by_hand(job: Job, folder: Path, known: set[str]) -> Iterator[FigureAsked]:
     """Yield the figures that `hessfig plot` drew of a sweep next to those that the settings know."""
     own = _own_figures(job)  # their files, which are at hand, may have changed since
-    changed = _if_sound(_changed, folder, job) or ()
+    changed = _changed(_if_sound(preset_in, folder, job.own))
     for one in remembered(folder, job.config.resamples):
         if one.name not in own:
             name = f"{one.name}_{folder.name}" if one.name in known else one.name
@@ -307,7 +309,7 @@ def _plain_figure(job: Job, folder: Path) -> FigureAsked:
     layout = "lines" if run and along(run.table, run.axis)[X].nunique() > 1 else "bars"
     measured = [] if run is None else list(run.table["quantity"].unique())
     options = {"quantity": measured[0]} if measured and FROBENIUS not in measured else {}
-    paper = replace(_OF_REPORT, changed=_if_sound(_changed, folder, job) or ())
+    paper = replace(_OF_REPORT, changed=_changed(_if_sound(preset_in, folder, job.own)))
     spec = FigureSpec(sweep, sweep, layout, [WHOLE], options, resamples=job.config.resamples, paper=paper)
     words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
     made_by = command_line("plot", *words, *_place(job))

@@ -14,7 +14,7 @@ from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.presented import Table, described_html, table_html
 from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import as_made, command_of, table_folder, unchanged_preset
+from hessfig.config.compose.provenance import as_made, command_of, preset_in, table_folder, unchanged
 from hessfig.config.enums import Data, Kind
 from hessfig.config.keys import as_plain, in_manifest
 from hessfig.config.presets import STUDY
@@ -112,7 +112,7 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
     from hessfig.analysis.slopes.fit import FitSettings, write_slopes
 
     config, folder = job.config, table_folder(job)
-    average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
+    average, preset = config.sweep.average.value, unchanged(preset_in(folder, job.own))
     settings = FitSettings(
         average, config.resamples, config.tolerance, preset=preset, predictions=config.sweep.predictions
     )

@@ -1,10 +1,12 @@
-"""What users wait for before the first number: a toy network of their own, in Python and by a run; 20 toy cells.
+"""What users wait for: the first number of a toy network of their own, 20 toy cells, and commands that read or plan.
 
     python scripts/bench_start.py --before REF    # beside the version of git at REF: seconds of both, and their ratio
 
 Every number is that of a fresh process, in turn with the other version's: `measure` is the first call of
 hessfig.measure on an encoder layer, after `import torch, hessfig`, on torch's own number of threads and on one;
-`own` and `cells` are whole commands with two workers. Medians over rounds.
+`own` and `cells` are whole commands with two workers. `slopes`, `plot` and `report` read the table of `cells`; `plan`
+is a dry run of a GPT-2 with random weights, which takes transformers. Medians over rounds, of seconds and of the
+processor's seconds (without those of workers), which are more reliable where other work is going on.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -51,32 +54,46 @@ warnings.simplefilter("ignore")
 import torch, hessfig
 from factory import make
 problem = hessfig.Problem(*make(width=int(sys.argv[1])))
-began = time.perf_counter()
+began = time.perf_counter(), time.process_time()
 hessfig.measure(problem)
-print(time.perf_counter() - began)
+print(time.perf_counter() - began[0], time.process_time() - began[1])
 """
-COMMAND = [sys.executable, "-W", "ignore", "-c", "from hessfig.cli.main import main; main()", "run", "workers=2"]
+COMMAND = [sys.executable, "-W", "ignore", "-c", "from hessfig.cli.main import main; main()"]
+RUN = [*COMMAND, "run", "workers=2"]
 OWN = ["sweep=network", "model.factory=factory.py:make"]
 CELLS = ["sweep=sigma", "model.d_model=8", "task.digits=1", "task.batch_size=4", "grid.points=5", "seeds=4"]
+GPT2 = ["sweep=network", "model=huggingface", "model.architecture=gpt2", "task=tokens", "blocks=[W_V]", "dry_run=true"]
+READ = {"slopes": ["slopes", "sweep=sigma"], "plot": ["plot", "figure=3a"], "report": ["report"]}
+Spent = tuple[float, float]  # seconds, and the processor's seconds
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, print and write what the options ask for."""
     options = parse(__doc__, _options, {"rounds": 1, "width": 8}, words)
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[Spent]]] = {}
     with versions(options.before) as folders:
         for _ in range(options.rounds):
             for version, folder in folders.items():
-                for name, seconds in times(folder, options.width).items():
-                    found.setdefault(name, {}).setdefault(version, []).append(round(seconds, 3))
-    rows = {name: {version: median(taken) for version, taken in row.items()} for name, row in found.items()}
-    for row in rows.values():
-        row.update({"ratio": row["before"] / row["now"]} if "before" in row else {})
-    for name, row in rows.items():
-        print(f"{name}: " + ", ".join(f"{key} {number:.2f}" for key, number in row.items()))
+                for name, spent in times(folder, options.width).items():
+                    found.setdefault(name, {}).setdefault(version, []).append(spent)
+    rows = {key: _medians(found, place) for place, key in enumerate(("seconds", "cpu_seconds"))}
+    for key, table in rows.items():
+        for name, row in table.items():
+            print(f"{key}, {name}: " + ", ".join(f"{one} {number:.2f}" for one, number in row.items()))
     settings = {"before": options.before, "rounds": options.rounds, "width": options.width}
-    report = {**heading(options), "settings": settings, "seconds": rows, "rounds": found}
+    report = {**heading(options), "settings": settings, **rows, "rounds": found}
     write_report(options.output or ROOT / "outputs/benchmarks/bench_start.json", report)
+
+
+def _medians(found: Mapping[str, Mapping[str, list[Spent]]], place: int) -> dict[str, dict[str, float]]:
+    """Return the medians over rounds of one of the two kinds of seconds, and how many times as long it took before."""
+    rows = {
+        name: {version: median(spent[place] for spent in all_of) for version, all_of in row.items()}
+        for name, row in found.items()
+    }
+    return {
+        name: row | ({"ratio": row["before"] / row["now"]} if "before" in row else {}) for name, row in rows.items()
+    }
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -97,24 +114,32 @@ def versions(before: str | None) -> Iterator[dict[str, Path]]:
         yield {"now": ROOT} | ({"before": Path(folder)} if before else {})
 
 
-def times(version: Path, width: int) -> dict[str, float]:
-    """Return the seconds of every task, in an empty folder."""
+def times(version: Path, width: int) -> dict[str, Spent]:
+    """Return what every task took, in an empty folder."""
     free = {name: value for name, value in os.environ.items() if name not in THREADS} | {"PYTHONPATH": str(version)}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "factory.py").write_text(FACTORY)
         program = [sys.executable, "-c", PROGRAM, str(width)]
         return {
-            "measure": float(_output(program, folder, free)),
-            "measure, one thread": float(_output(program, folder, free | THREADS)),
-            "own": _seconds([*COMMAND, *OWN, f"model.options.width={width}"], folder, free),
-            "cells": _seconds([*COMMAND, *CELLS], folder, free),
+            "measure": _said(program, folder, free),
+            "measure, one thread": _said(program, folder, free | THREADS),
+            "own": _spent([*RUN, *OWN, f"model.options.width={width}"], folder, free),
+            "cells": _spent([*RUN, *CELLS], folder, free),
+            **{name: _spent([*COMMAND, *words], folder, free) for name, words in READ.items()},
+            "plan": _spent([*RUN, *GPT2], folder, free),
         }
 
 
-def _seconds(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> float:
-    began = time.perf_counter()
+def _said(program: Sequence[str], folder: str, environment: Mapping[str, str]) -> Spent:
+    wall, cpu = map(float, _output(program, folder, environment).split())
+    return wall, cpu
+
+
+def _spent(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Spent:
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     _output(command, folder, environment)
-    return time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _output(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str:

@@ -65,8 +65,8 @@ SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.
 # What rules need besides: two halves of sizes. Sweeps of many learning rates: few steps.
 BESIDE: dict[str, dict[str, object]] = {
     "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
-    "ratio_training": SHORT,
-    "ratio_rates": SHORT,
+    **dict.fromkeys(("ratio_training", "ratio_rates", "influence", "along_vision", "edge_norms", "rounding"), SHORT),
+    **{sweep: {**SHORT, "task.length": 8} for sweep in ("landscape_subspace", "along_updates")},
 }
 
 

@@ -136,7 +136,7 @@ def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(c
     again["seed"] += 1000
     write_sweep(again[again["sigma"] > 0.02], tmp_path / "elsewhere", settings=settings("sigma"))
     before = files_under(tmp_path)
-    answer = cli("compare", "sweep=sigma", "reference=elsewhere/sigma/table.csv")
+    answer = cli("compare", "sweep=sigma", "reference=elsewhere/sigma")
     assert answer.code == 0, answer.err
     assert "figure 3a (sigma) against the run in elsewhere/sigma: agrees: " in answer.out
     assert "  without a partner: 12 points of ours, 0 of the run in elsewhere/sigma" in answer.out

@@ -368,7 +368,9 @@ def _is_object(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
     try:
         import_module(name)
-    except ImportError:
+    except ImportError as error:
+        if error.name and error.name.partition(".")[0] != "hessfig":
+            return True  # it is there, and its library is not
         return bool(module) and (_is_object(module) and hasattr(_object(module), attribute))
     return True
 

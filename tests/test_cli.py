@@ -139,7 +139,16 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_pat
     assert "30 (seeds x sigmas x variants): 0 done, 30 to do" in answer.out
     assert "n_layers=5" in answer.out
     assert "a guess" in answer.out
+    (memory,) = (line for line in answer.out.splitlines() if line.startswith("memory: "))
+    sizes = [float(size) for size in re.findall(r"([\d.]+) GiB", memory)]
+    assert "1 layer, batch 64) to " in memory and "5 layers, batch 64) a worker" in memory and sizes[0] < sizes[1] < 2
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_setting_in_the_place_of_a_verb(cli: Cli) -> None:
+    for word in ("--sweep=sigma", "sweep=sigma"):
+        answer = cli(word)
+        assert answer.code == 2 and "hessfig run sweep=sigma" in answer.err
 
 
 def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed: Path) -> None:
@@ -277,7 +286,7 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     table = tmp_path / "outputs" / "sigma" / "table.csv"
     first, *rows = table.read_text().splitlines()
     table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
-    assert "every cell stays: nobody can say" in here("clean", folder=tmp_path).stdout
+    assert "every cell stays: what its table lists is not known" in here("clean", folder=tmp_path).stdout
     manifest = json.loads(table.with_name("manifest.json").read_text())
     manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
     table.with_name("manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))

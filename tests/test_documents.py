@@ -98,6 +98,7 @@ def test_what_a_page_shows_works(
             run(command, cli, tmp_path)
     outcomes = {
         "A sweep, and its figure": _width,
+        "Variants in one figure": _variants,
         "A quantity": _quantities,
         "In two minutes": _own,
         "Names, slices, layers": _named,
@@ -112,6 +113,11 @@ def _width(folder: Path) -> None:
     assert (folder / "outputs/figures/figwidth.png").is_file()
     slopes = pd.read_csv(folder / "outputs/width/slopes.csv")
     assert set(slopes["num_points"]) <= {0, 3} and set(slopes["prediction"]) == {"unknown"}
+
+
+def _variants(folder: Path) -> None:
+    every, some = (pd.read_csv(folder / f"outputs/figures/fig{name}.csv") for name in ("all", "some"))
+    assert len(every["variant"].unique()) == 9 and len(some["variant"].unique()) == 2
 
 
 def _quantities(folder: Path) -> None:
@@ -235,7 +241,16 @@ def _shape(line: str) -> str:
 def test_files_a_page_names_are_there(page: str) -> None:
     """Paths in code marks: of the package where it names no folder of the repository."""
     named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
-    mine = {"my", "outputs", "largest_entry.py", "mynet.py", "in_python.py", "pictures.py", "report.md"}
+    mine = {
+        "my",
+        "outputs",
+        "largest_entry.py",
+        "activations.py",
+        "mynet.py",
+        "in_python.py",
+        "pictures.py",
+        "report.md",
+    }
     mine |= {"block.py", "eigenvalue.py", "build"}
     there = {path.relative_to(ROOT).as_posix() for path in tracked()}
     folders = {parent.as_posix() for name in there for parent in Path(name).parents}
@@ -343,6 +358,16 @@ def _links(page: Path) -> list[str]:
     return pages.links(page.read_text("utf-8"))
 
 
+def test_a_release_begins_with_a_page_for_users() -> None:
+    """At most 40 lines before the changes by kind; deprecated names have the version that drops them, a later one."""
+    latest = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.MULTILINE)[1]
+    page, *kinds = re.split(r"^### ", latest, flags=re.MULTILINE)
+    assert len(page.strip().splitlines()) <= 40
+    assert [kind.partition("\n")[0] for kind in kinds] == ["New", "Changed", "Fixed", "Numbers"]
+    dropped = re.findall(r"^\| .+ \| ([\d.]+) \| .+ \| ([\d.]+) \|$", page, flags=re.MULTILINE)
+    assert dropped and all(since < until and until > hessfig.__version__ for since, until in dropped)
+
+
 def test_pages_that_files_name_are_there() -> None:
     """Names of pages in messages, comments and settings."""
     texts = {path: path.read_text(errors="ignore") for path in tracked() if path.suffix in (".py", ".yaml", ".md", "")}
@@ -375,7 +400,9 @@ def test_the_version_is_one() -> None:
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
-    assert {hessfig.__version__, project["version"], latest} == {cited["version"]}
+    wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/install.md")))
+    assert {hessfig.__version__, project["version"], latest} == {cited["version"]} == wheels
+    assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
     assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
     paper = cited["preferred-citation"]
     assert paper["title"].lower() in text_of("README.md").replace("\n", " ").lower() and paper["year"] == 2025

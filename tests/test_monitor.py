@@ -143,6 +143,8 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatc
             watch(step)
             clock.now += 1
             spent.append(watch.budget.spent / (step + 1))
+    (message,) = (str(one.message) for one in told if "skipped" in str(one.message))
+    assert "one takes 3 s, so expect one every 60 s of training" in message
     assert sorted(numbers(tmp_path / "mine")["step"]) == [0, *range(120, 401, 60)]
     assert max(spent[120:]) <= 0.05 + 1e-9 and len([one for one in told if "skipped" in str(one.message)]) == 1
     seen = json.loads((tmp_path / "mine" / "manifest.json").read_text())["monitor"]

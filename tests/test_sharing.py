@@ -70,7 +70,8 @@ def test_a_bundle_is_measured_again_from_an_empty_folder(
     )
     assert drawn.code == 0, drawn.err
     named = f"code=run,{tmp_path}/code/mine.py:make"
-    assert cli("bundle", "sweep=network").code == 2  # its code is not run unasked
+    refused = cli("bundle", "sweep=network")  # its code is not run unasked
+    assert refused.code == 2 and named in refused.err and "--config-dir" not in refused.err.partition("remedy")[2]
     answer = cli("bundle", "sweep=network", named)
     assert answer.code == 0, answer.err
     archive = (tmp_path / "network.zip").read_bytes()

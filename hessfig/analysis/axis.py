@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -33,6 +33,21 @@ def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
     parsed = [settings_of(variant) for variant in variants]
     keys = dict.fromkeys(key for one in parsed for key in one)
     return {key: [one.get(key, "") for one in parsed] for key in keys}
+
+
+def variants_in_order(variants: Iterable[str]) -> list[str]:
+    """Return the different variants in natural order: settings that are numbers rise, words stay as they come."""
+    found = list(dict.fromkeys(variants))
+    places = [_places(values) for values in varied_settings(found).values()]
+    return [found[rank] for rank in sorted(range(len(found)), key=lambda rank: [one[rank] for one in places])]
+
+
+def _places(texts: list[str]) -> Sequence[float]:
+    """Return where each of some values stands among them: by its size if all that are there are numbers."""
+    numbers = as_numbers(text for text in texts if text)
+    if numbers is None:
+        return [list(dict.fromkeys(texts)).index(text) for text in texts]
+    return [float(text) if text else -math.inf for text in texts]
 
 
 def setting_values(variants: Iterable[str], key: str) -> list[str]:
@@ -111,13 +126,14 @@ def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterab
         f"{asked}: {what}",
         got=word,
         allowed=", ".join(allowed),
-        remedy=did_you_mean(word, allowed) or f"for example {allowed[0]}",
+        remedy=did_you_mean(word, [*allowed, *map(last_word, keys)]) or f"for example {allowed[0]}",
     )
 
 
 X = "x"
 POINT = [*CURVE, X]
 DEPTH = "model.n_layers"
+DEPTHS = (DEPTH, last_word(DEPTH))
 COUNT = "index"  # of quantities that are measured at several places each, such as numbers of samples k
 _COORDINATES = ("sigma", "step")
 

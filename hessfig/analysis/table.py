@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.axis import variants_in_order
 from hessfig.errors import UserError, plain, run_command
 from hessfig.files import is_file
 from hessfig.record import COLUMNS, CURVE, FROBENIUS, NETWORK, NUMBER, Status, has_no_part
@@ -129,10 +130,13 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return rows sorted by network, layer, weights, part, quantity; open names come as they do in `table`."""
+    """Return rows sorted by network, layer, weights, part, quantity.
+
+    Variants come in natural order (width 8, 16, 128), other open names as they do in `table`.
+    """
     weight = name_order([*table["row"].unique(), *table["col"].unique()])
     ranks = {
-        "variant": list(table["variant"].unique()).index,
+        "variant": variants_in_order(table["variant"]).index,
         "row": weight,
         "col": weight,
         "part": [*(part.value for part in Part), ""].index,

@@ -15,6 +15,8 @@ from hessfig.config.compose.provenance import as_made, matching_folder, table_fo
 from hessfig.config.enums import Printed
 from hessfig.config.presets import STUDY, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
+from hessfig.files import is_file
+from hessfig.record import MANIFEST, TABLE
 from hessfig.sessions import COLUMNS_PREDICTED, fitted_slopes, predicted_rows
 from hessfig.verbs import VERBS
 
@@ -95,7 +97,8 @@ def _drawn(job: Job) -> list[Path]:
 
 def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
-    from hessfig.analysis.slopes.fit import SLOPES
+    from hessfig.analysis.slopes.fit import ACROSS, SLOPES
+    from hessfig.cli.terminal import say
 
     check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     job = as_made(job)
@@ -107,6 +110,7 @@ def slopes(job: Job) -> int:
         return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
+    say(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
     print(f"written: {table_folder(job) / SLOPES}")
     return 0
 
@@ -158,6 +162,12 @@ def check(job: Job) -> int:
     return code
 
 
+def _of_a_run(reference: Path) -> Path:
+    """Return the table in the folder of another run; any other reference as it is."""
+    is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
+    return reference / TABLE if is_run else reference
+
+
 def compare(job: Job) -> int:
     """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
@@ -168,9 +178,9 @@ def compare(job: Job) -> int:
             "reference is missing",
             got=f"reference={config.reference or ''}",
             allowed="reference=FILE.csv or reference=FOLDER",
-            remedy="name a file of published values, or the folder of the authors' result files",
+            remedy="name a file of published values, the folder of another run, or that of the authors' result files",
         )
-    reference = Path(config.reference)
+    reference = _of_a_run(Path(config.reference))
     if "sweep" not in job.given and reference.is_dir():
         compare_figures(lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference)
     else:

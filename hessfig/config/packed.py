@@ -17,7 +17,7 @@ from hessfig.config.compose.job import PATHS, Job
 from hessfig.config.schema import Config
 from hessfig.config.user_code import files_of, guarded, specs_of
 from hessfig.errors import UserError, first_few, plain
-from hessfig.files import fingerprint, read_small
+from hessfig.files import fingerprint, is_file, read_small
 from hessfig.record import MANIFEST, TABLE
 
 OWN, FIGURES, BATCHES, SUMS, REQUIREMENTS = "own", "figures", "batch", "SHA256SUMS", "requirements.txt"
@@ -221,13 +221,21 @@ def check_code(job: Job, given: str | None) -> list[str]:
             "the manifest names code, and no code is run that the command does not ask for",
             got=first_few([plain(spec) for spec in specs]),
             allowed=f"{CODE}={RUN}, for code in {job.own or 'a folder that --config-dir names'}; other code is named",
-            remedy=f"read it, and if you trust it: {CODE}={','.join([RUN, *map(plain, files)])}",
+            remedy=f"read it, and if you trust it: {_allowing(files)}",
         )
     found: dict[str, Path] = {}
     for spec in specs:
         found |= _code(spec, job.own, is_named=spec in named)
     files = [f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(found.items())]
     return [f"code that is run ({CODE}={RUN}):", *map(plain, specs), *files] if specs else []
+
+
+def _allowing(files: Sequence[str]) -> str:
+    """Return the words that let code be run: files that are found from here by name, others by their folder."""
+    here = [spec for spec in files if is_file(Path(spec.rpartition(":")[0]))]
+    lost = [plain(spec.rpartition(":")[0]) for spec in files if spec not in here]
+    folder = f" --config-dir FOLDER, where {first_few(lost)} lies" if lost else ""
+    return f"{CODE}={','.join([RUN, *map(plain, here)])}{folder}"
 
 
 def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:

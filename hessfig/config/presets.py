@@ -111,7 +111,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
     import yaml
 
     try:
-        body = yaml.safe_load(text)
+        body = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # in C: seven times as fast
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

@@ -118,7 +118,8 @@ class FigureConfig:
     published: Published = setting(Published.nothing, "what the authors published of it")
     x: str | None = setting(None, "what runs along its x axis: sigma, step, or a varied setting")
     colour: str | None = setting(None, "what colours distinguish")
-    dashes: str | None = setting(None, "what dashes distinguish")
+    dashes: str | None = setting(None, "what dashes and marks distinguish")
+    where: dict[str, Any] = setting({}, "which numbers to draw: {sigma: [0.1, 1], model.n_heads: 2}; empty: all")
     width: float | None = setting(
         None,
         "inches, with type of 7 points and more; null: the style's (default 5.5)",

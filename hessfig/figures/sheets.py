@@ -43,7 +43,7 @@ class FigureLayout:
 
     def draw(self, spec: FigureSpec, folder: Path) -> Iterator[Page]:
         """Yield the pages of a sweep. Raises UserError where it lacks what the layout requires."""
-        source = Source(folder)
+        source = Source(folder, spec.where)
         for one in self.requires:
             one.check(spec, source)
         yield from self.pages(spec, source)
@@ -66,7 +66,7 @@ LAYOUTS: dict[str, FigureLayout] = {
     "histograms": FigureLayout(histograms, ("opaque", "faded", "blocks")),
     "one_panel": FigureLayout(one_panel, (*_GROWTH, "part")),
     "pairs": FigureLayout(pairs),
-    "lines": FigureLayout(lines, ("quantity", "index", "sigmas"), takes=("x", "colour", "dashes")),
+    "lines": FigureLayout(lines, ("quantity", "index", "sigmas", "slopes"), takes=("x", "colour", "dashes")),
     "landscape": FigureLayout(landscape, (), _LANDSCAPE),
     "power_laws": FigureLayout(power_laws, ("quantity", "chance", "published", "repeats")),
     "heat": FigureLayout(heat, ("quantity", "quantities", "index", "at")),

@@ -318,7 +318,8 @@ _ROWS = (
 CATALOGUE = {row.name: row for row in _ROWS}
 MAY_BE_UNDEFINED = frozenset(name for row in _ROWS for name in row.may_be_undefined)
 
-_MODULES_OF_0_2_0 = ("protocol", "blocks", "estimate")  # files written for it import from there what is in quantity now
+# Deprecated in 0.3.0, dropped in 0.4.0: files written for 0.2.0 import from there what is in quantity now.
+_MODULES_OF_0_2_0 = ("protocol", "blocks", "estimate")
 
 
 def quantities() -> list[str]:

@@ -109,6 +109,11 @@ def regime_between(architecture: Architecture, low: float, high: float) -> Regim
     return Regime.between if low >= above and high <= 1 else None
 
 
+def borders(architecture: Architecture) -> list[float]:
+    """Return the sigmas at which one regime ends or another begins, from small to large."""
+    return sorted({lower_edge(architecture), edge(architecture), 1.0} - {0.0})
+
+
 def regimes(architecture: Architecture) -> list[Regime]:
     """Return the regimes of a network, from small to large sigma."""
     has_edge = architecture.is_counted and edge(architecture) > 0

@@ -112,11 +112,16 @@ def word(value: Any) -> TableCell:
 
 def _plain(column: str) -> Callable[[Any], TableCell]:
     def cell(row: Any) -> TableCell:
-        value = row[column]
+        value = _variant(str(row[column])).text if column == "variant" else row[column]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return number(value) if is_number else word("" if pd.isna(value) else value)
 
     return cell
+
+
+def _variant(variant: str) -> TableCell:
+    """Return a variant that may break into lines between its settings, so that no column behind it is cut."""
+    return TableCell(short_variant(variant).replace(",", ", "))
 
 
 def _block(row: Any) -> TableCell:
@@ -132,6 +137,12 @@ def _interval(row: Any) -> TableCell:
 
 def _slope(row: Any) -> TableCell:
     return TableCell("= 0", "0") if row["is_zero"] else number(row["slope"], ".2f")
+
+
+def _off(row: Any) -> TableCell:
+    """Return by how much a slope is off its prediction: what the table is sorted by to see the largest first."""
+    known = row["prediction"] == Prediction.exponent and not row["is_zero"]
+    return number(abs(row["slope"] - row["predicted"]), ".2f") if known else TableCell("")
 
 
 def _theory(row: Any) -> TableCell:
@@ -150,7 +161,7 @@ def _shift(row: Any) -> TableCell:
 
 
 _SLOPES: dict[str, Callable[[Any], TableCell]] = {
-    "variant": lambda row: TableCell(short_variant(row["variant"])),
+    "variant": lambda row: _variant(row["variant"]),
     "layers": lambda row: number(int(row["num_layers"]), "d"),
     "layer": lambda row: number(int(row["layer"]), "d"),
     "block": _block,
@@ -161,6 +172,7 @@ _SLOPES: dict[str, Callable[[Any], TableCell]] = {
     "± se": lambda row: number(row["slope_se"], ".2f"),
     "95 % interval": _interval,
     "theory": _theory,
+    "off by": _off,
     "paper": lambda row: number(row["published"], ".2f"),
     "not finite": lambda row: number(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else TableCell(""),
     "verdict": lambda row: word(row["verdict"]),

@@ -67,9 +67,9 @@ def unused(folder: Path, current: Variants | None) -> Unused:
     try:
         listed, planned = _listed(folder), _planned(current) if current else set()
     except UserError as error:
-        why = why or f"nobody can say what its settings ask for ({error.what})"
+        why = why or f"what its settings ask for is not known ({error.what})"
     except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
-        why = why or f"nobody can say what its table lists ({type(error).__name__}: {error})"
+        why = why or f"what its table lists is not known ({type(error).__name__}: {error})"
     if why:
         return Unused(folder, [], old, len(sciences), why=why)
     used = {key for key, science in sciences.items() if key in planned or _row(science) in listed}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from hessfig.config.enums import DType
+from hessfig.config.enums import DType, Method
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
 from hessfig.config.settings import value_of
@@ -75,6 +75,26 @@ def _check_cost(variants: Sequence[Variant]) -> None:
 def assumed_flops(config: Config) -> float:
     """Return the operations a second that a core is taken for where nothing is measured yet."""
     return _ASSUMED_FLOPS[config.dtype]
+
+
+_START = 0.3 * 2**30  # bytes: PyTorch
+_OF_A_LAYER = 12  # numbers at each position and of each width that products keep, as docs/performance.md has them
+_TOGETHER = 11  # the network, and two sets of derivatives of each of the five probes that are taken together
+
+
+def expected_memory(variant: Variant) -> float | None:
+    """Return about how many bytes a worker takes for a cell; None where the settings do not say how large one is."""
+    config, layout = variant.config, variant.layout
+    task, model, facts = config.task, config.model, kind(config.model.kind)
+    if facts.place or not task.data.facts.length:
+        return None
+    number = 8 if config.dtype == DType.float64 else 4
+    scores = model.n_heads * task.num_tokens if facts.has_scores else 0
+    positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
+    kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
+    widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
+    dense = widest**2 if config.estimator.method == Method.dense else 0
+    return _START + number * (kept + dense) + sum(size for _, _, size in _held(variant))
 
 
 def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:

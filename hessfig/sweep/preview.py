@@ -9,7 +9,7 @@ from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.protocol import kind
 from hessfig.record import FROBENIUS
-from hessfig.sweep.limits import assumed_flops
+from hessfig.sweep.limits import assumed_flops, expected_memory
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.progress import kind_of
 from hessfig.sweep.runner import Summary, worker_count
@@ -42,6 +42,7 @@ def describe(sweep: Sweep, *, title: str = "") -> str:
     lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
     lines += _failure_lines(sweep.failures, [*pilots_todo, *todo])
     lines.append(_time_line([*pilots, *cells], [*pilots_todo, *todo], sweep.store))
+    lines += _memory_lines(sweep.variants) if todo else []
     return "\n".join(lines)
 
 
@@ -164,6 +165,25 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     beside = ", the trainings not counted" if needs(todo) else ""
     time = _duration(WORKER_START + total / workers)
     return f"time: about {time} with {_workers(workers)} ({basis}{beside})"
+
+
+def _memory_lines(variants: Sequence[Variant]) -> list[str]:
+    """Return what a worker takes, for the smallest and the largest network, where the settings tell."""
+    known = sorted((size, _network(one)) for one in variants if (size := expected_memory(one)) is not None)
+    sizes = [f"{size / 2**30:.1f} GiB ({network})" for size, network in (known[0], known[-1])] if known else []
+    where = " to ".join(sizes if len(set(sizes)) > 1 and sizes[0][:3] != sizes[1][:3] else sizes[:1])
+    if not sizes:
+        return ["memory: not known for this network before it is run, whose last line tells it"]
+    return [f"memory: about {where} a worker (a guess)"]
+
+
+def _network(variant: Variant) -> str:
+    model, task = variant.config.model, variant.config.task
+    return f"width {model.d_model}, {_layers(variant.layout.num_layers)}, batch {task.batch_size}"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' * (count != 1)}"
 
 
 def _workers(count: int) -> str:

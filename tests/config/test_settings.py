@@ -81,7 +81,13 @@ def test_every_setting_has_a_role_and_a_verb() -> None:
     """A new setting is one place: what is not given a role has that of its group, and the verbs of its role."""
     assert {key for role in Role for key in with_role(role)} == {*settings(), "config_dir"}
     assert sum(len(with_role(role)) for role in Role) == len(settings()) + 1
-    assert set(open_settings()) == {"sweep.vary", "sweep.predictions", "figure.options", "model.options"}
+    assert set(open_settings()) == {
+        "sweep.vary",
+        "sweep.predictions",
+        "figure.options",
+        "figure.where",
+        "model.options",
+    }
     assert {key.partition(".")[0] for key in settings() if "." in key} == set(GROUPS)
     composed = [verb for verb in VERBS.values() if verb.composed]
     unread = {key for key in settings() if not any(verb.takes(key) for verb in composed)}

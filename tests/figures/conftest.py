@@ -26,7 +26,7 @@ def pages(tmp_path: Path) -> Iterator[Draw]:
         layout: str, table: pd.DataFrame, *, settings: Any = CONFIG, windows: Any = None, **options: Any
     ) -> list[Page]:
         folder = write_sweep(table, tmp_path, settings=settings)
-        seen = {key: options.pop(key) for key in ("x", "colour", "dashes", "preset") if key in options}
+        seen = {key: options.pop(key) for key in ("x", "colour", "dashes", "preset", "where") if key in options}
         spec = FigureSpec("x", folder.name, layout, windows or [(None, 1.0)], options, **seen)
         check(spec)
         return list(LAYOUTS[layout].draw(spec, folder))

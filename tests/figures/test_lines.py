@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import image as plt_image
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from scipy import stats
 
+from hessfig.analysis.axis import variants_in_order
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
+from hessfig.figures.parts.panel_sheet import Page
+from hessfig.figures.parts.relabelled import page_box, relabel
 from tests.analysis.synthetic import CONFIG, make_table
-from tests.figures.conftest import Draw, words
+from tests.figures.conftest import Draw, guides, words
 
 WIDTHS = (16, 32, 64, 128)
 OWN = {**CONFIG, "model": {"kind": "python", "n_layers": 0}, "state": {"kind": "loaded"}}
@@ -22,7 +27,13 @@ OWN = {**CONFIG, "model": {"kind": "python", "n_layers": 0}, "state": {"kind": "
 
 def drawn(ax: Axes) -> list[Any]:
     """Return the lines of a panel that have markers."""
-    return [line for line in ax.lines if line.get_marker() == "o"]
+    return [line for line in ax.lines if line.get_marker() not in ("", "None", None)]
+
+
+def legend(page: Page) -> list[str]:
+    """Return the legend above the panels, or that of the first panel."""
+    found = page.figure.legends or [page.figure.axes[0].get_legend()]
+    return [text.get_text() for text in found[0].get_texts()]
 
 
 def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
@@ -45,13 +56,22 @@ def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
         for values, truth in zip(sorted(found.values(), key=lambda v: v[0]), expected, strict=True):
             np.testing.assert_allclose(values, truth)
     assert words(axes[0]).splitlines() == ["sigma:", "0.1", "1", "heads 1", "heads 2"]
+    assert {(line.get_linestyle(), line.get_marker()) for line in drawn(axes[0])} == {("-", "o"), ("--", "s")}
     assert {"model.d_model", "mean", "sem"} <= set(page.numbers.columns)
+
+
+def test_correlations_and_shares_keep_a_linear_scale(pages: Draw) -> None:
+    """Their means may span decades where single seeds lie below zero."""
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: s**2)
+    for quantity, scale in (("fisher_rank_correlation", "linear"), ("landscape_top_share", "linear"), ("trace", "log")):
+        (page,) = pages("lines", table.assign(quantity=quantity), quantity=quantity)
+        assert page.figure.axes[0].get_yscale() == scale
 
 
 def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> None:
     (page,) = pages("lines", width_table())
-    assert words(page.figure.axes[0]).splitlines()[0] == "width:"
-    assert "heads 2" in words(page.figure.axes[0]) and page.figure.axes[-1].get_xlabel() == "σ"
+    assert sorted(legend(page)) == ["128", "32", "64", "heads 1", "heads 2", "width: 16"]
+    assert page.figure.axes[-1].get_xlabel() == "σ"
 
 
 def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
@@ -59,14 +79,14 @@ def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
     assert [page.suffix for page in found] == ["_sigma_0.1", "_sigma_1"]
     assert [len(page.figure.axes) for page in found] == [2, 2]
     note = " ".join(text.get_text() for text in found[0].figure.texts)
-    assert "sigma=0.1" in note
+    assert note.startswith("Sigma 0.1. ")
 
 
 def test_weights_stand_in_one_panel_in_their_colours(pages: Draw) -> None:
     (page,) = pages("lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight")
     (ax,) = page.figure.axes
     assert {to_hex(line.get_color()) for line in drawn(ax)} == {"#7570b3", "#1b9e77"}
-    named = {text.get_text(): text for text in ax.texts if text.get_text().startswith("$W")}
+    named = {text.get_text(): text for text in ax.texts if text.get_text().endswith("$")}
     assert {words: to_hex(text.get_color()) for words, text in named.items()} == {
         r"$W_{\mathrm{Q}}$": "#1b9e77",
         r"$W_{\mathrm{V}}$": "#7570b3",
@@ -127,7 +147,7 @@ def test_no_panel_is_blank(pages: Draw) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"x": "d_modl"}, r"figure.x: [\s\S]*did you mean 'model.d_model'"),
+        ({"x": "d_modl"}, r"figure.x: [\s\S]*did you mean 'd_model'"),
         ({"colour": "layr"}, r"figure.colour: [\s\S]*did you mean 'layer'"),
         ({"dashes": "n_layers", "colour": "num_layers"}, "are the same"),
         ({"x": "d_model", "colour": "d_model"}, r"figure.colour: [\s\S]*does not vary it"),
@@ -200,3 +220,118 @@ def test_ticks_of_ones_own_grid_are_round(pages: Draw, sigma: tuple[float, ...],
     low, high = ax.get_xlim()
     shown = [tick.label1.get_text() for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
     assert [text for text in shown if text] == ticks
+
+
+ACTIVATIONS = ("relu", "gelu", "tanh")
+GROWTH = 1e-3  # at sigma = 1
+VARIED = {**OWN, "model": {**OWN["model"], "options": {"activation": "relu", "width": 8}}, "sweep": {"axis": "sigma"}}
+
+
+def activation_table() -> pd.DataFrame:
+    """Return three activations at three widths, the widths in no order; blocks grow as sigma^2."""
+    networks = [(f"model.options.activation={a},model.options.width={w}", 0) for a in ACTIVATIONS for w in (128, 16, 8)]
+    return make_table(networks=networks, law=lambda b, p, a, s: GROWTH * s**2, settings=VARIED, seeds=3)
+
+
+def test_three_activations_at_three_widths_are_told_apart(pages: Draw) -> None:
+    """Words have colours of their own, widths dashes and marks; the legend stands above, and stretches no axis."""
+    table = activation_table()
+    (page,) = pages("lines", table, settings=VARIED)
+    ax = page.figure.axes[0]
+    lines = drawn(ax)
+    assert len({(to_hex(line.get_color()), line.get_marker()) for line in lines}) == len(lines) == 9
+    assert len({to_hex(line.get_color()) for line in lines}) == len({line.get_marker() for line in lines}) == 3
+    assert sorted(legend(page)) == ["activation: relu", "gelu", "tanh", "width 128", "width 16", "width 8"]
+    assert ax.get_legend() is None
+    values = table[(table["row"] == "W_V") & (table["part"] == "H_o")]["value"]
+    assert ax.get_ylim()[1] < 10 * values.max() and ax.get_ylim()[0] > values.min() / 10
+
+
+def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
+    stated = {**VARIED, "sweep": {"axis": "sigma", "predictions": {"W_V": {"H_o": 2}}}}
+    (page,) = pages("lines", activation_table(), settings=stated)
+    axes = page.figure.axes
+    value = axes[3]
+    assert words(value).splitlines() == ["slopes 2.00", "σ²"] and words(axes[0]) == "slopes 2.00"
+    (guide,) = guides(value)
+    x, y = np.asarray(guide.get_xdata()), np.asarray(guide.get_ydata())
+    np.testing.assert_allclose(np.diff(np.log(y)) / np.diff(np.log(x)), 2)
+    assert (y < min(line.get_ydata()[0] for line in drawn(value)) * (x / x[0]) ** 2).all()
+    assert "Dashed grey: predicted power law. Slopes: least squares" in page.figure.get_label()
+    few = {"model.options.width": 8, "activation": ["relu", "tanh"]}
+    (page,) = pages("lines", activation_table(), settings=stated, where=few)
+    assert [line[:10] for line in words(page.figure.axes[0]).splitlines()[:2]] == ["relu: 2.00", "tanh: 2.00"]
+    (page,) = pages("lines", activation_table(), settings=stated, slopes=False)
+    assert "slope" not in words(page.figure.axes[0]) and not guides(page.figure.axes[0])
+    with pytest.raises(UserError, match=r"figure.options.slopes[\s\S]*true or false"):
+        pages("lines", activation_table(), settings=stated, slopes="no")
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ({"activation": "gelu"}, ["width: 8", "16", "128"]),
+        (
+            {"width": [128, 8], "model.options.activation": ["tanh", "relu"]},
+            ["activation: relu", "tanh", "width 8", "width 128"],
+        ),
+        ({"sigma": [0.01, 10], "width": 8, "row": "W_Q"}, ["activation: relu", "gelu", "tanh"]),
+    ],
+)
+def test_some_variants_only(pages: Draw, where: dict[str, Any], names: list[str]) -> None:
+    (page,) = pages("lines", activation_table(), settings=VARIED, where=where)
+    assert set(legend(page)) == set(names)
+    assert len(drawn(page.figure.axes[0])) == max(1, len(names) if len(where) != 2 else 4)
+    if "sigma" in where:
+        assert set(page.numbers["sigma"]) == {0.01, 10.0} and set(page.numbers["row"]) == {"W_Q"}
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"activation": "relux"}, r"no number has this activation[\s\S]*relu, gelu, tanh[\s\S]*activation: relu"),
+        ({"activatin": "relu"}, r"figure.where: the sweep does not vary it[\s\S]*did you mean"),
+        ({"width": [8, 9]}, r"width: 9[\s\S]*128, 16, 8"),
+    ],
+)
+def test_variants_that_are_not_there(pages: Draw, where: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pages("lines", activation_table(), settings=VARIED, where=where)
+
+
+def test_rows_keep_their_names_beside_an_own_label(pages: Draw) -> None:
+    (page,) = pages("lines", activation_table(), settings=VARIED)
+    relabel(page.figure, ylabel=r"$\|H\|$")
+    labels = [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()]
+    assert labels == [r"$W_{\mathrm{Q}}$: $\|H\|$", r"$W_{\mathrm{V}}$: $\|H\|$"]
+    (page,) = pages("lines", activation_table(), settings=VARIED, where={"row": "W_Q"})
+    relabel(page.figure, ylabel="norm")
+    assert [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()] == ["norm"]
+
+
+def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
+    """On the page as it is saved, which is higher by the title."""
+    (page,) = pages("lines", activation_table(), settings=VARIED)
+    relabel(page.figure, title="Mine")
+    page.figure.savefig(tmp_path / "titled.png", bbox_inches=page_box(page.figure))
+    picture = plt_image.imread(tmp_path / "titled.png")[..., :3]
+    blue = np.abs(picture - np.array(to_rgb("#0072B2"))).max(-1) < 0.1
+    inch = picture.shape[1] / page.figure.get_figwidth()
+    assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch  # where the lines of the legend begin, below the title
+
+
+def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> None:
+    networks = [(f"model.scaled_weight={name}", 1) for name in ("W_Q", "W_K", "W_V")]
+    own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
+    table = make_table(networks=networks, parts=["H"], settings=own)
+    (page,) = pages("lines", table, settings=own, colour="scaled_weight")
+    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {"#1b9e77", "#66a61e", "#7570b3"}
+
+
+def test_variants_come_in_natural_order() -> None:
+    found = variants_in_order(activation_table()["variant"])
+    widths = [variant.rpartition("=")[2] for variant in found]
+    assert widths == ["8", "16", "128"] * 3 and [one.partition(",")[0][-4:] for one in found[::3]] == list(ACTIVATIONS)
+    assert variants_in_order(["a.b=10", "a.b=9", "", "a.b=1e-3"]) == ["", "a.b=1e-3", "a.b=9", "a.b=10"]
+    shown = list(dict.fromkeys(growth_curves(activation_table())["variant"]))
+    assert shown == found

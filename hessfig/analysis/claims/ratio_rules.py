@@ -228,7 +228,8 @@ def left_out(both: pd.DataFrame, evidence: Evidence) -> list[tuple[str, float]]:
 def slopes(both: pd.DataFrame) -> dict[str, pd.Series]:
     """Return the slopes of y on x, seed by seed, within components whose weights are rescaled, and between them."""
     centred = both - both.groupby(["network", "seed"]).transform("mean")
-    return {_RESCALED: _slopes(centred), _BETWEEN: _slopes(both.xs(1.0, level="scale"))}
+    plain = both[both.index.get_level_values("scale") == 1.0]
+    return {_RESCALED: _slopes(centred), _BETWEEN: _slopes(plain)}
 
 
 def _slopes(both: pd.DataFrame) -> pd.Series:

@@ -21,7 +21,7 @@ from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
 from hessfig.errors import UserError, did_you_mean
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regime_between
+from hessfig.predictions.growth_rates import GrowthRate, Prediction, borders, growth_rate, regime_between
 from hessfig.predictions.network_series import Regime
 from hessfig.record import CURVE, FROBENIUS, Status
 from hessfig.terms import Block, Part
@@ -332,8 +332,19 @@ def _rate(
         rate = growth_rate(block, Part(part), architecture, regime or Regime.small_sigma)
         if regime or rate.regime == Regime.every_sigma:
             return rate
-        reason = "no prediction: the window reaches from one regime of sigma into another"
+        reason = _across(architecture, reach)
     return GrowthRate(Prediction.unknown, None, Regime.small_sigma, reason)
+
+
+ACROSS = "no prediction where a window does not lie in one regime of sigma"
+
+
+def _across(architecture: Architecture, reach: tuple[float, float]) -> str:
+    """Return why a window has no prediction, and which ones would have one."""
+    ends, meet = (", ".join(f"{sigma:.2g}" for sigma in some) for some in (reach, borders(architecture)))
+    return (
+        f"{ACROSS}: this one reaches from {ends.replace(', ', ' to ')}; regimes begin or end at {meet} (sweep.windows)"
+    )
 
 
 def _measure_of(rows: pd.DataFrame, window: Window) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def _predicted(row: Any) -> str:
 _SHORT: dict[str, str] = {SlopeVerdict.structural_zero: "agrees", SlopeVerdict.no_prediction: "-"}
 _CELLS: dict[str, Callable[[Any], str]] = {
     "variant": lambda row: short_variant(row.variant),
-    "layer": lambda row: f"{row.layer}/{row.num_layers}",
+    "layer": lambda row: f"{row.layer}/{row.num_layers}" if row.num_layers else "",
     "block": _block,
     "part": lambda row: row.part,
     "number": lambda row: str(row.index or ""),

@@ -203,14 +203,23 @@ def _check_references(words: Sequence[str]) -> None:
 
 @cache
 def _register_schema() -> None:
-    store = ConfigStore.instance()
-    store.store("schema", Config)
-    for name, settings in figures().items():
-        store.store(name, {key: value for key, value in settings.items() if key != "about"}, group="figure")
+    ConfigStore.instance().store("schema", Config)
+
+
+@cache
+def _register_figure(name: str) -> None:
+    settings = {key: value for key, value in figures()[name].items() if key != "about"}
+    ConfigStore.instance().store(name, settings, group="figure")
 
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
-    return _composed(tuple(words), own) if own else _shipped(tuple(words)).copy()
+    """Return what words make of the files; where results lie is set last, since it makes no other composition."""
+    place = [word for word in words if word.startswith("output_dir=")]
+    others = [word for word in words if word not in place]
+    composed = _composed(tuple(others), own) if own else _shipped(tuple(others)).copy()
+    for folder in command_settings(place).values():
+        composed.output_dir = folder
+    return composed
 
 
 @lru_cache(maxsize=256)
@@ -221,6 +230,9 @@ def _shipped(words: tuple[str, ...]) -> DictConfig:
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
     _register_schema()
+    for name in figures():
+        if own or name in ("none", command_settings(words).get("figure")):  # a file of the user's may name any
+            _register_figure(name)
     GlobalHydra.instance().clear()
     searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []
     with hydra.initialize_config_module("hessfig.conf", version_base="1.3"):

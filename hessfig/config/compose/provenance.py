@@ -233,9 +233,8 @@ def command_of(job: Job) -> str:
     return command_line("run", *job.words, *(["--config-dir", str(own)] if own else []))
 
 
-def unchanged_preset(folder: Path, own: Path | None) -> str:
-    """Return the name of the preset whose network and task a folder's table has, "" for others."""
-    preset = preset_in(folder, own)
+def unchanged(preset: Preset | None) -> str:
+    """Return the name of a preset whose network and task a table has, "" where it has others."""
     return preset.name if preset and not preset.of_network else ""
 
 

@@ -107,6 +107,27 @@ def _agree(one: Extremes, other: Extremes, allowed: float) -> bool:
     return same and bool(((one.values - other.values).abs() <= allowed).all())
 
 
+def unseen(
+    runs: Sequence[LanczosRun], end: End, found: Extremes, allowed: float, least: float
+) -> Float[Tensor, "n k"] | None:
+    """Return vectors of values that lie beyond those found by more than `allowed`, in the space of all runs' bases.
+
+    That is the block Krylov space of all starts: it may show what no run shows alone, at the price of no product.
+    Directions whose squared length is below `least` in the bases side by side are their rounding, and left out.
+    """
+    pieces = [[run.against(other) for other in runs] for run in runs]
+    gram, product = (torch.cat([torch.cat([two[i] for two in row], dim=1) for row in pieces]) for i in range(2))
+    sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
+    basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
+    values, coefficients = torch.linalg.eigh(basis.T @ (product + product.T) @ basis / 2)
+    order = end.order(values)[: len(found.values)]
+    sign = 1 if end == End.largest else -1
+    if not bool((sign * (values[order] - found.values[: len(order)]) > allowed).any()):
+        return None
+    parts = (basis @ coefficients[:, order]).split([run.length for run in runs])
+    return torch.stack([run.vectors(part) for run, part in zip(runs, parts, strict=True)]).sum(dim=0)
+
+
 STARTS = 2
 BASIS_BYTES = 2**30  # of the vectors that the two runs keep
 _FEWEST, _CHECK_EVERY, _RESTARTS = 20, 2, 30
@@ -302,6 +323,9 @@ def _in_full_precision(
     none = nothing_found(operator.dim)
     runs = begin(goal, starts, generator, none.vectors)
     found = _converged(operator, goal, none, runs)
+    if found.converged and (more := _unseen(runs, goal, found, operator)) is not None:
+        runs = begin(goal, starts_of(operator.dim, generator, more.sum(dim=1)), generator, none.vectors)
+        found = _converged(operator, goal, none, runs)
     if found.converged or unfinished(runs, goal):
         return found
     found, goal = none, replace(goal, strict=True)
@@ -316,6 +340,10 @@ def _in_full_precision(
 def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: Sequence[LanczosRun]) -> Extremes:
     run_until_converged(runs, operator, goal)
     return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
+
+
+def _unseen(runs: Sequence[LanczosRun], goal: Goal, found: Extremes, operator: SymmetricOperator) -> Tensor | None:
+    return unseen(runs, goal.end, found, goal.tolerance * found.scale, operator.rounding / goal.tolerance)
 
 
 def _in_low_precision(
@@ -337,5 +365,8 @@ def _in_low_precision(
     except ArithmeticError:
         return none, starts, low_precision.products - before
     found = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
+    if found.converged and (more := _unseen(runs, goal, found, low_precision)) is not None:
+        starts = starts_of(operator.dim, generator, more.sum(dim=1))
+        return replace(found, converged=False), starts, low_precision.products - before
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
     return found, warm, low_precision.products - before

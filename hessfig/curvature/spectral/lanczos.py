@@ -189,6 +189,15 @@ class LanczosRun:
         """Return the vectors with these coefficients in the basis."""
         return self.basis[: self.length].T @ coefficients
 
+    def against(self, other: "LanczosRun") -> tuple[Float[Tensor, "i j"], Float[Tensor, "i j"]]:
+        """Return Q^T R and Q^T A R for this run's basis Q and the other's, R, of the products that are made already."""
+        own = self.basis[: self.length]
+        shared = own @ other.basis[: other.length].T
+        product = shared @ other.projection[: other.length, : other.length]
+        if other.vector is not None:
+            product = product + torch.outer(own @ other.vector, other._link)
+        return shared, product
+
     def restart(self, keep: Sequence[int]) -> None:
         """Go on with some of the Ritz vectors alone as the basis, and the vector that was next (thick restart)."""
         ritz, count = self.ritz(), len(keep)
@@ -258,7 +267,7 @@ class LanczosRun:
         return basis.T @ found, found
 
     def _unlocked(self, vector: Tensor) -> Tensor:
-        if self._locked is None:
+        if self._locked is None or not self._locked.shape[1]:
             return vector
         for _ in range(2):
             vector = vector - self._locked @ (self._locked.T @ vector)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator
 
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
@@ -14,7 +15,7 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Page, Sheet, width_in
 from hessfig.figures.parts.panels import reach
 from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, counted, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
@@ -159,8 +160,9 @@ def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
             values = where(last, quantity=f"{name}_influence_{number}")["value"]
             rows.append({"matrix": name, "number": number, **vars(interval(values))})
     found = pd.DataFrame(rows)
-    note = f"At step {table['step'].max():g}: mean over {table['seed'].nunique()} seeds with 95% intervals."
-    style = OWN_Y.but(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, share_x=False)
+    note = f"Score: rank correlation with retraining, step {last['step'].max():g}. Mean over {last['seed'].nunique()}"
+    note += " seeds with 95% intervals."
+    style = APART.but(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
     sheet = Sheet.grid(spec.paper, [list(numbers)], note, style)
     for _, column, ax in sheet:
         one = where(found, number=list(numbers)[column])
@@ -169,5 +171,6 @@ def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
         names = [_MATRICES.get(name) or Approximation(name).facts.label for name in one["matrix"]]
         ax.set_yticks(range(len(one)), names if column == 0 else [""] * len(one))
         ax.set_ylim(len(one) - 0.5, -0.5)
-        ax.set_xlabel(["score of the prediction", "distance from H"][column])
+        ax.xaxis.set_major_locator(MaxNLocator(3))
+        ax.set_xlabel(["score", "distance from H"][column])
     yield sheet.page("", found)

@@ -1,6 +1,7 @@
 """Bars and lines of any quantity over any varied setting."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,30 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import Axis, X, along, check_places, has_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
+from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.printed import WHOLE, as_window
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import shades
 from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, fitting, width_of
+from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, in_sheets, label_side, say
-from hessfig.figures.parts.panels import draw_errors, mark_one, name_ends, reach, why_no_line
+from hessfig.figures.parts.panels import (
+    beside_one,
+    coefficient,
+    corner,
+    draw_errors,
+    draw_guide,
+    dropped,
+    fitted,
+    is_rising,
+    mark_one,
+    name_ends,
+    power,
+    reach,
+    why_no_line,
+)
 from hessfig.figures.parts.rows import (
     BLOCK_KEY,
     BlockKey,
@@ -29,7 +47,9 @@ from hessfig.figures.parts.rows import (
     with_pairs,
 )
 from hessfig.figures.parts.saving import file_words, page_suffix
-from hessfig.record import FROBENIUS
+from hessfig.figures.parts.slope_words import slope_words
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.record import CURVE, FROBENIUS
 
 _BLOCK = 0.16  # inches of the page for a block
 _STEP = 0.14  # between layers, in units of one block
@@ -115,16 +135,28 @@ _ROWS = 6  # of panels on a page
 _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 
 
+@dataclass(frozen=True)
+class _Lines:
+    """What pages of lines are drawn from: points, the numbers behind them, and fits (empty: none are drawn)."""
+
+    curves: pd.DataFrame
+    table: pd.DataFrame
+    look: Encoding
+    spec: FigureSpec
+    slopes: pd.DataFrame
+
+
 def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw means over seeds along an axis, a page for whatever panels, colours and dashes do not tell apart.
 
     How to read it: a point is a mean over seeds; up to five seeds are thin lines, more the band of the 95 % interval of
-    the mean. The legend gives what colours and dashes stand for. Scales are logarithmic where the numbers span them. A
-    table without an axis is drawn as bars.
+    the mean. The legend gives what colours and dashes stand for. Scales are logarithmic where the numbers span them;
+    there a panel gives the fitted slopes of its lines, and predicted powers as grey dashed lines. A table without an
+    axis is drawn as bars.
     Requires: the sweep's table.csv (`figure.x`: by default the sweep's axis; `figure.colour`, `figure.dashes`: sigma,
     step, layer, num_layers, part, index or a varied setting, by default what varies first; colour=weight draws
     diagonal blocks in one panel; options `quantity`: one, or a list, each then a column of panels; `sigmas`: those that
-    are drawn).
+    are drawn; `slopes`: true or false, by default true along sigma and for sweeps that state predictions).
     """
     run, quantities = source.run, spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
@@ -136,19 +168,23 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield from _all_bars(table, quantities, spec, run)
         return
     check_places(table, axis)
-    curves = pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities])
+    curves = with_pairs(pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities]))
     colour, dashes = seen(spec, curves)
     column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
     look, together = Encoding(axis, colour, dashes, column), colour == WEIGHT
-    for names, here, suffix in _pages(with_pairs(curves), look):
+    drawing = _Lines(curves, table, look, spec, _fits(spec, run, table, axis, quantities))
+    for names, here, suffix in _pages(curves, look):
         here = here[(here["row"] == here["col"]) & (here["row"] != "")] if together else here
-        note = labels.note_words(table, axis, names, several_points=True, config=run.config)
+        note = labels.note_words(table, axis, names, several_points=True, config=run.config) + _fit_words(drawing)
         for rows, end in in_sheets(_TOGETHER if together else blocks_in_order(here), _ROWS):
-            yield _draw_page(here, table, rows, look, spec, note, suffix + end)
+            yield _draw_page(replace(drawing, curves=here), rows, note, suffix + end)
 
 
+_SIGNED = ("_correlation", "_share")  # numbers whose seeds may be below zero where their mean is not
 _NAMES = 0.72  # inches to the right of a panel for the names of its lines
 _TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
+_IN_PANEL = 4  # entries of a legend that stand in a panel
+_ABOVE = 0.13  # inches of a line of a legend above the panels
 
 
 def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
@@ -161,7 +197,7 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
         told = [name for name in several if place[name] != ""]
         words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        yield [place["variant"], *(_told(name, place[name]) for name in told)], here, suffix
+        yield [labels.variant_words(place["variant"]), *(_told(name, place[name]) for name in told)], here, suffix
 
 
 def _told(name: str, value: Any) -> str:
@@ -169,23 +205,18 @@ def _told(name: str, value: Any) -> str:
     return labels.part_words(value) if name == "part" else f"{name} {value}"
 
 
-def _draw_page(
-    curves: pd.DataFrame,
-    table: pd.DataFrame,
-    rows: Sequence[BlockKey],
-    look: Encoding,
-    spec: FigureSpec,
-    note: str,
-    suffix: str,
-) -> Page:
+def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str) -> Page:
+    curves, look, paper = drawing.curves, drawing.look, drawing.spec.paper
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
+    above = 0 if named_at_ends else _lines_above(drawing)
     style = SHARED.but(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
-    sheet = Sheet.grid(spec.paper, _names(rows, columns), note, style.but(down=0.22))
+    style = style.but(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
+    sheet = Sheet.grid(paper, _names(rows, columns), note, style)
     blocks = [_of_block(curves, key) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
-        _draw_panel(ax, one, table, one if apart else blocks[row], curves, look)
+        _draw_panel(ax, one, one if apart else blocks[row], drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     unit = "" if apart else labels.unit_label(quantity)
     titles = [unit] if rows == _TOGETHER else [labels.block_title(*key, quantity=quantity) for key in rows]
@@ -197,9 +228,19 @@ def _draw_page(
     sheet.label(labels.plain(look.axis.symbol), named, titles, short, unit)
     if named_at_ends:
         name_ends(sheet.first, look.ends(curves))
+    elif above:
+        look.name_above(sheet.figure, curves, paper.inches)
     else:
         look.name(sheet.first, curves)
     return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+
+
+def _lines_above(drawing: _Lines) -> int:
+    """Return how many lines of a legend stand above the panels: 0 for a short one, which a panel holds."""
+    entries = drawing.look.entries(drawing.curves)
+    if not entries or (len(entries) <= _IN_PANEL and drawing.slopes.empty):
+        return 0
+    return drawing.look.lines_above(drawing.curves, drawing.spec.paper.inches)
 
 
 def _of_block(curves: pd.DataFrame, key: BlockKey) -> pd.DataFrame:
@@ -212,20 +253,85 @@ def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
 
 
-def _draw_panel(
-    ax: Axes, points: pd.DataFrame, table: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Encoding
-) -> None:
-    """Draw the lines of one panel; `scale` are all points on its y axis, `page` all on the page, of `table`."""
-    log_x, log_y = set_x_scale(ax, page[X]), set_y_scale(ax, scale["mean"])
+def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines) -> None:
+    """Draw the lines of one panel; `scale` are all points on its y axis, those of the drawing all on the page."""
+    page, look = drawing.curves, drawing.look
+    log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
+    log_y = not signed and set_y_scale(ax, scale["mean"])
     if log_x:
         mark_one(ax, look.axis)
     drawable = np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))
     if not drawable.any():
         say(ax, why_no_line(points))
         return
-    tones, strokes, widths = look.tones(page, points["row"].iloc[0]), look.strokes(page), look.widths(page)
-    drawn = points[drawable]
+    tones, drawn, named = look.tones(page, points["row"].iloc[0]), points[drawable], []
     keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
-        style = {"linestyle": strokes[dashes], "linewidth": widths[colour]}
-        draw_errors(ax, curve, numbers_behind(curve, table), colour=tones[colour], **style)
+        numbers, style = numbers_behind(curve, drawing.table), look.style(page, colour, dashes)
+        draw_errors(ax, curve, numbers, colour=tones[colour], **style)
+        named.append((look.line_name(colour, dashes), curve))
+    if log_x and log_y:
+        _write_slopes(ax, named, drawing)
+
+
+_LISTED = 4  # lines whose slopes a panel lists
+
+
+def _fits(
+    spec: FigureSpec, run: RecordedRun, table: pd.DataFrame, axis: Axis, quantities: Sequence[str]
+) -> pd.DataFrame:
+    """Return the slopes on the figure's first window; none where they are not wanted, or panels have other units."""
+    settings = fits_of(spec, run)
+    if not spec.switch("slopes", axis.is_sigma or bool(settings.predictions)) or len(quantities) > 1:
+        return pd.DataFrame()
+    windows = list(spec.windows[:1]) or [WHOLE]
+    return fit_slopes(table, run.architectures, windows, settings, axis=axis, quantity=quantities[0])
+
+
+def _fit_words(drawing: _Lines) -> str:
+    """Return the end of the note: how slopes were found."""
+    slopes, spec = drawing.slopes, drawing.spec
+    if slopes.empty or slopes["slope"].isna().all():
+        return ""
+    dashed = " Dashed grey: predicted power law." if (slopes["prediction"] == Prediction.exponent).any() else ""
+    return f"{dashed} {slope_words(spec.windows[:1] or [WHOLE], drawing.look.axis, spec.average)}"
+
+
+def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: _Lines) -> None:
+    """Write the fitted slopes of a panel's lines into a corner, and draw predicted powers below the lowest of them."""
+    if drawing.slopes.empty:
+        return
+    ends, keep = ax.get_xlim(), ax.get_ylim()
+    fits = [(words, curve, _fit_of(curve, drawing.slopes)) for words, curve in named]
+    fits = [(words, curve, fit) for words, curve, fit in fits if fit is not None]
+    every = pd.concat([curve for _, curve in named])
+    rising = is_rising(every)
+    if fits:
+        corner(ax, _slopes_in_words([(words, fit) for words, _, fit in fits]), "upper left" if rising else "lower left")
+    exponents: dict[float, list[float]] = {}
+    for _, curve, fit in fits:
+        if fit.prediction == Prediction.exponent:
+            constant = coefficient(curve, fit.predicted, as_window(fit.window_low, fit.window_high))
+            exponents.setdefault(fit.predicted, []).append(constant)
+    for style, (exponent, constants) in enumerate(sorted(exponents.items())):
+        draw_guide(ax, np.sort(every[X].unique()), exponent, dropped(ax) * min(constants), style=style)
+    ax.set(xlim=ends, ylim=keep)
+    if exponents:
+        words = [power(exponent, drawing.look.axis) for exponent in sorted(exponents)]
+        beside_one(ax, words, drawing.look.axis, at="lower" if rising else "upper")
+
+
+def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
+    """Return the fit of one line as a named tuple; None where the line is of several curves, or has no slope."""
+    keys = curve[CURVE].drop_duplicates()
+    found = slopes.merge(keys, on=CURVE) if len(keys) == 1 else slopes[:0]
+    found = found[found["slope"].notna()]
+    return next(found.itertuples(), None)
+
+
+def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
+    """Return each slope with its error, or of many lines the lowest and the highest."""
+    if len(fits) > _LISTED:
+        low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
+        return f"slopes {low} to {high}".replace("-", "−") if low != high else f"slopes {low}".replace("-", "−")
+    return "\n".join(f"{words or 'slope'}{':' * bool(words)} {fitted(fit.slope, fit.slope_se)}" for words, fit in fits)

@@ -250,9 +250,9 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
     drawn = []
     for _, column, ax in sheet:
         panel = list(points)[column]
-        if points[panel].empty:
+        if _finite(points[panel]).empty:
             say(ax, "(nothing inside the grid)")
-        drawn.append(_draw_gaps(ax, points[panel]).assign(panel=panel))
+        drawn.append(_draw_gaps(ax, _finite(points[panel])).assign(panel=panel))
         label_side(ax, ["log₁₀ loss of SGD / Adam", "log₁₀ stable rate of Adam / SGD"][column])
     style_of: dict[str, Any] = {"linestyle": "none", "color": GUIDE}
     handles = [Line2D([], [], marker=mark, label=f"weights × {one:g}", **style_of) for one, mark in _MARKS.items()]
@@ -279,6 +279,11 @@ def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
     return points
 
 
+def _finite(both: pd.DataFrame) -> pd.DataFrame:
+    """Return the points without those of a run that diverged at the rate which the other seeds chose."""
+    return both[np.isfinite(both["y"])]
+
+
 def _ends(one: Interval) -> list[list[float]] | None:
     ends = [[one.mean - one.low], [one.high - one.mean]]
     return ends if np.isfinite(ends).all() else None
@@ -290,7 +295,9 @@ def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
         return "none."
     found = {name: student_interval(one) for name, one in ratio_rules.slopes(both).items()}
     words = "; ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in found.items())
-    absent = ", ".join(f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(both, evidence))
+    absent = ", ".join(
+        f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(_finite(both), evidence)
+    )
     return f"{words}.".replace("-", "−") + f" Left out: {absent}." * bool(absent)
 
 

@@ -320,5 +320,6 @@ def norm_edges(spec: FigureSpec, source: Source) -> Iterator[Page]:
             )
         ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
         ax.legend(loc="lower right", title="rate:", alignment="left")
-    sheet.label("step", [Optimiser(rule).facts.label for rule in rules], ["curvature / (2 / rate)"])
+    unit = "curvature × rate / 2"
+    sheet.label("step", [Optimiser(rule).facts.label for rule in rules], [unit], [""], unit)
     yield sheet.page("", pd.concat([pd.DataFrame(), *found], ignore_index=True))

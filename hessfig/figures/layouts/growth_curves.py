@@ -22,6 +22,7 @@ from hessfig.figures.parts.panels import (
     corner,
     draw_curve,
     draw_guide,
+    dropped,
     is_rising,
     mark_one,
     positive,
@@ -34,8 +35,6 @@ from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 from hessfig.terms import PARTS, Matrix, Part
-
-_BELOW = 0.06  # guides run below their curve by this share of the panel: slopes can be told apart by eye
 
 
 def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
@@ -53,7 +52,7 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
         constants = [coefficient(curve, exponent, window) for curve in curves]
         is_limit = len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
         along = x[within(x, window)] if by_window or is_limit else x
-        draw_guide(ax, along, exponent, _drop(ax) * np.nanmin(constants), style=style)
+        draw_guide(ax, along, exponent, dropped(ax) * np.nanmin(constants), style=style)
     write_powers(ax, measured)
 
 
@@ -73,13 +72,8 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
             one = measured.of(layer=layer)
             slope = _slope_on(one, window)
             x = one.curves[X].to_numpy()
-            c = coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else _drop(ax))
+            c = coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else dropped(ax))
             draw_guide(ax, x[within(x, window)], slope, c, style=style)
-
-
-def _drop(ax: Axes) -> float:
-    low, high = ax.get_ylim()
-    return float((low / high) ** _BELOW)
 
 
 def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:

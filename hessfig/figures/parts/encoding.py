@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import (
-    DEPTH,
+    DEPTHS,
     Axis,
     X,
     as_numbers,
-    last_word,
     setting_name,
     setting_values,
     settings_of,
@@ -23,15 +23,16 @@ from hessfig.analysis.axis import (
     without,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.colours import matrix_colour, part_colour, shades
+from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, symbol, weight_words
+from hessfig.figures.parts.lettering import width_of
 from hessfig.figures.parts.ticks import set_decades
+from hessfig.terms import Matrix
 
 COLUMNS = ("layer", "num_layers", "part", "index")
 WEIGHT = "weight"  # diagonal blocks together in one panel, a colour each
 MOST_DASHES = 4
-_DEPTHS = (DEPTH, last_word(DEPTH))
 
 
 def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
@@ -85,8 +86,8 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
     word = getattr(spec, key)
     if word is None:
         return ""
-    if word in (*COLUMNS, *_DEPTHS, *([WEIGHT] if key == "colour" else [])):
-        return "num_layers" if word in _DEPTHS else word
+    if word in (*COLUMNS, *DEPTHS, *([WEIGHT] if key == "colour" else [])):
+        return "num_layers" if word in DEPTHS else word
     return varied_key(word, curves["variant"].unique(), asked=f"figure.{key}", others=COLUMNS)
 
 
@@ -101,6 +102,10 @@ _WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
 _LETTER = 0.045  # inches of a figure in a tick's label
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _NEUTRAL = "#555555"
+_DISTINCT = [TONES[rank] for rank in (0, 1, 3, 2, 4, 5, 6)]  # blues and browns last: neighbours differ most
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+_MARK_SIZE = 3.0  # points: a square or a triangle of 2 points is a dot
+_HANDLE = 0.5  # inches of a legend's entry beside its words
 
 
 @dataclass(frozen=True)
@@ -113,12 +118,17 @@ class Encoding:
     column: str
 
     def tones(self, page: pd.DataFrame, weight: str) -> dict[Any, Any]:
-        """Return the colour of each value: shades of the weight's own (of grey for ""), darker for later values."""
+        """Return the colour of each value: words of a setting have one each, the same in every panel.
+
+        Numbers are shades of the weight's own colour (of grey for ""), darker for later ones.
+        """
         values = ordered(values_of(page, self.colour))
         if self.colour == "part":
             return {value: part_colour(value) if value else "black" for value in values}
-        if self.colour == WEIGHT:
+        if self.colour == WEIGHT or (self.colour and set(values) <= set(Matrix)):
             return {value: matrix_colour(value) for value in values}
+        if self.colour and as_numbers(map(str, values)) is None and len(values) <= len(TONES):
+            return dict(zip(values, _DISTINCT, strict=False))
         colour = matrix_colour(weight) if weight else _NEUTRAL
         return dict(zip(values, shades(colour, len(values)), strict=True))
 
@@ -132,6 +142,23 @@ class Encoding:
         values = ordered(values_of(page, self.dashes))
         return {value: _DASHES[rank % MOST_DASHES] for rank, value in enumerate(values)}
 
+    def marks(self, page: pd.DataFrame) -> dict[Any, Any]:
+        """Return how the points of each value of the dashes (without these, of the colours) are marked."""
+        name = self.dashes or self.colour
+        values = ordered(values_of(page, name))
+        apart = name != WEIGHT and 1 < len(values) <= len(_MARKS)
+        kinds = [{"marker": mark, "markersize": _MARK_SIZE} for mark in _MARKS]
+        return {value: kinds[rank] if apart else {} for rank, value in enumerate(values)}
+
+    def style(self, page: pd.DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
+        """Return dashes, width and mark of the line of two values."""
+        mark = self.marks(page)[dashes if self.dashes else colour]
+        return {"linestyle": self.strokes(page)[dashes], "linewidth": self.widths(page)[colour], **mark}
+
+    def line_name(self, colour: Any, dashes: Any) -> str:
+        """Return the values of one line in words."""
+        return ", ".join(_value(name, value) for name, value in ((self.colour, colour), (self.dashes, dashes)) if name)
+
     def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
         """Return (last mean, words, colour) of every colour's line."""
         drawn = page[np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)].sort_values(X)
@@ -139,20 +166,52 @@ class Encoding:
         tones = self.tones(page, "")
         return [(float(y), _value(self.colour, value), tones[value]) for value, y in lasts.items()]
 
-    def name(self, ax: Axes, page: pd.DataFrame) -> None:
-        """Write the legend: a few of the colours when there are many, every kind of dashes."""
-        tones, strokes = self.tones(page, ""), self.strokes(page)
+    def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
+        """Return the lines and words of the legend: a few of the colours when there are many, every kind of dashes."""
+        tones, strokes, marks = self.tones(page, ""), self.strokes(page), self.marks(page)
         step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
-        some = list(tones)[::step] if self.colour else []
-        entries = [(Line2D([], [], color=tones[value], marker="o"), _value(self.colour, value)) for value in some]
+        dot = {"marker": "o"}
+        found = []
+        for value in list(tones)[::step] if self.colour else []:
+            mark = {"marker": ""} if self.dashes and len(marks) > 1 else marks.get(value) or dot
+            found.append((Line2D([], [], color=tones[value], **mark), _value(self.colour, value)))
         for value in strokes if self.dashes else ():
             words = f"{plain(setting_name(self.dashes))} {_value(self.dashes, value)}"
-            entries.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value]), words))
-        if entries:
+            found.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
+        return found
+
+    @property
+    def title(self) -> str | None:
+        """What colours stand for, above a legend."""
+        return f"{plain(setting_name(self.colour))}:" if self.colour else None
+
+    def name(self, ax: Axes, page: pd.DataFrame) -> None:
+        """Write the legend into a panel."""
+        if entries := self.entries(page):
             handles, names = zip(*entries, strict=True)
-            title = f"{plain(setting_name(self.colour))}:" if self.colour else None
             style: dict[str, Any] = {"alignment": "left", "handlelength": 2.2, "ncols": 1 + (len(names) > _NAMED)}
-            ax.legend(handles, names, title=title, loc="best", **style)
+            ax.legend(handles, names, title=self.title, loc="best", **style)
+
+    def name_above(self, figure: Figure, page: pd.DataFrame, inches: float) -> None:
+        """Write the legend above all panels of a page of this width, in as many lines as `lines_above` says."""
+        entries, columns = self._all_named(page), self._columns(page, inches)
+        by_column = [entry for column in range(columns) for entry in entries[column::columns]]  # matplotlib's order
+        handles, names = zip(*by_column, strict=True)
+        figure.legend(handles, names, loc="upper center", ncols=columns, columnspacing=1.0, handlelength=2.2)
+
+    def lines_above(self, page: pd.DataFrame, inches: float) -> int:
+        """Return how many lines the legend takes above the panels."""
+        return -(-len(self._all_named(page)) // self._columns(page, inches))
+
+    def _columns(self, page: pd.DataFrame, inches: float) -> int:
+        entries = self._all_named(page)
+        widest = max(width_of(words) for _, words in entries) + _HANDLE
+        return min(len(entries), max(1, int(inches / widest)))
+
+    def _all_named(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
+        """Return the entries of a legend without a title: the first says what the colours are."""
+        (line, words), *rest = self.entries(page)
+        return [(line, f"{self.title} {words}" if self.title else words), *rest]
 
 
 def set_x_scale(ax: Axes, places: pd.Series) -> bool:

@@ -1,7 +1,7 @@
 """What is asked of a figure, the sweep that it is drawn from, and what its layout requires of that."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.axis import DEPTHS, setting_values, varied_key
 from hessfig.analysis.manifest import RecordedRun, read_run
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
@@ -21,10 +22,10 @@ from hessfig.record import FROBENIUS
 class FigureSpec:
     """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options.
 
-    `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting. `seed` is that of the
-    bootstrap (None: the first seed of the run, as in slopes.csv). `preset` is the shipped sweep whose network and task
-    these are, whose published slopes are told, "" for others. `paper`: width, note, formats, panels and style, which
-    panel_sheet and save_page obey for every layout.
+    `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting; so does `where`, with the
+    values that are drawn. `seed` is that of the bootstrap (None: the first seed of the run, as in slopes.csv). `preset`
+    is the shipped sweep whose network and task these are, whose published slopes are told, "" for others. `paper`:
+    width, note, formats, panels and style, which panel_sheet and save_page obey for every layout.
     """
 
     name: str
@@ -36,6 +37,7 @@ class FigureSpec:
     x: str | None = None
     colour: str | None = None
     dashes: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     resamples: int = RESAMPLES
     preset: str = ""
@@ -82,6 +84,13 @@ class FigureSpec:
             raise _bad_option(key, value, ", ".join(choices), did_you_mean(value, choices) or example)
         return value
 
+    def switch(self, key: str, default: bool) -> bool:
+        """Return an option that is true or false. Raises UserError for anything else."""
+        value = self.options.get(key, default)
+        if not isinstance(value, bool):
+            raise _bad_option(key, value, "true or false", f"for example figure.options.{key}=true")
+        return value
+
     def _as_number(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _bad_option(key, value, "a number", f"for example figure.options.{key}=1")
@@ -94,19 +103,55 @@ def _bad_option(key: str, value: Any, allowed: str, remedy: str) -> UserError:
 
 @dataclass(frozen=True)
 class Source:
-    """A sweep's folder; its table and manifest are read when they are first needed."""
+    """A sweep's folder; its table and manifest are read when they are first needed, and rows picked by `where`."""
 
     folder: Path
+    where: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def run(self) -> RecordedRun:
-        """The sweep. Raises UserError when it was not run, or its table is bad."""
-        return read_run(self.folder)
+        """The sweep. Raises UserError when it was not run, its table is bad, or `where` picks nothing of it."""
+        run = read_run(self.folder)
+        return replace(run, table=_picked(run.table, self.where))
 
     @property
     def table(self) -> pd.DataFrame:
         """The sweep's table."""
         return self.run.table
+
+
+_COLUMNS = ("sigma", "step", "seed", "num_layers", "layer", "row", "col", "part", "quantity", "index")
+
+
+def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows with these values (one or a list each) in columns of the table or settings that vary.
+
+    Raises UserError for a name of neither, and for values that no row has.
+    """
+    for word, wanted in where.items():
+        key = word if word in _COLUMNS else "num_layers" if word in DEPTHS else ""
+        key = key or varied_key(word, table["variant"].unique(), asked="figure.where", others=_COLUMNS)
+        values = table[key].tolist() if key in _COLUMNS else setting_values(table["variant"], key)
+        values, asked = [_as_text(one) for one in values], wanted if isinstance(wanted, list | tuple) else [wanted]
+        for one in asked:
+            if _as_text(one) not in values:
+                raise UserError(
+                    f"figure.where: no number has this {word}",
+                    got=f"{word}: {one}",
+                    allowed=", ".join(filter(None, dict.fromkeys(values))) or "nothing",
+                    remedy=f"for example 'figure.where={{{word}: {values[0]}}}'",
+                )
+        table = table[[one in set(map(_as_text, asked)) for one in values]]
+    return table
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as text that is the same for 1, 1.0 and '1', and for a sigma to six digits."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return "" if np.isnan(number) else f"{number:.6g}"
 
 
 @dataclass(frozen=True)

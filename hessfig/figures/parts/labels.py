@@ -59,8 +59,8 @@ _QUANTITIES = {
     "largest_entry_sharpness": "sharpness, largest entry",
     "quadratic_rank_correlation": "by second order",
     "fisher_rank_correlation": "by the Fisher trace",
-    "landscape_top_share": "share of what all weights add to Δ₂",
-    "landscape_random_share": "of random directions",
+    "landscape_top_share": "share of top eigenvectors",
+    "landscape_random_share": "share of random directions",
     "stationarity": "length of the gradient of k samples",
     "stationarity_rms": "its root mean square",
     "sink_mass": "attention on the sink",
@@ -172,7 +172,7 @@ def note_words(
     """Return the note of a general sheet: which page, place, repeats, marks, settings, estimator, what is left out."""
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
-    page = "".join(f"{name}. " for name in [", ".join(filter(None, names))] if name)
+    page = "".join(f"{name[:1].upper()}{name[1:]}. " for name in [", ".join(filter(None, names))] if name)
     made = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
     return f"{page}{_marks(table, several_points)}{dotted}.{made}"
 

@@ -25,6 +25,7 @@ _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
+_STRETCH = 1.5  # times as long as it was: no axis is made longer for a legend
 Cell = tuple[int, int]
 
 
@@ -229,6 +230,9 @@ class Sheet:
         before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
         self._title({(i, j): [_joined(before[i], one) for one in titles[j]] for i, j in titled})
         self.label_sides(sides)
+        if not self.is_folded and len(self.lines) > 1:
+            for line in self.lines:  # where a y label of the reader's own stands, the row keeps its name
+                self.panels[line[0]].set_label(short[line[0][0]])
         if x:
             self.label_below(x)
 
@@ -262,7 +266,8 @@ _BETWEEN = 9  # places on a line between two of its points
 def _make_room(ax: Axes) -> None:
     """Stretch the y axis until the curves and those of single seeds stand clear of the legend, which keeps its corner.
 
-    Guides, which are neither marked nor thin, may run below it.
+    Guides, which are neither marked nor thin, may run below it. A legend that would need an axis much longer than the
+    data is left where it stands.
     """
     legend, figure = ax.get_legend(), ax.get_figure(root=True)
     lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
@@ -282,7 +287,7 @@ def _make_room(ax: Axes) -> None:
     low, high = scaled.transform(np.array(ax.get_ylim()))
     span = (high - low) * reach / room
     ends = (low, low + span) if is_top else (high - span, high)
-    if span > high - low:
+    if high - low < span <= _STRETCH * (high - low):
         ax.set_ylim(*scaled.inverted().transform(np.array(ends)))
 
 

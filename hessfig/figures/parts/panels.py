@@ -20,6 +20,7 @@ from hessfig.figures.parts.rows import counted
 from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
 from hessfig.predictions.growth_rates import Prediction
 
+_BELOW = 0.06  # of a panel: from a curve to its guide
 _GAP = 0.05  # inches between words and the line at sigma = 1
 _LINE = 0.11  # inches from one line of small words to the next
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
@@ -243,9 +244,15 @@ def in_tens(value: float) -> str:
     return f"{digits} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}".replace("-", "−")
 
 
-def power(exponent: float) -> str:
-    """Return 'σ⁶'."""
-    return f"σ{exponent:g}".translate(SUPERSCRIPTS)
+def power(exponent: float, axis: Axis = SIGMA) -> str:
+    """Return 'σ⁶', or 'x⁻²' along any other axis."""
+    return ("σ" if axis.is_sigma else "x") + f"{exponent:g}".translate(SUPERSCRIPTS)
+
+
+def dropped(ax: Axes) -> float:
+    """Return the factor by which guides run below their curve: slopes can be told apart by eye."""
+    low, high = ax.get_ylim()
+    return float((low / high) ** _BELOW)
 
 
 def why_empty(measured: MeasuredCurves) -> str:

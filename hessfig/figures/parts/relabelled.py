@@ -54,14 +54,20 @@ def relabel(
     ylabel: str | None = None,
     legend: Any = None,
 ) -> None:
-    """Replace what is given: a line above the panels, labels of axes that have one, places of legends (or none)."""
+    """Replace what is given: a line above the panels, labels of axes that have one, places of legends (or none).
+
+    A panel whose y label names what its row shows is called so; the name stays before a label of the reader's own.
+    """
     if title is not None:
         figure.suptitle(title, y=1.0, va="bottom")
+        for above in figure.legends:  # they stay on the page below, which grows upwards when it is saved
+            above.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     for ax in figure.axes:
         if xlabel is not None and ax.get_xlabel():
             ax.set_xlabel(xlabel)
         if ylabel is not None and ax.get_ylabel():
-            ax.set_ylabel(ylabel)
+            row = str(ax.get_label())  # matplotlib's own names of axes are in angle brackets
+            ax.set_ylabel(ylabel if not row or row.startswith("<") else f"{row}: {ylabel}")
     legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
     for one in legends if legend is not None else ():
         if one is not None and legend == "none":

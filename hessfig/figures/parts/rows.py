@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, X
+from hessfig.analysis.axis import POINT, Axis, X, variants_in_order
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.record import LEFT_OUT, NETWORK
 from hessfig.terms import Part, name_order
@@ -21,8 +21,10 @@ def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
 
 
 def networks_of(frame: pd.DataFrame) -> list[Network]:
-    """Return every network, in reading order."""
-    return list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
+    """Return every network, variants in natural order."""
+    found = list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
+    rank = variants_in_order(variant for variant, _ in found).index
+    return sorted(found, key=lambda network: rank(network[0]))
 
 
 def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:

@@ -1,10 +1,12 @@
 """Slopes and levels in words: what panels print of a curve, and what notes say of how it was found."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
+from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import Window, as_window, label
 from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, windows_in_words
@@ -27,14 +29,13 @@ def how(measured: MeasuredCurves) -> str:
         dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
         several = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"].agg(lambda one: len(set(one)) > 1)
         layers = " Beside powers: their layers." if several.any() else ""
-    return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
+    return f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}{dagger}{layers}"
 
 
-def slope_words(measured: MeasuredCurves) -> str:
+def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
     """Return how slopes were found."""
-    means = "" if measured.average == ARITHMETIC else " of geometric means"
-    windows = windows_in_words(measured.windows, measured.axis)
-    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds (statistical only)."
+    means, windows_told = "" if average == ARITHMETIC else " of geometric means", windows_in_words(windows, axis)
+    return f"Slopes: least squares{means} in log-log, {windows_told}; ± bootstrap over seeds (statistical only)."
 
 
 def window_words(measured: MeasuredCurves) -> list[str]:

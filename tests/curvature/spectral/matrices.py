@@ -28,14 +28,15 @@ class Explicit:
 
 
 class Diagonal(Explicit):
-    """A diagonal matrix that is too large to be held as one."""
+    """A diagonal matrix that is too large to be held as one; its products are made in `dtype`."""
 
-    def __init__(self, values: Sequence[float]) -> None:
-        super().__init__(torch.tensor(values, dtype=torch.float64)[:, None])
+    def __init__(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(torch.tensor(values, dtype=dtype)[:, None])
+        self.rounding = 100 * torch.finfo(dtype).eps
 
     def matmat(self, vectors: Tensor) -> Tensor:
         self.products += vectors.shape[1]
-        return self.matrix * vectors
+        return (self.matrix * vectors.to(self.matrix.dtype)).double()
 
 
 class InFloat32(Explicit):

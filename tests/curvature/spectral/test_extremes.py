@@ -55,6 +55,35 @@ def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(seed: in
     assert result.products < 150
 
 
+@pytest.mark.parametrize("is_rough", [False, True], ids=["float64", "float32 first"])
+def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_rough: bool) -> None:
+    """Both starts of this seed have next to nothing of the outermost vector: each run stops at the second value."""
+    seed, values = 585, clustered(585)
+    low_precision = Diagonal(values, torch.float32) if is_rough else None
+    result = found(Diagonal(values), End.largest, 1, seed, tolerance=0.05, low_precision=low_precision)
+    assert result.converged and float(result.values[0]) == pytest.approx(values[2], abs=0.05 * -values[0])
+
+
+def clustered(seed: int) -> list[float]:
+    """Return a cluster at zero, a far lower end, and two values above the cluster, in random places and numbers."""
+    drawn = torch.rand(5, dtype=torch.float64, generator=stream(seed, "cluster")).tolist()
+    far = 20 + 180 * drawn[0]
+    end = (0.3 + 0.7 * drawn[1]) * far
+    outer = [-far, -far * (0.1 + 0.8 * drawn[2]), end, end * (0.05 + 0.85 * drawn[3])]
+    return outer + [0.0] * int(500 + 19_500 * drawn[4])
+
+
+@pytest.mark.slow
+def test_of_a_thousand_matrices_none_has_an_end_that_is_missed() -> None:
+    missed = []
+    for seed in range(1000):
+        values, tolerance = clustered(seed), (0.05, 0.01, 1e-3)[seed % 3]
+        result = found(Diagonal(values), End.largest, 1, seed, tolerance=tolerance)
+        if not result.converged or abs(float(result.values[0]) - values[2]) > tolerance * -values[0]:
+            missed.append(seed)
+    assert not missed
+
+
 def test_a_cluster_that_is_the_end_takes_a_bounded_number_of_products() -> None:
     operator = Diagonal([76.0, 20.0] + [0.0] * 40_000)
     for tolerance in (0.05, 1e-3, 1e-6):
