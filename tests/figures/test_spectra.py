@@ -254,7 +254,7 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
     np.testing.assert_allclose(curves(axes[1, 1])[0].get_ydata(), 1)
     for options, message in (
         ({"quantity": "trace"}, "no numbers of these quantities"),
-        ({"columns": "scaled_weigh"}, "did you mean 'model.scaled_weight'"),
+        ({"columns": "scaled_weigh"}, "did you mean 'scaled_weight'"),
     ):
         with pytest.raises(UserError, match=message):
             drawn("weight_norms", folder, **options)
