@@ -42,7 +42,7 @@ def test_structural_zeros_are_marked() -> None:
 
 
 def test_reading_order() -> None:
-    variants = ["model.temperature=10.0", "model.temperature=2.0"]
+    variants = ["model.temperature=2.0", "model.temperature=10.0"]
     table = make_table(networks=[(variants[0], 1), (variants[1], 1)], sigma=[0.1]).sample(frac=1, random_state=0)
     table = table.sort_values("variant", key=lambda column: column.map(variants.index), kind="stable")
     curves = growth_curves(table)

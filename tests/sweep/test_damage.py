@@ -144,7 +144,8 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
 
 def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked:
-        variants = [("", toy_config(copied, quantities=BOTH))]  # noqa: RUF012
+        first = toy_config(copied, quantities=BOTH)
+        variants = [("", first)]  # noqa: RUF012
         words, own = (), None
 
     monkeypatch.setattr(experiment, "title", lambda job: "a toy sweep")
