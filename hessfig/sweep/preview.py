@@ -170,10 +170,10 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     """Return what a worker takes, for the smallest and the largest network, where the settings tell."""
     known = sorted((size, _network(one)) for one in variants if (size := expected_memory(one)) is not None)
-    sizes = [f"{size / 2**30:.1f} GiB ({network})" for size, network in (known[0], known[-1])] if known else []
-    where = " to ".join(sizes if len(set(sizes)) > 1 and sizes[0][:3] != sizes[1][:3] else sizes[:1])
-    if not sizes:
+    if not known:
         return ["memory: not known for this network before it is run, whose last line tells it"]
+    ends = {f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])}  # one, where they are equal
+    where = " to ".join(f"{size} ({network})" for size, network in reversed(ends.items()))
     return [f"memory: about {where} a worker (a guess)"]
 
 

@@ -26,6 +26,7 @@ from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, Tas
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from hessfig.register import publish
+from hessfig.sweep import preview
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe, reasons, summarise
 from hessfig.sweep.runner import Summary, run_sweep, worker_count
@@ -258,6 +259,23 @@ def test_the_preview_counts_and_estimates(copied: Path) -> None:
     assert any("6 (seeds x sigmas x variants): 4 done, 2 to do" in line for line in lines)
     assert any("from the cells done" in line for line in lines)
     assert "a guess" in describe(Sweep([("", toy_config(copied / "fresh"))]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([10.9, 10.2], "about 10.2 GiB (width 10.2) to 10.9 GiB (width 10.9) a worker"),
+        ([0.31, 0.33], "about 0.3 GiB (width 0.31) a worker"),
+        ([None], "not known for this network"),
+    ],
+)
+def test_the_preview_says_what_the_smallest_and_the_largest_network_take(
+    sizes: list[float | None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "expected_memory", lambda size: size and size * 2**30)
+    monkeypatch.setattr(preview, "_network", lambda size: f"width {size}")
+    (line,) = preview._memory_lines(sizes)  # type: ignore[arg-type]
+    assert said in line
 
 
 @pytest.mark.parametrize(
