@@ -207,7 +207,7 @@ def _guides(
     numbers: pd.DataFrame, x: str, titles: Sequence[str], panels: Sequence[str], series: Sequence[str]
 ) -> list[Chart]:
     """Return the predicted power laws, one of a kind in each panel, through the window of its first curve."""
-    if "predicted" not in numbers or "mean" not in numbers:
+    if not {"predicted", "mean"} <= set(numbers) or not pd.api.types.is_numeric_dtype(numbers[x]):
         return []
     known = numbers[(numbers["prediction"] == Prediction.exponent) & numbers["predicted"].notna()]
     found: dict[tuple[int, float], Chart] = {}
@@ -348,8 +348,8 @@ def _is_log_place(values: pd.Series) -> bool:
 
 
 def _plain(values: Any) -> list[Any]:
-    """Return a list for JSON: numbers with six digits, null for what is not finite, words as they are."""
-    return [one if isinstance(one, str) else _number(float(one)) for one in values]
+    """Return a list for JSON: numbers with six digits, null for what is not finite, words as legends have them."""
+    return [_text(one) if isinstance(one, str) else _number(float(one)) for one in values]
 
 
 def _number(value: float) -> float | int | None:

@@ -75,6 +75,12 @@ def test_a_name_that_says_no_more_is_no_key() -> None:
     assert [key["title"] for key in chart(pd.concat(named))["keys"]] == ["line"]
 
 
+def test_names_along_an_axis_are_those_of_legends() -> None:
+    named = [grown(variant=variant).head(1).drop(columns="sigma") for variant in ("", "model.norm=pre")]
+    (curve,) = chart(pd.concat(named, ignore_index=True))["curves"]
+    assert curve["x"] == ["as set", "norm=pre"]
+
+
 @pytest.mark.parametrize(
     ("sigma", "is_log"), [([0.01, 0.1, 1.0], True), (np.linspace(0.1, 1, 10), False), ([0.0, 1.0, 10.0], False)]
 )

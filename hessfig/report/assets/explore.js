@@ -95,17 +95,23 @@ function maps(chart, logs) {
   }));
 }
 
-// How many columns of panels the width holds, lines being as even as they can be; what names beside maps take.
+// What stands along x or beside maps, and how long in pixels its longest name is.
+const placed = (chart, side) => (chart.kind === "maps" ? chart.maps.map((map) => map[side]) : chart.x.list && side === "x" ? [chart.curves.flatMap((curve) => curve.x)] : []);
+const long = (lists) => 10 + 7 * Math.max(0, ...lists.flat().map((name) => (typeof name === "string" ? name.length : 4)));
+
+const cut = (name) => (name.length > 26 ? `${name.slice(0, 25)}…` : name);
+
+// How many columns of panels the width holds, lines being as even as they can be; what names beside and below them take.
 function grid(box, chart) {
   const isMap = chart.kind === "maps", count = chart.panels.length, width = box.clientWidth;
   const most = Math.max(1, Math.min(4, Math.floor(width / PANEL.narrowest), isMap && chart.maps[0].x.length > 20 ? 2 : 4));
   const rows = Math.ceil(count / most), columns = Math.ceil(count / rows);
-  const long = (side) => 10 + 7 * Math.max(...chart.maps.flatMap((map) => map[side].map((name) => (typeof name === "string" ? name.length : 4))));
-  const left = isMap ? Math.min(150, long("y")) : 62, right = isMap ? 80 : 14;
+  const left = isMap ? Math.min(150, long(placed(chart, "y"))) : 62, right = isMap ? 80 : 14;
   const across = columns > 1 ? left + 8 : 0;
   const wide = (width - left - right - across * (columns - 1)) / columns;
-  const isUpright = isMap && long("x") > wide / Math.max(...chart.maps.map((map) => map.x.length));
-  const below = isUpright ? Math.min(130, long("x")) - 14 : 0;
+  const names = placed(chart, "x").map((list) => (isMap ? list : list.map(cut)));
+  const isUpright = long(names) > wide / Math.max(1, ...names.map((list) => new Set(list).size));
+  const below = isUpright ? Math.min(isMap ? 130 : 150, long(names)) - 14 : 0;
   const tall = isMap ? Math.max(PANEL.height, ...chart.maps.map((map) => Math.min(PANEL.cell * map.y.length, 420))) : PANEL.height;
   return { isMap, count, width, columns, rows, left, right, across, wide, isUpright, below, tall };
 }
@@ -138,10 +144,12 @@ function layout(box, chart) {
   return found;
 }
 
+// Names along an axis are cut where they are long; what a point is called says them whole.
 function along(chart, scale, isMap, isNamed) {
   if (isMap) return { showgrid: false, tickfont: { size: 10 }, dtick: typeof chart.maps[0].x[0] === "string" ? 1 : undefined };
   const type = scale.list ? "category" : scale.log ? "log" : "linear";
-  return { type, title: isNamed ? { text: escaped(scale.title), standoff: 6 } : undefined, exponentformat: "power" };
+  const ticks = scale.list ? { tickvals: placed(chart, "x")[0], ticktext: placed(chart, "x")[0].map(cut) } : {};
+  return { type, ...ticks, title: isNamed ? { text: escaped(scale.title), standoff: 6 } : undefined, exponentformat: "power" };
 }
 
 function button(text, pressed, click) {
