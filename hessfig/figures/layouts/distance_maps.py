@@ -1,6 +1,7 @@
 """Distances between spectra, and heat maps by layer."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,7 +168,8 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], s
     words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
     image = draw_matrix(ax, square, scale, words=words if fits else None, size=_DIGITS, dark=0.6, **style)
-    words_of = [labels.weight_words(name, layer if layer > 1 else 0) for layer, name in names]
+    alone = Counter(name for _, name in names)
+    words_of = [labels.weight_words(name, layer if alone[name] > 1 else 0) for layer, name in names]
     name_sides(ax, rows=words_of, columns=words_of)
     return image
 
