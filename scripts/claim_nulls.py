@@ -2,7 +2,7 @@
 
     python scripts/claim_nulls.py FOLDER               # measure the miniature sweeps in FOLDER, then print the shares
     python scripts/claim_nulls.py FOLDER --tables 200  # so many null tables for every rule (200)
-    python scripts/claim_nulls.py FOLDER --seconds 60  # fewer where a rule takes longer than that; the line says so
+    python scripts/claim_nulls.py FOLDER --seconds 60  # fewer where a rule computes for longer; the line says so
     python scripts/claim_nulls.py FOLDER --write       # and put the shares between their marks on docs/claims.md
                                                        # (with --only, lines of other claims stay as they are)
 
@@ -134,8 +134,8 @@ def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.
     if not kinds:
         return claim.id, "none: an identity", "", ""
     evidence, held = of_seeds(claim, evidence), list[bool]()
-    until = time.monotonic() + seconds
-    while len(held) < tables and time.monotonic() < until:
+    until = time.process_time() + seconds
+    while len(held) < tables and time.process_time() < until:
         held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
     return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share(sum(held), len(held))
 
