@@ -13,7 +13,8 @@ sys.path.insert(0, str(ROOT))
 import hessfig  # noqa: E402  (the package of this folder, wherever sphinx is started)
 
 project, author, release = "hessfig", "The hessfig developers", hessfig.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_google_docstring = False
 myst_heading_anchors = 4
 default_role = "literal"
 smartquotes = False  # options such as --help keep their two hyphens

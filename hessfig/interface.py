@@ -223,7 +223,7 @@ def measure(
     problem     a hessfig.Problem
     blocks      "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of
                 names, groups and (row, column) pairs; in a list the name "all" is the whole network, and a pattern
-                ("*.attn.*") every weight that it matches
+                (`"*.attn.*"`) every weight that it matches
     parts       "H", "H_o" (Gauss-Newton part), "H_f" (functional part; H = H_o + H_f, eq. 2), or a list. None: all
                 three if the loss is convex in the network's outputs, else H alone
     quantities  a name or a list of names from hessfig.measurements.catalogue; a trace has diagonal blocks only

@@ -147,7 +147,7 @@ class ImplicitMatrix(ABC):
         damping : float, at least 0
             What is added to the diagonal.
         tolerance : float
-            Of the relative residual |b - (A + damping I) x| / |b|.
+            Of the relative residual `|b - (A + damping I) x| / |b|`.
         preconditioner : an approximation of A that has `solve`, such as problem.approximation("kfac", block)
             Solved with the same damping, but at least 1e-6 of its own scale; its eigenvalues count by their size.
 
