@@ -62,11 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--page", choices=list(PAGES), default="gallery.md")
+    parser.add_argument("--keep-times", action="store_true", help="times were taken on a busy machine: leave the old")
     options = parser.parse_args()
     path = ROOT / "docs" / options.page
     every = in_gallery_order(shipped_figures(), PAGES[options.page])
     shown = [figure for figure in every if figure.name not in LISTED_ONLY]
-    sections = parts(shown, options.outputs, before=path.read_text())
+    sections = parts(shown, options.outputs, before=path.read_text(), keeps=options.keep_times)
     path.write_text("\n".join([HEADS[options.page], *sections, *others(every)]))
 
 
@@ -78,15 +79,15 @@ def in_gallery_order(figures: list[ShippedFigure], groups: list[FigureGroup]) ->
     return sorted(drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), natural(figure.name)))
 
 
-def parts(figures: list[ShippedFigure], outputs: Path, before: str) -> Iterator[str]:
+def parts(figures: list[ShippedFigure], outputs: Path, before: str, keeps: bool = False) -> Iterator[str]:
     """Yield the figures' parts of the page, each group of them under its heading; follow-ups have none.
 
-    A figure that `outputs` lacks keeps its part of the page `before`.
+    A figure that `outputs` lacks keeps its part of the page `before`; if it `keeps`, any figure its cost.
     """
     for heading, group in itertools.groupby(figures, heading_of):
         if heading:
             yield f"## {heading}\n"
-        yield from (section(figure, outputs, "###" if heading else "##", before) for figure in group)
+        yield from (section(figure, outputs, "###" if heading else "##", before, keeps) for figure in group)
 
 
 def others(figures: list[ShippedFigure]) -> list[str]:
@@ -104,23 +105,28 @@ def heading_of(figure: ShippedFigure) -> str:
     return of_group[figure.group] if figure.published == Published.nothing else HEADINGS[0]
 
 
-def section(figure: ShippedFigure, outputs: Path, level: str, before: str) -> str:
+def section(figure: ShippedFigure, outputs: Path, level: str, before: str, keeps: bool = False) -> str:
     """Return one figure's part of the page, under a heading of this level; copies its picture."""
     head = f"{level} {figure.title}\n\n"
     command = f"`make figure-{figure.name}`: "
     found = pictures_of(figure.name, outputs / "figures")
     parts = [part for part in re.split(r"^#+ ", before, flags=re.MULTILINE) if f"\n{command}" in part]
+    made = parts[0].partition(f"\n{command}")[2].partition("\n")[0] if parts else ""
     if found:
-        cells = f"{cost(outputs, figure.sweep)}" if figure.sweep else "computed in seconds"
-        pages = f"; {len(found)} pictures" if len(found) > 1 else ""
         shown = found if figure.name in WITH_EVERY_PAGE else found[:1]
-        pictures, made = [copied(path) for path in shown], f"{cells}{pages}."
+        pictures = [copied(path) for path in shown]
+        made = made if keeps and made else _cost_and_pages(figure, outputs, len(found))
     elif parts:
-        pictures, made = _PICTURE.findall(parts[0]), parts[0].partition(f"\n{command}")[2].partition("\n")[0]
+        pictures = _PICTURE.findall(parts[0])
     else:
         return f"{head}Not drawn here yet: `make figure-{figure.name}`.\n"
     images = [f"![{_alt(figure, picture)}](img/{picture})" for picture in pictures]
     return head + "\n\n".join([*images, *says(figure.name), f"{command}{made}\n"])
+
+
+def _cost_and_pages(figure: ShippedFigure, outputs: Path, pictures: int) -> str:
+    cells = cost(outputs, figure.sweep) if figure.sweep else "computed in seconds"
+    return f"{cells}{f'; {pictures} pictures' if pictures > 1 else ''}."
 
 
 _PICTURE = re.compile(r"\]\(img/([^)]+)\)")
