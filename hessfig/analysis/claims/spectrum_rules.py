@@ -44,6 +44,7 @@ UNSATURATED: Window = (1.0, 5.0)
 _AFTER_SLIDES = "hessfig, after the slides"
 _QUERY_KEY = ("W_Q", "W_K")
 _ZHANG = "BERT, GPT-2 and ViT-base against ResNet18 and VGG11, at initialisation and trained"
+_SIZES_ALONE = "equal spectra of the sizes of these blocks pass the rule, for the distance grows with unlike sizes"
 _VISION_AND_TEXT = (
     "a CNN of six convolutions and a vision transformer of one layer on 8 x 8 digits (3 000 weights each, 5 seeds), a "
     "character GPT-2 of 4 layers (3 seeds)"
@@ -77,6 +78,7 @@ def indefinite(evidence: Evidence) -> Finding:
     *("zhang-heterogeneity", "arXiv 2402.16788", "heterogeneity_vision", "language_spectra"),
     there=_ZHANG,
     here=f"{_VISION_AND_TEXT}; at initialisation",
+    others=_SIZES_ALONE,
 )
 def heterogeneity(evidence: Evidence) -> Finding:
     """Claim: untrained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
@@ -97,6 +99,7 @@ def heterogeneity(evidence: Evidence) -> Finding:
     *("zhang-heterogeneity-trained", "arXiv 2402.16788", "heterogeneity_vision", "language_spectra"),
     there=_ZHANG,
     here=f"{_VISION_AND_TEXT}; trained",
+    others=_SIZES_ALONE,
 )
 def heterogeneity_at_end(evidence: Evidence) -> Finding:
     """Claim: trained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence
 from hessfig.record import TABLE
@@ -46,7 +47,10 @@ def test_a_rule_finds_its_rows_in_its_own_sweeps_and_holds_on_no_null(
     kinds = claim_nulls.NULLS.get(claim.id, claim_nulls.EVERY)
     several, draws = claim_nulls.of_seeds(claim, evidence), TABLES // max(len(kinds), 1)
     held = [claim_nulls.held_on(claim, several, kind, draw) for kind in kinds for draw in range(draws)]
-    assert sum(held) <= 2, held
+    if claim.id in claim_nulls.PASSED:
+        assert claim.judged(several).verdict == ClaimVerdict.not_tested
+    else:
+        assert sum(held) <= 2, held
 
 
 @pytest.mark.long
