@@ -115,7 +115,8 @@ def section(figure: ShippedFigure, outputs: Path, level: str, before: str, keeps
     if found:
         shown = found if figure.name in WITH_EVERY_PAGE else found[:1]
         pictures = [copied(path) for path in shown]
-        made = made if keeps and made else _cost_and_pages(figure, outputs, len(found))
+        cells = _PAGES.sub("", made) if keeps and made else _cells(figure, outputs)
+        made = f"{cells}{f'; {len(found)} pictures' if len(found) > 1 else ''}."
     elif parts:
         pictures = _PICTURE.findall(parts[0])
     else:
@@ -124,11 +125,11 @@ def section(figure: ShippedFigure, outputs: Path, level: str, before: str, keeps
     return head + "\n\n".join([*images, *says(figure.name), f"{command}{made}\n"])
 
 
-def _cost_and_pages(figure: ShippedFigure, outputs: Path, pictures: int) -> str:
-    cells = cost(outputs, figure.sweep) if figure.sweep else "computed in seconds"
-    return f"{cells}{f'; {pictures} pictures' if pictures > 1 else ''}."
+def _cells(figure: ShippedFigure, outputs: Path) -> str:
+    return cost(outputs, figure.sweep) if figure.sweep else "computed in seconds"
 
 
+_PAGES = re.compile(r"(; \d+ pictures)?\.$")
 _PICTURE = re.compile(r"\]\(img/([^)]+)\)")
 
 
