@@ -50,7 +50,7 @@ NULLS: dict[str, tuple[str, ...]] = {
 }
 # Rules whose numbers no sweep of seconds has, and sweeps whose numbers are reported and judge nothing.
 LACKING: tuple[str, ...] = ()
-TOLD = ("sublayers",)
+TOLD = (("block-order", "sublayers"), ("phases", "training"), ("phases", "language_course"))
 # Rules that nulls pass: the verdicts are withdrawn (`others` in their records says why).
 PASSED = ("zhang-heterogeneity", "zhang-heterogeneity-trained")
 LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}

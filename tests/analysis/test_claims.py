@@ -176,7 +176,7 @@ def weak_stand_ins() -> Evidence:
         weak = next(order for order in orders if _is_weak(order, truth))
         rows = replaced & (table["seed"] == seed)
         table.loc[rows, "value"] = 100.0 + weak[table.loc[rows, "step"].astype(int)]
-    return Evidence(table)
+    return in_both(table)
 
 
 def _is_weak(order: np.ndarray, truth: np.ndarray) -> bool:
@@ -185,6 +185,11 @@ def _is_weak(order: np.ndarray, truth: np.ndarray) -> bool:
 
 
 STEPS = 20
+
+
+def in_both(table: pd.DataFrame) -> Evidence:
+    """Return one table as that of the transformer trained on addition and of the language model."""
+    return Evidence(table, beside={"language_course": Evidence(table)})
 
 
 def of_stand_ins(shift: float, noise: float, *, trend: float = 0.1) -> Evidence:
@@ -201,7 +206,7 @@ def of_stand_ins(shift: float, noise: float, *, trend: float = 0.1) -> Evidence:
                     value = 100 + shift * truth + noise * normal(seed, step, name)
                     yield {**place, "row": "", "part": "", "quantity": name, "value": value}
 
-    return Evidence(spectral_table(list(rows())))
+    return in_both(spectral_table(list(rows())))
 
 
 @pytest.mark.parametrize(
@@ -420,9 +425,9 @@ def test_every_claim_is_tried_for_each_outcome_here() -> None:
 def test_stand_ins_are_told_apart() -> None:
     sound = of_stand_ins(1.0, 0.1).table
     wrong = sound["quantity"] == "score_spread"
-    finding = claim_of("proxies").rule(Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"]))))
+    finding = claim_of("proxies").rule(in_both(sound.assign(value=sound["value"].where(~wrong, -sound["value"]))))
     assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect > 0.9
-    assert "addition: score_spread: does not hold" in finding.words
+    assert "addition: score_spread, language model: score_spread: does not hold" in finding.words
     assert re.search(r"addition: the step for largest eigenvalue 0\.\d", finding.words)
 
 

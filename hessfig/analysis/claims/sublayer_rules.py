@@ -48,8 +48,8 @@ def values_trained(evidence: Evidence) -> judges.Finding:
     """
     ends = {AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)}
     samples = _values_over({name: _norms(one) for name, one in ends.items()})
-    if AFTER not in samples:
-        return judges.missing("norms of the blocks of W_Q, W_K and W_V of a vision transformer after a training")
+    if lacking := [name for name in ends if name not in samples]:
+        return judges.missing(f"norms of the blocks of W_Q, W_K and W_V after a training: {', '.join(lacking)}")
     return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
 
 

@@ -51,11 +51,14 @@ def stand_ins(evidence: Evidence) -> judges.Finding:
     a stand-in of its own is reported and does not enter the verdict.
     """
     networks = {"addition": evidence, "language model": evidence.other("language_course")}
-    of = {f"{network}: {name}": one for network, there in networks.items() for name, one in _stand_ins(there).items()}
+    found = {network: _stand_ins(there) for network, there in networks.items()}
     clock = {f"{network}: the step": one for network, there in networks.items() for one in [_clock(there)] if len(one)}
-    if not of:
-        return judges.missing("stand-ins next to largest eigenvalues or block norms along a training")
-    finding = judges.by_conditions(of)
+    if lacking := [network for network, one in found.items() if not one]:
+        what = "stand-ins next to largest eigenvalues or block norms along a training"
+        return judges.missing(f"{what}: {', '.join(lacking)}")
+    finding = judges.by_conditions(
+        {f"{network}: {name}": one for network in found for name, one in found[network].items()}
+    )
     beside = {name: fisher_interval(one) for name, one in clock.items()}
     words = "; ".join(f"{name} for largest eigenvalue {one.mean:.2g}" for name, one in beside.items())
     return replace(

@@ -47,7 +47,7 @@ def common_drift(draw: int) -> Evidence:
                 value = 100 + drift + 0.5 * tables.normal(seed, step, "stand-in")
                 yield {**place, "row": "", "part": "", "quantity": STAND_INS[0], "value": value}
 
-    return tables.of(rows())
+    return tables.of(rows(), language_course=tables.of(rows()))
 
 
 def spread_alone(draw: int) -> Evidence:
@@ -76,7 +76,7 @@ def clocks(draw: int) -> Evidence:
                 value = 100 + step + tables.normal(seed, step, "stand-in")
                 yield {**place, "row": "", "part": "", "quantity": STAND_INS[0], "value": value}
 
-    return tables.of(rows())
+    return tables.of(rows(), language_course=tables.of(rows()))
 
 
 def no_sizes(draw: int) -> Evidence:
