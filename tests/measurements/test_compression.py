@@ -208,9 +208,12 @@ def test_a_block_without_a_matrix_is_not_rounded() -> None:
 
 
 def test_weights_that_change_nothing_have_equal_ranks() -> None:
-    """A shift of all keys moves no pattern: what removing b_K changes is rounding, and has no rank correlation."""
+    """A shift of all keys moves no pattern: what removing b_K changes is rounding, and has no rank correlation.
+
+    On some processors even the rounding is the same, and the change is 0.
+    """
     _, found = measured("pruning", HEADS, ["b_K", "biases"], biases=True, shares=[0.5])
-    assert 0 < np.abs(found.arrays["1_b_K_increase"]).max() < 1e-14
+    assert np.abs(found.arrays["1_b_K_increase"]).max() < 1e-14
     correlations = [row for row in found.rows if row["quantity"].endswith("_correlation") and row["row"] == "b_K"]
     assert correlations and all(np.isnan(row["value"]) for row in correlations)
     whole, names = found.arrays["1_biases_increase"], found.arrays["1_biases_weights"]

@@ -190,7 +190,8 @@ def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
     torch.testing.assert_close(patterns[0], mixed, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(scores[0] * seen, by_hand, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norms[0], stream.norm(dim=-1), rtol=1e-5, atol=0)
-    assert norms[1].tolist() == cache["blocks.0.hook_out"].norm(dim=-1).tolist()
+    # One sequence at a time against both at once: some processors round them differently in the last bit of float32.
+    torch.testing.assert_close(norms[1], cache["blocks.0.hook_out"].norm(dim=-1), rtol=1e-6, atol=0)
 
 
 def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused() -> None:
