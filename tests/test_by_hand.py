@@ -77,6 +77,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.long
 def test_every_row_of_a_network_of_today_is_recomputed(
     name: str, examples: tuple[ModuleType, ModuleType], tmp_path: Path
 ) -> None:

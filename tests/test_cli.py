@@ -60,6 +60,7 @@ def test_help_and_completion_do_without_torch_and_hydra(arguments: tuple[str, ..
 
 
 @pytest.mark.parametrize("words", [["status", *TOY], ["slopes", *TOY], ["plot", "figure=3a"], ["predict"]])
+@pytest.mark.long
 def test_reading_verbs_do_without_torch(words: list[str], undisturbed: Path, tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     shutil.copytree(undisturbed / "outputs", outputs)

@@ -60,6 +60,7 @@ def bundle(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", FORGERIES)
+@pytest.mark.long
 def test_what_was_edited_is_not_reproduced(cli: Cli, bundle: Path, kind: str) -> None:
     if "picture" not in kind:
         shutil.rmtree(bundle / "figures")  # that they are other ones, too, is another matter
@@ -222,6 +223,7 @@ def evil(folder: Path, **changed: Any) -> Path:
 
 @pytest.mark.parametrize("verb", ["reproduce", "export", "bundle"])
 @pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.long
 def test_code_from_elsewhere_never_runs(
     cli: Cli, tmp_path: Path, kind: str, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,7 @@ def measure(problem: hessfig.Problem, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.long
 def test_every_part_is_that_of_dense_double_backward(name: str) -> None:
     problem = problem_of(name)
     names = [path for path, _ in problem.network.named_parameters()]

@@ -192,6 +192,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("killed_at", [7, 11, 12])
+@pytest.mark.long
 def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, whole: Path, tmp_path: Path) -> None:
     """Killed as a cell, a manifest or a table appears; each step writes three cells, arrays, a manifest and a table."""
     folder = tmp_path / "killed"

@@ -136,6 +136,7 @@ def sharpness(watching: hessfig.Monitor, step: int) -> float:
 
 
 @pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.long
 def test_no_number_of_another_function_is_taken(what: str, tmp_path: Path) -> None:
     """At the step that was measured, and at a later one, in the same folder; the same function goes on."""
     first, other = OTHERS[what]

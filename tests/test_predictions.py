@@ -58,6 +58,7 @@ def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str,
         (("model.n_heads=4", "model.n_kv_heads=2"), 5),
     ],
 )
+@pytest.mark.long
 def test_the_query_block_of_every_component(
     words: tuple[str, ...], exponent: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

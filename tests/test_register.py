@@ -160,6 +160,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.long
 def test_no_verb_replaces_a_file_of_the_users(cli: Cli, swept: Path, tmp_path: Path, verb: str) -> None:
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     words, name = VERBS[verb]

@@ -269,6 +269,7 @@ def test_got_is_the_last_of_equal_keys(cli: Cli) -> None:
     assert "got:     workers=2\n" in cli("slopes", "seeds=1", "workers=1", "workers=2").err
 
 
+@pytest.mark.long
 def test_slice_measures_and_draws_one_network_at_once(tmp_path: Path) -> None:
     asked = ["state=initialised", "state.step=null", "model.d_model=4", "task.digits=1", "task.batch_size=3"]
     words = [*asked, "workers=1", "directions.along=[largest,gradient]", "directions.plane=[largest,random]"]

@@ -61,6 +61,7 @@ def run(cli: Cli, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_a_bundle_is_measured_again_from_an_empty_folder(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.intervals import Interval, geometric_interval, student_interval
 from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
+
+Ranks = NDArray[np.float64]
 
 
 def rank_correlations(one: pd.Series, other: pd.Series, *, beyond_step: bool = False) -> pd.Series:
@@ -25,21 +28,21 @@ def rank_correlations(one: pd.Series, other: pd.Series, *, beyond_step: bool = F
 
 
 def _spearman(rows: pd.DataFrame, beyond_step: bool) -> float:
-    ranks = rows.rank()
-    flat = (ranks.nunique() < 2).any()
-    if len(rows) < 3 or flat:
+    ranks = rows.rank().to_numpy()
+    if len(rows) < 3 or (np.ptp(ranks, axis=0) == 0).any():
         return math.nan
-    if not beyond_step:
-        return float(ranks["one"].corr(ranks["other"]))
-    left = _residuals(ranks, rows.index.to_frame()["step"].rank())
-    return float(left["one"].corr(left["other"])) if (left.std() > _ROUNDING * len(rows)).all() else 0.0
+    if beyond_step:
+        ranks = _residuals(ranks, rows.index.to_frame()["step"].rank().to_numpy())
+        if (ranks.std(axis=0, ddof=1) <= _ROUNDING * len(rows)).any():
+            return 0.0
+    return float(np.corrcoef(ranks.T)[0, 1])
 
 
-def _residuals(ranks: pd.DataFrame, steps: pd.Series) -> pd.DataFrame:
+def _residuals(ranks: Ranks, steps: Ranks) -> Ranks:
     """Return what a line in the ranks of the steps leaves of other ranks."""
-    centred, around = steps - steps.mean(), ranks - ranks.mean()
-    slopes = around.mul(centred, axis=0).sum() / (centred**2).sum()
-    return around - np.outer(centred, slopes)
+    centred, around = steps - steps.mean(), ranks - ranks.mean(axis=0)
+    found: Ranks = around - np.outer(centred, centred @ around / (centred @ centred))
+    return found
 
 
 _ROUNDING = 1e-9

@@ -152,6 +152,7 @@ ENDLESS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.long
 def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
     own, started = write(sweep__mine=MINE), time.process_time()
     ENDLESS[kind](own / "sweep/other.yaml")

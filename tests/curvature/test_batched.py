@@ -101,6 +101,7 @@ def test_a_large_network_and_a_named_route_keep_curvlinops(monkeypatch: pytest.M
     assert isinstance(engine(problem).column(0, "0.weight", [block]), ColumnOperator)
 
 
+@pytest.mark.long
 def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", LIGHT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

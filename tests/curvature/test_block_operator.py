@@ -116,6 +116,7 @@ def _entries(problem: hessfig.Problem, places: dict[str, Tensor], name: str) -> 
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.long
 def test_products_are_those_of_the_dense_hessian(name: str) -> None:
     problem, blocks, _, _ = case(name)
     for block in blocks:
@@ -176,6 +177,7 @@ SYSTEMS += [(name, *helped) for name in ("llama", "mlp") for helped in (("H_o", 
 
 
 @pytest.mark.parametrize(("name", "part", "preconditioner"), SYSTEMS)
+@pytest.mark.long
 def test_linear_systems_agree_with_a_dense_solver(name: str, part: str, preconditioner: str | None) -> None:
     problem, blocks, _, _ = case(name)
     operator, matrix = problem.operator(blocks[0], part), oracle(name, blocks[0], part)

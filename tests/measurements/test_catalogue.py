@@ -63,6 +63,7 @@ def twice(problem: Objective, request: Request) -> Measured:
 
 
 @pytest.mark.parametrize("name", quantities())
+@pytest.mark.long
 def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_ANGLES", 4)
     (cell,) = Sweep([("", replace(CONFIG, quantities=[name], output_dir=one_state, **WHOLE_TOO.get(name, {})))]).cells

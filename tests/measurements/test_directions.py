@@ -181,6 +181,7 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay: float, 
     assert torch.equal(loss_of(problem), before)  # the problem's own network is left as it is
 
 
+@pytest.mark.long
 def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(monkeypatch: pytest.MonkeyPatch) -> None:
     along = [Ray.largest, Ray.smallest]
     dense = numbers(found(quadratic(), "slices", along=along, points=3))

@@ -51,6 +51,7 @@ def eigenvalues(found: Measured) -> dict[tuple[int, str], np.ndarray]:
     return {place: found.arrays[f"eigenvalues_{number}"] for number, place in enumerate(places)}
 
 
+@pytest.mark.long
 def test_every_quantity_agrees_with_the_eigenvalues() -> None:
     spectra = eigenvalues(measure(cell("spectrum")))
     assert {part for _, part in spectra} == {"H_oT", "H_fT", "H"}

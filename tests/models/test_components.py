@@ -139,6 +139,7 @@ def test_every_route_gives_the_dense_hessian(
     close(found[ALL, Part.H_o] + found[ALL, Part.H_f], dense[Part.H], float(dense[Part.H].abs().max()))
 
 
+@pytest.mark.long
 def test_columns_of_single_weights_are_the_dense_ones_and_vanish_where_that_is_promised(
     case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]],
 ) -> None:

@@ -84,6 +84,7 @@ def off(
 
 
 @pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.long
 def test_every_weight_is_dense_double_backward(name: str, home: Path) -> None:
     problem, parts = truth(name, home)
     whole = Block(0, "all", "all")

@@ -108,6 +108,7 @@ def test_entries_of_a_set_that_lead_back_to_it_have_an_end() -> None:
     assert identity(held)
 
 
+@pytest.mark.long
 def test_every_process_finds_the_same() -> None:
     """Whatever the seed of Python's hashes is, by which sets are ordered."""
     code = (

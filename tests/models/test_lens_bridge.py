@@ -216,6 +216,7 @@ def named(*overrides: str) -> Config:
 
 
 @pytest.mark.parametrize("name", ["native", "GPT2LMHeadModel", "LlamaForCausalLM"])
+@pytest.mark.long
 def test_an_architecture_of_the_registry_by_name(name: str) -> None:
     config = named(f"model.name={name}")
     shipped = kind("transformer_lens")

@@ -125,6 +125,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_its_settings_are_refused_by_what_is_true_of_it(package: Path) -> None:
     commands = [["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED]
     done = told(package, EACH, json.dumps(commands))

@@ -61,6 +61,7 @@ def numbers(*problem: Any, **settings: Any) -> bytes:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.long
 def test_the_order_of_weights_and_batches_moves_no_bit(name: str) -> None:
     network, inputs, targets = made(name)
     expected = numbers(network, inputs, targets)

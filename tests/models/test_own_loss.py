@@ -81,6 +81,7 @@ def compiled(network: nn.Module) -> nn.Module:
     "wrapped",
     [Wrapper, compiled, lambda network: compiled(Wrapper(network)), lambda network: Wrapper(Wrapper(network))],
 )
+@pytest.mark.long
 def test_wrappers_hand_labels_on(wrapped: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     truth, network = numbers(Model()), Model()
     assert truth["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-14)

@@ -79,6 +79,7 @@ def assert_one_order(kept: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.float64, DType.float32])
 @pytest.mark.parametrize("kind", Optimiser)
+@pytest.mark.long
 def test_a_training_stopped_at_every_update(tmp_path: Path, kind: Optimiser, dtype: DType) -> None:
     for sizes in [[size] for size in SIZES] if kind.facts.divides else [SIZES]:  # whole matrices of all would be large
         whole, stopped = Training(kind, sizes, dtype), Training(kind, sizes, dtype)

@@ -99,6 +99,7 @@ def cut(table: Path) -> None:
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-2]))
 
 
+@pytest.mark.long
 def test_cells_of_own_code_stay_and_it_is_not_run(cli: Callable[..., Answer], tmp_path: Path) -> None:
     """Whatever the table lists stays, without the folder that names the code, and when the code is gone."""
     (tmp_path / "my/sweep").mkdir(parents=True)

@@ -140,6 +140,7 @@ def test_a_verdict_of_before_stays_and_a_claim_without_one_names_its_commands(tm
     assert "| follows from a theorem | " in theorem and "not measured under this rule yet: `hessfig run" in theorem
 
 
+@pytest.mark.long
 def test_the_record_fixes_the_seeds_that_the_sweeps_have_and_quotes_at_most_25_words() -> None:
     for claim in claims().values():
         assert claim.seeds == tuple(compose([f"sweep={sweep}"]).config.seeds for sweep in claim.sweeps), claim.id

@@ -101,6 +101,7 @@ class Dense:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.long
 def test_every_number_is_that_of_dense_algebra(kind: str) -> None:
     model, task = NETWORKS[kind]
     settings = DirectionsConfig(named=list(Heading), rules=[Optimiser.gd])

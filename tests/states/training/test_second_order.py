@@ -221,6 +221,7 @@ def run_of(folder: Path, kind: Optimiser, **settings: object) -> Trajectory:
 
 
 @pytest.mark.parametrize("kind", NEW)
+@pytest.mark.long
 def test_the_same_bits_after_stops(tmp_path: Path, kind: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     one, other = (run_of(tmp_path / n, kind, refresh=4, momentum=0.5) for n in ("one", "other"))
