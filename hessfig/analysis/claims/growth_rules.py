@@ -127,7 +127,7 @@ def entries(evidence: Evidence) -> judges.Finding:
     *("depth-data", f"{ORMANIEC}, section 4.1", "softmax", "mlp"),
     figure="7",
     there="linear attention and linear MLPs, 1 to 3 and 1 to 5 layers",
-    here="the paper's: linear attention and linear MLPs, 1 to 3 and 1 to 5 layers, d_model 128, addition; 20 seeds",
+    here="the same, d_model 128, addition, 20 seeds",
     theorems=("depth", "mlp"),
 )
 def depth(evidence: Evidence) -> judges.Finding:
