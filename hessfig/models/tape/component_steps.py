@@ -1,4 +1,4 @@
-"""What components need of the tape: fixed linear maps, products, gains of heads; derivatives of mixing weights."""
+"""Fixed linear maps of the tape, and what components need of it: products, gains, derivatives of mixing weights."""
 
 from collections.abc import Callable, Sequence
 
