@@ -4,7 +4,7 @@ import difflib
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     cutoff = 0.5 if len(word) < 4 else 0.6  # half of two letters is one slip, half of four another word
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"did you mean {str(close[0])!r}?" if close else ""
+
+
+def unknown_name(what: str, name: str, known: Collection[str], otherwise: str, *, got: object = None) -> UserError:
+    """Return the error to show for a name that is none of `known`; `otherwise` is the remedy where none is close."""
+    remedy = did_you_mean(name, known) or otherwise
+    return UserError(what, got=name if got is None else got, allowed=", ".join(known), remedy=remedy)
 
 
 def _steers(letter: str) -> bool:

@@ -81,6 +81,13 @@ def is_file(path: Path) -> bool:
     return False
 
 
+def existing_file(key: str, form: str, name: str | Path) -> Path:
+    """Return the path of a file that setting `key` names. Raises UserError, which tells its `form`, where it is not."""
+    if not is_file(Path(name)):
+        raise UserError(f"{key}: there is no such file", got=name, allowed=form, remedy="check the path")
+    return Path(name)
+
+
 def fingerprint(path: Path) -> str:
     """Return the SHA-256 of a file's content; it is read again when the file changes."""
     return _content(path, identity(path))

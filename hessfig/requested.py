@@ -18,7 +18,7 @@ from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies
 from hessfig.config.schema import Config, FigureConfig
 from hessfig.config.settings import settings
-from hessfig.errors import UserError, command_line, did_you_mean, typed, words_of_command
+from hessfig.errors import UserError, command_line, typed, unknown_name, words_of_command
 from hessfig.figures.parts.labels import changed_words
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
@@ -148,12 +148,8 @@ def _of_its_sweep(job: Job) -> Job:
         return job.of_sweep(name)
     manifest = manifest_of(Path(job.config.output_dir) / name) if name else None
     if manifest is None:
-        raise UserError(
-            f"figure.sweep: there is no sweep {name!r}",
-            got=f"figure.sweep={name}",
-            allowed=", ".join(known),
-            remedy=did_you_mean(name, known) or "figure.sweep=NAME of a sweep, or of one that was run",
-        )
+        what, got = f"figure.sweep: there is no sweep {name!r}", f"figure.sweep={name}"
+        raise unknown_name(what, name, known, "figure.sweep=NAME of a sweep, or of one that was run", got=got)
     return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
 
 

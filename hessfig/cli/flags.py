@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.config.enums import Printed
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, unknown_name
 from hessfig.verbs import Verb
 
 HELP = {
@@ -66,12 +66,7 @@ def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave i
             what = f"{verb.name}: cannot read {word!r}"
             raise UserError(what, got=word, allowed="key=value", remedy=f"for example {example}")
         if key not in verb.reads:
-            raise UserError(
-                f"{verb.name}: there is no setting {key!r}",
-                got=word,
-                allowed=", ".join(verb.reads),
-                remedy=did_you_mean(key, verb.reads) or otherwise,
-            )
+            raise unknown_name(f"{verb.name}: there is no setting {key!r}", key, verb.reads, otherwise, got=word)
         found[key] = value
     return found
 

@@ -14,7 +14,7 @@ from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
 from hessfig.config.enums import Printed
 from hessfig.config.presets import STUDY, shipped_figures, studies
-from hessfig.errors import UserError, did_you_mean, first_few, plain
+from hessfig.errors import UserError, first_few, plain, unknown_name
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sessions import COLUMNS_PREDICTED, fitted_slopes, predicted_rows
@@ -60,12 +60,8 @@ def _study(job: Job) -> list[Path]:
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
     if name not in studies():
-        raise UserError(
-            f"there is no study {name!r}",
-            got=f"figure.name={name}, figure.layout={STUDY}",
-            allowed=", ".join(studies()),
-            remedy=did_you_mean(name, studies()) or "figure.layout=LAYOUT for a figure of a sweep",
-        )
+        got, otherwise = f"figure.name={name}, figure.layout={STUDY}", "figure.layout=LAYOUT for a figure of a sweep"
+        raise unknown_name(f"there is no study {name!r}", name, studies(), otherwise, got=got)
     for key in set(job.given) - {"figure", "style", "output_dir", *(f"figure.{key}" for key in OF_STUDIES)}:
         raise UserError(
             f"the study {name} does not read {key}",

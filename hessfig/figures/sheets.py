@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, unknown_name
 from hessfig.figures.layouts.approximation_maps import approximations, influence, number_of, rows_of
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import bars, lines
@@ -113,12 +113,8 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
 def check(spec: FigureSpec) -> None:
     """Raise UserError for a layout that does not exist, or a setting that would have no effect in it."""
     if spec.layout not in LAYOUTS:
-        raise UserError(
-            "figure.layout: there is no such layout",
-            got=spec.layout,
-            allowed=", ".join(LAYOUTS),
-            remedy=did_you_mean(spec.layout, LAYOUTS) or "for example figure.layout=growth",
-        )
+        what, otherwise = "figure.layout: there is no such layout", "for example figure.layout=growth"
+        raise unknown_name(what, spec.layout, LAYOUTS, otherwise)
     layout = LAYOUTS[spec.layout]
     for key in ("x", "colour", "dashes"):
         if getattr(spec, key) is not None and key not in layout.takes:

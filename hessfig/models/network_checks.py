@@ -5,19 +5,7 @@ hessfig.config.checks calls them by name when a configuration is composed, since
 
 from enum import StrEnum
 
-from hessfig.config.enums import (
-    Attention,
-    Data,
-    Loss,
-    Method,
-    Norm,
-    NormKind,
-    Positions,
-    QueryKey,
-    ScaledWeight,
-    Scores,
-    Sink,
-)
+from hessfig.config.enums import Attention, Data, Loss, Method, Norm, Positions, QueryKey, ScaledWeight, Scores, Sink
 from hessfig.config.schema import Config, ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import components
@@ -149,22 +137,17 @@ def _check_dependent(model: ModelConfig) -> None:
                 allowed=f"model.{other}={value}",
                 remedy=f"model.{other}={value}, or leave model.{name} out",
             )
-    if model.norm_kind != NormKind.layer and model.norm == Norm.none:
-        raise UserError(
-            "model.norm_kind: there is no norm",
-            got=_got(model, "norm_kind", "norm"),
-            allowed="model.norm=pre, post or sandwich",
-            remedy="model.norm=pre, or leave model.norm_kind out",
-        )
     of_heads = model.attention == Attention.differential and model.differential_norm
-    normed = model.norm != Norm.none or model.scores == Scores.qk_norm or of_heads
-    if model.norm_eps != ModelConfig.norm_eps and not normed:
-        raise UserError(
-            "model.norm_eps: there is no norm",
-            got=_got(model, "norm_eps", "norm"),
-            allowed="model.norm=pre, post or sandwich, model.scores=qk_norm, or differential attention with its norm",
-            remedy="model.norm=pre, or leave model.norm_eps out",
-        )
+    within = model.scores == Scores.qk_norm or of_heads
+    further = ", model.scores=qk_norm, or differential attention with its norm"
+    for name, has_others, others in (("norm_kind", False, ""), ("norm_eps", within, further)):
+        if name in components(model) and model.norm == Norm.none and not has_others:
+            raise UserError(
+                f"model.{name}: there is no norm",
+                got=_got(model, name, "norm"),
+                allowed=f"model.norm=pre, post or sandwich{others}",
+                remedy=f"model.norm=pre, or leave model.{name} out",
+            )
 
 
 _ALIBI, _ON_SCORES = ("positions", (Positions.alibi,)), ("sink", (Sink.scores, Sink.both))

@@ -1,6 +1,7 @@
 """The package's networks in torch: transformer, MLPs, vision transformer, CNN, and a bare attention layer."""
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
@@ -118,9 +119,7 @@ class Transformer(nn.Module):
         if self.sink:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             hidden = hidden * position_factors(positions, self.sink, hidden)
-        for layer in self.layers[:depth]:
-            hidden = layer(hidden)
-        return hidden
+        return through(self.layers[:depth], hidden)
 
     def from_hidden(
         self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice
@@ -129,10 +128,16 @@ class Transformer(nn.Module):
 
         The last layer is computed at the scored positions only: no other position enters the loss.
         """
-        for layer in self.layers[depth:-1]:
-            hidden = layer(hidden)
+        hidden = through(self.layers[depth:-1], hidden)
         hidden = self.layers[-1](hidden, scored) if depth < len(self.layers) else hidden[:, scored]
         return self.head(self.ln_out(hidden))
+
+
+def through(layers: Iterable[nn.Module], hidden: Tensor) -> Tensor:
+    """Return what comes out of these layers, one after the other."""
+    for layer in layers:
+        hidden = layer(hidden)
+    return hidden
 
 
 def final_norm(model: ModelConfig) -> nn.Module:
@@ -197,17 +202,11 @@ class LinearMLP(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
         """Return the activations after `depth` layers (0: the embeddings)."""
-        hidden = self.tok_embed(tokens)
-        for layer in self.layers[:depth]:
-            hidden = layer(hidden)
-        return hidden
+        return through(self.layers[:depth], self.tok_embed(tokens))
 
     def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocab"]:
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
-        hidden = hidden[:, scored]
-        for layer in self.layers[depth:]:
-            hidden = layer(hidden)
-        return hidden
+        return through(self.layers[depth:], hidden[:, scored])
 
 
 class BareAttention(Attending):
@@ -266,17 +265,13 @@ class VisionTransformer(nn.Module):
 
     def hidden(self, images: Float[Tensor, "batch side side"], depth: int) -> Float[Tensor, "batch tokens d_model"]:
         """Return the residual stream after `depth` layers (0: the embedded patches)."""
-        hidden = self.patch(self.patches(images)) + self.pos.weight
-        for layer in self.layers[:depth]:
-            hidden = layer(hidden)
-        return hidden
+        return through(self.layers[:depth], self.patch(self.patches(images)) + self.pos.weight)
 
     def from_hidden(
         self, hidden: Float[Tensor, "batch tokens d_model"], depth: int, scored: slice
     ) -> Float[Tensor, "batch 1 classes"]:
         """Return the logits of every picture, given the residual stream after `depth` layers."""
-        for layer in self.layers[depth:]:
-            hidden = layer(hidden)
+        hidden = through(self.layers[depth:], hidden)
         return self.head(self.ln_out(hidden).mean(dim=1, keepdim=True))[:, scored]
 
 
@@ -329,15 +324,10 @@ class ConvolutionalNetwork(nn.Module):
 
     def hidden(self, images: Float[Tensor, "batch side side"], depth: int) -> Float[Tensor, "batch pixels channels"]:
         """Return the activations after `depth` convolutions (0: the pixels)."""
-        hidden = images.flatten(1).unsqueeze(2)
-        for layer in self.layers[:depth]:
-            hidden = layer(hidden)
-        return hidden
+        return through(self.layers[:depth], images.flatten(1).unsqueeze(2))
 
     def from_hidden(
         self, hidden: Float[Tensor, "batch pixels channels"], depth: int, scored: slice
     ) -> Float[Tensor, "batch 1 classes"]:
         """Return the logits of every picture, given the activations after `depth` convolutions."""
-        for layer in self.layers[depth:]:
-            hidden = layer(hidden)
-        return self.head(hidden.mean(dim=1, keepdim=True))[:, scored]
+        return self.head(through(self.layers[depth:], hidden).mean(dim=1, keepdim=True))[:, scored]

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import unknown_name
 from hessfig.models import kinds as folder
 from hessfig.terms import Block, Matrix, Part
 from hessfig.terms import Kind as Shipped
@@ -125,12 +125,8 @@ def kind(name: str) -> NetworkKind:
     """Return the kind called `name`. Raises UserError when there is none."""
     known = kinds()
     if name not in known:
-        raise UserError(
-            "model.kind: there is no such kind of network",
-            got=name,
-            allowed=", ".join(known),
-            remedy=did_you_mean(name, known) or "your own: model=python model.factory=FILE.py:FUNCTION",
-        )
+        otherwise = "your own: model=python model.factory=FILE.py:FUNCTION"
+        raise unknown_name("model.kind: there is no such kind of network", name, known, otherwise)
     found = import_module(f"{folder.__name__}.{name}").KIND
     assert isinstance(found, NetworkKind)
     return found

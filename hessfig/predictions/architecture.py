@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from hessfig.terms import MLP, SMOOTH, Attention, AttentionBias, Gate, Kind, Norm, Positions, QueryKey, Scores
 
 COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 INITIALISED, BOTH = "initialised", "both"
+# Settings of the network that are fields here: in every manifest, and in those since there is the setting.
+_FIRST = ("attention", "attention_skip", "norm", "mlp", "query_key")
+_OF_ATTENTION = ("attention_bias", "differential_lambda", "differential_norm", "scores", "positions", "gate")
+_LATER = (*_OF_ATTENTION, "tied", "norm_eps")
 
 
 @dataclass(frozen=True)
@@ -54,28 +58,17 @@ class Architecture:
         kind = str(model["kind"])
         if kind not in COUNTED:
             return cls(kind=kind)
-        window = model.get("window")
+        types, window = get_type_hints(cls), model.get("window")
         return cls(
             kind=Kind(kind),
             num_layers=int(model["n_layers"]),
-            attention=Attention(model["attention"]),
-            attention_skip=bool(model["attention_skip"]),
-            norm=Norm(model["norm"]),
-            mlp=MLP(model["mlp"]),
-            query_key=QueryKey(model["query_key"]),
+            **{name: types[name](model[name]) for name in _FIRST},
             square_loss=task["loss"] != "cross_entropy",
             no_power=_no_power(config),
-            attention_bias=AttentionBias(model.get("attention_bias", AttentionBias.none)),
-            differential_lambda=float(model.get("differential_lambda", cls.differential_lambda)),
-            differential_norm=bool(model.get("differential_norm", cls.differential_norm)),
-            scores=Scores(model.get("scores", Scores.plain)),
+            **{name: types[name](model.get(name, getattr(cls, name))) for name in _LATER},
             shifted_scores=_shifts_scores(model),
-            positions=Positions(model.get("positions", Positions.learned)),
-            gate=Gate(model.get("gate", Gate.none)),
-            tied=bool(model.get("tied", False)),
             window=None if window is None else int(window),
             weight_decay=float(task.get("weight_decay", 0.0)),
-            norm_eps=float(model.get("norm_eps", cls.norm_eps)),
         )
 
     @property

@@ -10,7 +10,7 @@ from hessfig.config.enums import State
 from hessfig.config.keys import step_values
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
-from hessfig.files import check_pin, fingerprint, is_file
+from hessfig.files import check_pin, existing_file, fingerprint, is_file
 from hessfig.models.protocol import kind
 from hessfig.states.training import trajectory
 
@@ -109,12 +109,6 @@ def _path(config: Config) -> Path:
             allowed="state.path=FILE.safetensors",
             remedy="name the file that holds the weights",
         )
-    path = Path(config.state.path)
-    if not is_file(path):
-        raise UserError(
-            "state.path: there is no such file",
-            got=path,
-            allowed="a .safetensors file, or a state_dict saved by torch.save",
-            remedy="check the path",
-        )
-    return path
+    return existing_file(
+        "state.path", "a .safetensors file, or a state_dict saved by torch.save", Path(config.state.path)
+    )

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hessfig.config.schema import TaskConfig
 from hessfig.errors import UserError, first_few
-from hessfig.files import fingerprint, identity, is_file, read_pinned
+from hessfig.files import existing_file, fingerprint, identity, is_file, read_pinned
 from hessfig.terms import CHARACTERS
 
 Ids = NDArray[np.int64]
@@ -33,6 +33,7 @@ EVERY = 10  # one module of so many is held out, and so is that share of a file 
 OTHER = len(CHARACTERS)
 _LARGEST = 2**28  # bytes
 _FORM = "a file of text, UTF-8"
+_there = partial(existing_file, "task.path", _FORM)
 _IDS = np.full(0x110000, OTHER, dtype=np.uint8)
 _IDS[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
 
@@ -143,9 +144,3 @@ def _read(path: Path, sha256: str | None, identity: tuple[int, ...]) -> Split:
     ids = as_ids(text.replace("\r\n", "\n"))
     cut = len(ids) - len(ids) // EVERY
     return Split(ids[:cut], ids[cut:])
-
-
-def _there(name: str) -> Path:
-    if not is_file(Path(name)):
-        raise UserError("task.path: there is no such file", got=name, allowed=_FORM, remedy="check the path")
-    return Path(name)

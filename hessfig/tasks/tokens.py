@@ -5,6 +5,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 
 from hessfig.config.schema import TaskConfig
 from hessfig.errors import UserError
-from hessfig.files import check_pin, fingerprint, is_file, read_pinned
+from hessfig.files import check_pin, existing_file, fingerprint, read_pinned
 
 Encode = Callable[[str], Sequence[int]]
 Ids = NDArray[np.int64]
 _IDS = ".npy"
 _FORMS = "a .npy file of whole numbers, (sequences, length) or one long row; or a text for the model's tokenizer"
+_there = partial(existing_file, "task.path", _FORMS)
 _CHUNK = 2**20  # bytes read at once; a header is never longer
 _MOST = 2**28  # ids of a batch
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -237,13 +239,6 @@ def _check_words(used: NDArray[Any], vocabulary: int) -> None:
             allowed=f"0 to {vocabulary - 1}",
             remedy="make the ids with the model's own tokenizer",
         )
-
-
-def _there(name: str) -> Path:
-    path = Path(name)
-    if not is_file(path):
-        raise UserError("task.path: there is no such file", got=name, allowed=_FORMS, remedy="check the path")
-    return path
 
 
 def _unreadable(path: Path, why: str) -> UserError:

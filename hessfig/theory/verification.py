@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, unknown_name
 from hessfig.register import publish
 from hessfig.theory.attention_claims import QUERY_KEY, SOFTMAX, THEOREMS
 from hessfig.theory.attention_formulas import literal_bytes
@@ -320,12 +320,8 @@ def check_settings(dims: Dims, seeds: int, dtype: str) -> None:
 def _chosen(names: list[str] | None) -> list[str]:
     for name in names or []:
         if name not in CATALOGUE:
-            raise UserError(
-                "statement: there is no such id",
-                got=name,
-                allowed=", ".join(CATALOGUE),
-                remedy=did_you_mean(name, CATALOGUE) or f"for example statement={next(iter(CATALOGUE))}",
-            )
+            otherwise = f"for example statement={next(iter(CATALOGUE))}"
+            raise unknown_name("statement: there is no such id", name, CATALOGUE, otherwise)
     return [name for name in CATALOGUE if names is None or name in names]
 
 

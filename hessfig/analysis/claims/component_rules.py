@@ -46,9 +46,7 @@ def dispersed(evidence: Evidence) -> judges.Finding:
         "dispersed: dominates": judges.Effect(dispersed.dropna(), judges.at_least(LEAST_DECADES)),
         "one-hot: diminishes": judges.Effect((dispersed - concentrated).dropna(), judges.at_least(LEAST_VANISHING)),
     }
-    return judges.by_conditions(
-        {name: {"": one} for name, one in halves.items()}, shown=lambda conditions: next(iter(conditions))
-    )
+    return judges.by_conditions({name: {"": one} for name, one in halves.items()}, shown=judges.of_the_first)
 
 
 @claim(*("similar-tokens", f"{ORMANIEC}, section 3.2", "similar_tokens"), there=_LAYER, here=f"{BARE}, 20 seeds")
@@ -67,9 +65,7 @@ def similar(evidence: Evidence) -> judges.Finding:
         return judges.missing(f"norms of H_o of W_Q and W_V for several values of {CORRELATION}")
     falls = {"as it is": plain, "beyond the counted (1 - rho)^2": beyond}
     samples = {name: (one.iloc[:, 0] - one.iloc[:, -1]).dropna() for name, one in falls.items()}
-    return judges.by_conditions(
-        judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
-    )
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=judges.of_the_first)
 
 
 @claim(*("wide-key", f"{ORMANIEC}, section 3.2", "wide_keys"), there=_LAYER, here=f"{BARE}, weights N(0, 0.64 / d_V)")

@@ -294,6 +294,11 @@ def _if_several(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str]) -
     return listed(verdicts, absent) if len(verdicts) > 1 or absent else ""
 
 
+def of_the_first(conditions: Mapping[str, Condition]) -> str:
+    """Return the first condition, whichever hold."""
+    return next(iter(conditions))
+
+
 def first_that_holds(conditions: Mapping[str, Condition]) -> str:
     """Return the first condition under which a claim holds, else the one with the largest effect."""
     holding = (name for name, one in conditions.items() if one.verdict in PASSING[:2])

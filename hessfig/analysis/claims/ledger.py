@@ -26,7 +26,7 @@ from hessfig.analysis.claims import (
 )
 from hessfig.analysis.claims.judges import PASSING, ClaimVerdict, Finding
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
-from hessfig.errors import UserError, did_you_mean, run_command
+from hessfig.errors import UserError, run_command, unknown_name
 from hessfig.files import is_file
 from hessfig.record import TABLE
 from hessfig.register import publish
@@ -50,12 +50,7 @@ def claim_of(name: str) -> Claim:
     """Return the claim of this id. Raises UserError when there is none."""
     known = claims()
     if name not in known:
-        raise UserError(
-            "claim: there is no such claim",
-            got=name,
-            allowed=", ".join(known),
-            remedy=did_you_mean(name, known) or f"for example claim={next(iter(known))}",
-        )
+        raise unknown_name("claim: there is no such claim", name, known, f"for example claim={next(iter(known))}")
     return known[name]
 
 

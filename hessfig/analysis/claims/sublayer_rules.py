@@ -65,9 +65,7 @@ def values_largest(evidence: Evidence) -> judges.Finding:
     samples = _values_over({name: one for name, one in found.items() if len(one)}, _SAME_SIZE)
     if not samples:
         return judges.missing("stored Hessians with the blocks of W_Q, W_K, W_V and W_O (quantities=[hessian])")
-    return judges.by_conditions(
-        judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
-    )
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=judges.of_the_first)
 
 
 @claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
@@ -87,9 +85,7 @@ def keys_values(evidence: Evidence) -> judges.Finding:
             samples[name] = np.log10(sizes[["W_K", "W_V"]].min(axis=1) / sizes[others].max(axis=1))
     if not samples:
         return judges.missing("norms of the blocks of a layer at steps of a training")
-    finding = judges.by_conditions(
-        judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
-    )
+    finding = judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=judges.of_the_first)
     return replace(finding, words=f"{finding.words}; at this scale, width 16")
 
 

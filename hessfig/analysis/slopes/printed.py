@@ -11,7 +11,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import Axis, short_variant
 from hessfig.analysis.presented import terminal_table
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, unknown_name
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 from hessfig.record import FROBENIUS
@@ -162,12 +162,8 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
         known = [name for name in frame[column].unique() if name]
         unknown = [name for name in names if name not in known]
         if unknown and len(frame):
-            raise UserError(
-                f"{key}: no line is of {unknown[0]}",
-                got=", ".join(names),
-                allowed=", ".join(known),
-                remedy=did_you_mean(unknown[0], known) or f"for example {key}={known[0]}",
-            )
+            what, otherwise = f"{key}: no line is of {unknown[0]}", f"for example {key}={known[0]}"
+            raise unknown_name(what, unknown[0], known, otherwise, got=", ".join(names))
         frame = frame[frame[column].isin(names)] if names else frame
     return frame
 

@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 from hessfig.config.presets import choices, names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, unknown_name
 
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 
@@ -96,12 +96,8 @@ def _interpolation(key: str, why: str, words: Sequence[str]) -> UserError:
 def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError:
     group, _, choice = path.rpartition("/")
     known = choices(group, own) if group in GROUPS else {}
-    return UserError(
-        f"{f'{file}: ' if file else ''}there is no {group or 'group'} {choice!r}",
-        got=path,
-        allowed=", ".join(known or GROUPS),
-        remedy=did_you_mean(choice, known or GROUPS) or "fix the file's list of defaults",
-    )
+    what = f"{f'{file}: ' if file else ''}there is no {group or 'group'} {choice!r}"
+    return unknown_name(what, choice, known or GROUPS, "fix the file's list of defaults", got=path)
 
 
 def _value(cause: BaseException, file: Path | None, words: Sequence[str]) -> UserError:

@@ -9,7 +9,7 @@ from hessfig.config.facts import VARIED
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import is_setting, meant, role_of, settings, siblings, top_level, value_of, wrong_kind
 from hessfig.config.user_dir import NAME, NAME_IN_WORDS
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, unknown_name
 
 
 def check_shapes(config: Config) -> None:
@@ -25,14 +25,10 @@ def check_shapes(config: Config) -> None:
 
 
 def _check_axis(config: Config) -> None:
-    allowed = ["sigma", "step", "index", *config.sweep.vary]
-    if config.sweep.axis not in allowed:
-        raise UserError(
-            "sweep.axis is not what this sweep runs along",
-            got=f"sweep.axis={config.sweep.axis}",
-            allowed=", ".join(allowed),
-            remedy=did_you_mean(config.sweep.axis, allowed) or f"sweep.vary={{{config.sweep.axis}: [VALUES]}}",
-        )
+    axis, allowed = config.sweep.axis, ["sigma", "step", "index", *config.sweep.vary]
+    if axis not in allowed:
+        what, otherwise = "sweep.axis is not what this sweep runs along", f"sweep.vary={{{axis}: [VALUES]}}"
+        raise unknown_name(what, axis, allowed, otherwise, got=f"sweep.axis={axis}")
 
 
 def _check_name(key: str, name: str) -> None:

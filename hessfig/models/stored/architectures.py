@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.errors import UserError, plain, unknown_name
 from hessfig.models.blocks import TIED
 from hessfig.models.stored.families import ARCHITECTURES, Encoder, Names, StoredArchitecture
 from hessfig.terms import Group, Matrix
@@ -88,12 +88,8 @@ def architecture(model_type: str, key: str) -> StoredArchitecture:
     Raises UserError when there is no such architecture here.
     """
     if model_type not in ARCHITECTURES:
-        raise UserError(
-            f"{key}: this architecture is not known here",
-            got=model_type,
-            allowed=", ".join(ARCHITECTURES),
-            remedy=did_you_mean(model_type, ARCHITECTURES) or "model=python model.factory=FILE.py:FUNCTION",
-        )
+        what, otherwise = f"{key}: this architecture is not known here", "model=python model.factory=FILE.py:FUNCTION"
+        raise unknown_name(what, model_type, ARCHITECTURES, otherwise)
     return ARCHITECTURES[model_type]
 
 

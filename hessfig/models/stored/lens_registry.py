@@ -10,7 +10,7 @@ import torch
 
 from hessfig.config.schema import Config, with_defaults
 from hessfig.curvature.problem import Objective
-from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.errors import UserError, plain, unknown_name
 from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import check_causal, following
 from hessfig.models.own_network import foreign
@@ -108,12 +108,8 @@ def _of_transformers(name: str, sizes: dict[str, Any], options: dict[str, Any]) 
 
     known = [NATIVE, *(one for one in SUPPORTED_ARCHITECTURES if hasattr(transformers, one))]
     if name not in known:
-        raise UserError(
-            f"{KEY}: this architecture is not in TransformerLens's registry, or not in transformers",
-            got=name,
-            allowed=", ".join(known),
-            remedy=did_you_mean(name, known) or f"{KEY}=GPT2LMHeadModel",
-        )
+        what = f"{KEY}: this architecture is not in TransformerLens's registry, or not in transformers"
+        raise unknown_name(what, name, known, f"{KEY}=GPT2LMHeadModel")
     kind = getattr(transformers, name)
     its, own = kind.config_class(), kind.config_class.attribute_map
     sizes["n_kv_heads"] = sizes["n_kv_heads"] or sizes["n_heads"]

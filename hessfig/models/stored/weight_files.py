@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.files import check_pin, is_file
+from hessfig.files import check_pin, existing_file
 from hessfig.rng import row_major
 from hessfig.tasks.batch import micro_batches
 from hessfig.tasks.tokens import Ids
@@ -39,10 +39,9 @@ def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> d
 
 def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
     """Return the bytes of a file of weights and their SHA-256. Raises UserError when it cannot be read."""
-    if not is_file(path):
-        raise UserError(f"{key}: there is no such file", got=path, allowed=FORMS, remedy="check the path")
+    there = existing_file(key, FORMS, path)
     try:
-        content = path.read_bytes()
+        content = there.read_bytes()
     except OSError as error:
         raise _unreadable(path, key, str(error)) from error
     return content, hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""What components need of the tape: fixed linear maps, products, gains of heads; derivatives of mixing weights."""
+"""Fixed linear maps of the tape, and what components need of it: products, gains, derivatives of mixing weights."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,6 +32,32 @@ class Fixed:
 def times(factor: float) -> tuple[Map, Map]:
     """Return multiplication by a number."""
     return (lambda rows: factor * rows,) * 2
+
+
+def averaged(length: int) -> tuple[Map, Map]:
+    """Return the mean over `length` positions, as one position."""
+    return (lambda rows: rows.mean(dim=1, keepdim=True), lambda rows: rows.expand(-1, length, -1, -1) / length)
+
+
+def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
+    """Return the map that leaves the rows at `positions`, of `length`."""
+
+    def back(rows: Tensor) -> Tensor:
+        whole = rows.new_zeros(rows.shape[0], length, *rows.shape[2:])
+        whole[:, positions] = rows
+        return whole
+
+    return lambda rows: rows[:, positions], back
+
+
+def picked(index: Tensor, number: int) -> tuple[Map, Map]:
+    """Return the map that gives the rows which `index` names (batch, length), of `number` in a batch of one."""
+
+    def back(rows: Tensor) -> Tensor:
+        sums = rows.new_zeros(number, *rows.shape[2:])
+        return sums.index_add_(0, index.flatten(), rows.flatten(0, 1)).unsqueeze(0)
+
+    return lambda rows: rows[0].index_select(0, index.flatten()).unflatten(0, index.shape), back
 
 
 def split(heads: int) -> tuple[Map, Map]:

@@ -14,7 +14,7 @@ from hessfig.models import components, networks
 from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
 from hessfig.models.tape import component_steps
 from hessfig.models.tape.component_steps import NOT_ON_THE_TAPE, Fixed, Gain, Multiply
-from hessfig.models.tape.steps import DERIVATIVES, Activate, Gather, Mixing, Normalise, Repeat, Select, Sum, of_sigmoid
+from hessfig.models.tape.steps import DERIVATIVES, Activate, Mixing, Normalise, Sum, of_sigmoid
 from hessfig.models.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
 from hessfig.terms import Matrix
 
@@ -89,7 +89,7 @@ class Builder:
         matrix = Matrix.W_QK if attention.is_single else Matrix.W_Q
         query = self.spread(self.linear(self._select(x, queries), f"q{index}", attention.q, (index, matrix)))
         if attention.is_single:
-            return query, self.step(Repeat, f"k{index}", self.spread(x), heads=heads)
+            return query, self.step(Fixed, f"k{index}", self.spread(x), maps=component_steps.repeated(1, heads))
         key = self.spread(self.linear(x, f"k{index}", attention.k, (index, Matrix.W_K)))
         if self.model.scores == Scores.qk_norm:
             query = self._head_norm(query, heads, attention.q_norm, (index, "gain_Q"))
@@ -193,16 +193,19 @@ class Builder:
         if positions == EVERY or name in self.tape.values:
             return x if positions == EVERY else name
         if x not in self.index:
-            return self.step(Select, name, x, positions=positions)
+            return self.step(Fixed, name, x, maps=component_steps.at_positions(positions, self._rows(x)))
         rows, self.index[name] = self.index[x][:, positions].unique(return_inverse=True)
-        return self.step(Gather, name, x, index=rows.unsqueeze(0))
+        return self.step(Fixed, name, x, maps=component_steps.picked(rows.unsqueeze(0), self._rows(x)))
 
     def spread(self, x: str) -> str:
         """Return x with one row per position of every sequence."""
         name = f"{x}*"
         if x not in self.index or name in self.tape.values:
             return x if x not in self.index else name
-        return self.step(Gather, name, x, index=self.index[x])
+        return self.step(Fixed, name, x, maps=component_steps.picked(self.index[x], self._rows(x)))
+
+    def _rows(self, x: str) -> int:
+        return self.tape.values[x].shape[1]
 
 
 class Scale:
@@ -238,22 +241,6 @@ class Prefixes:
             return [None]
         rows = dy_bar.unflatten(-1, (self.known.shape[2], -1)) * self.known
         return [rows.sum(dim=1).transpose(1, 2)]
-
-
-class Mean:
-    """y = the mean over positions, as one position."""
-
-    cotangent: Tensor | None = None
-
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor) -> None:
-        self.inputs, self.output, self.length = inputs, output, x.shape[1]
-        self.value = x.mean(dim=1, keepdim=True)
-
-    def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        return None if dxs[0] is None else dxs[0].mean(dim=1, keepdim=True)
-
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        return [None if dy_bar is None else dy_bar.expand(-1, self.length, -1, -1) / self.length]
 
 
 def can_build(network: nn.Module, model: ModelConfig) -> bool:
@@ -361,7 +348,7 @@ def _vision_transformer(build: Builder, network: networks.VisionTransformer) -> 
     build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
     hidden = build.sum(patches, "positions", "hidden0")
     hidden = _layers(build, network, hidden, last=EVERY)
-    mean = build.step(Mean, "mean", hidden)
+    mean = build.step(Fixed, "mean", hidden, maps=component_steps.averaged(rows.shape[1]))
     build.linear(mean, "outputs", network.head, (0, Matrix.W_U))
 
 
