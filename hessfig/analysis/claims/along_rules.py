@@ -29,16 +29,9 @@ ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 LOSSES = 5
 LEAST_RANK = 0.5  # of a rank correlation
 NORM_OF = {"gd": "euclidean", "spectral_gd": "spectral", "sign": "largest_entry"}
-VISION = "a CNN of six convolutions and a vision transformer of one layer, digits, 300 steps, 5 seeds: 1234 to 1238"
-LANGUAGE = "a character GPT-2 of 2 layers, d_model 32, 400 steps, 5 seeds: 1234 to 1238"
-_ABSTRACT = "(not quoted: after its abstract)"
 
 
-@claim(
-    *("curvature-exponent", f"arXiv 2606.02596 {_ABSTRACT}", "along_vision"),
-    there="93 layers of five architectures; convolutions of Tiny-ImageNet, attention, MLP up-projections",
-    here=VISION,
-)
+@claim("curvature-exponent")
 def exponents(evidence: Evidence) -> Finding:
     """Claim: curvature along a weight's singular directions goes as s_k to about 2, in attention 1, up-projections < 1.
 
@@ -63,11 +56,7 @@ def exponents(evidence: Evidence) -> Finding:
     return together(effects, words=f"of H_o: {words}")
 
 
-@claim(
-    *("muon-sharpness", f"arXiv 2606.04662 {_ABSTRACT}", "along_updates"),
-    there="language models trained by Muon and Adam",
-    here=LANGUAGE,
-)
+@claim("muon-sharpness")
 def update_sharpness(evidence: Evidence) -> Finding:
     """Claim: at equal loss the curvature along Muon's updates is smaller than along Adam's.
 
@@ -87,11 +76,7 @@ def update_sharpness(evidence: Evidence) -> Finding:
     return single(Effect(sample, at_least(LEAST_DECADES)), words=f"median share within layers: {words}")
 
 
-@claim(
-    *("logit-path", f"arXiv 2502.02407 {_ABSTRACT}", "along_updates", "along_vision"),
-    there="language models of 24 M to 1.2 B parameters, and vision",
-    here=f"{LANGUAGE}; {VISION}",
-)
+@claim("logit-path")
 def paths(evidence: Evidence) -> Finding:
     """Claim: the logit path of the gradient-norm penalty dominates in language, and does not in vision.
 
@@ -114,11 +99,7 @@ def paths(evidence: Evidence) -> Finding:
     return together({name: Effect(sample, judge[name]) for name, sample in samples.items()})
 
 
-@claim(
-    *("norm-edge", f"arXiv 2603.05002 {_ABSTRACT}", "edge_norms"),
-    there="MLPs, CNNs and transformers by steepest descent in several norms",
-    here="a transformer of one layer, d_model 16, addition, squared error, 1 000 steps, 3 seeds: 1234 to 1236",
-)
+@claim("norm-edge")
 def edges(evidence: Evidence) -> Finding:
     """Claim: steepest descent in a norm ends with the largest curvature in its unit ball at or above 2 / eta.
 
@@ -135,11 +116,7 @@ def edges(evidence: Evidence) -> Finding:
     return by_conditions(of)
 
 
-@claim(
-    *("rounding-predictor", "zellige.ai, a web page that was not reviewed (not quoted: paraphrase)", "rounding"),
-    there="layers of Qwen2.5 (0.5 and 1.5 billion parameters)",
-    here="21 weights of three layers, d_model 16, trained on addition for 600 steps, 5 seeds: 1234 to 1238",
-)
+@claim("rounding-predictor")
 def rounding(evidence: Evidence) -> Finding:
     """Claim: the Fisher trace does not rank the damage of rounding a weight, a second-order prediction does.
 
@@ -192,9 +169,7 @@ def _curve(evidence: Evidence, losses: pd.Series, rule: str, number: str, seed: 
     return pd.Series(logs.to_numpy(), index=at.to_numpy())[at.notna().to_numpy()].sort_index()
 
 
-@claim(
-    *("influence-error", "hessfig", "influence"), here="addition, d_model 8, 64 sums, 200 steps, 5 seeds: 1234 to 1238"
-)
+@claim("influence-error")
 def influence(evidence: Evidence) -> Finding:
     """Claim: matrices that are nearer to the Hessian predict better what leaving samples out of a training does.
 

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.claims import judges
-from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, SMALL, exponents, gaps
+from hessfig.analysis.claims.growth_rules import SMALL, exponents, gaps
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms, wide
-from hessfig.analysis.claims.training_rules import BLOG
 from hessfig.analysis.slopes.printed import WHOLE
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import growth_rate
@@ -23,11 +22,10 @@ _ENDS = ("largest_eigenvalue", "smallest_eigenvalue")
 NORM = "model.norm"
 LEAST_DECADES, LEAST_EXPONENT, LEAST_VANISHING = 0.1, 0.1, 1.0
 LEAST_GAP = 0.25
-_LAYER = "one self-attention layer at initialisation"
 _PAIRS = (("W_V", "W_V"), ("W_Q", "W_Q"), ("W_K", "W_K"), ("W_V", "W_Q"), ("W_Q", "W_K"))
 
 
-@claim(*("dispersed", f"{ORMANIEC}, section 3.2", "dispersion"), there=_LAYER, here=f"{BARE}, 20 seeds")
+@claim("dispersed")
 def dispersed(evidence: Evidence) -> judges.Finding:
     """Claim: dispersed attention lets the query-key blocks of H_o dominate, one-hot attention makes them diminish.
 
@@ -51,7 +49,7 @@ def dispersed(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(*("similar-tokens", f"{ORMANIEC}, section 3.2", "similar_tokens"), there=_LAYER, here=f"{BARE}, 20 seeds")
+@claim("similar-tokens")
 def similar(evidence: Evidence) -> judges.Finding:
     """Claim: the more similar the tokens, the smaller the contribution of the query-key blocks.
 
@@ -72,7 +70,7 @@ def similar(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(*("wide-key", f"{ORMANIEC}, section 3.2", "wide_keys"), there=_LAYER, here=f"{BARE}, weights N(0, 0.64 / d_V)")
+@claim("wide-key")
 def wide_key(evidence: Evidence) -> judges.Finding:
     """Claim: with wide keys attention does not depend on the data at initialisation.
 
@@ -88,7 +86,7 @@ def wide_key(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
 
 
-@claim(*("weight-powers", f"{ORMANIEC}, section 3.3, and slides", "weight_powers"), there=_LAYER, here=BARE)
+@claim("weight-powers")
 def weight_powers(evidence: Evidence) -> judges.Finding:
     """Claim: the blocks of H_o and H_f depend on the norms of W_Q, W_K and W_V with the counted powers.
 
@@ -126,12 +124,7 @@ def _powers(rows: pd.DataFrame, part: Part, evidence: Evidence) -> judges.Effect
     return effects
 
 
-@claim(
-    *("size-spectrum", f"{BLOG}, section 7", "model_size_width", "model_size_depth"),
-    figure="model_size_width",
-    there="transformers in general",
-    here="one layer of width 16 to 256, and 1 to 6 layers of width 64, untrained, 5 seeds",
-)
+@claim("size-spectrum")
 def size_spectrum(evidence: Evidence) -> judges.Finding:
     """Claim: the spectrum of the Hessian widens with the size of the network: larger and smaller eigenvalues.
 
@@ -183,11 +176,7 @@ def _of_sizes(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return {words: exponents(rows, "size", window=window) for words, window in windows.items()}
 
 
-@claim(
-    *("norm-depth", f"{BLOG}, section 7", "depth_norm"),
-    there="transformers in general",
-    here="1 to 5 layers, d_model 64, untrained; sigma 0.3, 1 and 3; 10 seeds",
-)
+@claim("norm-depth")
 def norm_depth(evidence: Evidence) -> judges.Finding:
     """Claim: block norms grow with depth, and pre-norm prevents it.
 
@@ -231,15 +220,13 @@ def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
     return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
 
 
-OURS = "hessfig (this package)"
 REMOVED = ("model.attention=linear", "model.norm=pre", "model.norm=sandwich")
 TURNED = ("model.scores=qk_norm", "model.scores=cosine")
 RAISED = ("model.attention=sigmoid", "model.attention=sparsemax", "model.norm=post")
 _RAISED_BY = 0.5
-_COMPONENTS = {"there": "predicted by counting powers", "here": "one layer, d_model 64, untrained, 10 seeds"}
 
 
-@claim("heterogeneity-removed", OURS, "components", **_COMPONENTS)
+@claim("heterogeneity-removed")
 def removed(evidence: Evidence) -> judges.Finding:
     """Claim: linear attention, and norms before or around sublayers, let value and query blocks grow alike with sigma
     (within 0.25).
@@ -251,7 +238,7 @@ def removed(evidence: Evidence) -> judges.Finding:
     return _of_variants(evidence, REMOVED, judges.near(0, LEAST_GAP))
 
 
-@claim("heterogeneity-turned", OURS, "components", **_COMPONENTS)
+@claim("heterogeneity-turned")
 def turned(evidence: Evidence) -> judges.Finding:
     """Claim: normalised queries and keys reverse the heterogeneity: query blocks grow by one power of sigma slower than
     value blocks (within 0.25).
@@ -263,7 +250,7 @@ def turned(evidence: Evidence) -> judges.Finding:
     return _of_variants(evidence, TURNED, judges.near(-1, LEAST_GAP))
 
 
-@claim("heterogeneity-raised", OURS, "components", **_COMPONENTS)
+@claim("heterogeneity-raised")
 def raised(evidence: Evidence) -> judges.Finding:
     """Claim: sigmoid and sparsemax attention, and norms after sublayers, raise the heterogeneity of softmax attention.
 

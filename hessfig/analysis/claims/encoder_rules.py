@@ -1,6 +1,5 @@
 """Rules of claims about trained encoders: an ALBERT and a BERT of masked tokens, next to random weights."""
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,15 +21,10 @@ _GROUPS = {
     "norms": ("norms",),
 }
 _FAR = ("query and key", "norms")  # the steps that the source calls "much less" end there
-_HERE = "an ALBERT of chemical reactions, 3 MB, and a BERT of antibodies, 26 million parameters; one network each"
 _SCOPE = "in these two networks: the intervals are over draws of test vectors, not over a population of networks"
-_about_encoders = partial(claim, here=_HERE)
 
 
-@_about_encoders(
-    *("values-largest-encoders", "hessfig, after arXiv 2510.16927", "trained_transformers"),
-    there="vision transformers; of encoders the question is ours",
-)
+@claim("values-largest-encoders")
 def values_largest(evidence: Evidence) -> judges.Finding:
     """Claim: in trained encoders too the value block is the largest of the attention's blocks.
 
@@ -43,10 +37,7 @@ def values_largest(evidence: Evidence) -> judges.Finding:
     return _judged(evidence, ("W_V",), _ATTENTION)
 
 
-@_about_encoders(
-    *("keys-values-encoders", "hessfig, after arXiv 2510.16927", "trained_transformers"),
-    there="vision transformers; of encoders the question is ours",
-)
+@claim("keys-values-encoders")
 def keys_values(evidence: Evidence) -> judges.Finding:
     """Claim: in trained encoders too keys and values have the highest Hessian norms among the weights of a layer.
 
@@ -59,11 +50,7 @@ def keys_values(evidence: Evidence) -> judges.Finding:
     return _judged(evidence, ("W_K", "W_V"), (*_ATTENTION, *_FFN))
 
 
-@_about_encoders(
-    *("block-order-encoders", "arXiv 2502.19002", "trained_transformers"),
-    there="causal language models of 0.1 to 2 B parameters, mid-training",
-    others="the source speaks of causal language models, the sweep is of encoders of reactions and antibodies",
-)
+@claim("block-order-encoders")
 def order(evidence: Evidence) -> judges.Finding:
     """Claim: trained encoders have the order embeddings << query and key < feed-forward < value and output << norms.
 

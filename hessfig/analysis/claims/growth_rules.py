@@ -17,10 +17,6 @@ from hessfig.predictions.growth_rates import growth_rate
 from hessfig.terms import Block, Part
 
 Numbers = NDArray[np.float64]
-ORMANIEC = "Ormaniec et al. (ICLR 2025)"
-PAPER = "the paper's: one GPT-2-like layer, d_model 128, addition, as printed"
-DEEP = "the paper's: 1 to 5 GPT-2-like layers, d_model 128, addition, as printed"
-BARE = "the theorem's bare layer"
 SMALL: Window = (None, 0.1)
 LARGE: Window = (1.0, None)
 PRACTICAL: Window = (None, 1.0)  # what the source calls the practical range
@@ -63,12 +59,7 @@ BY_ATTENTION, LAYERS = "model.attention", "model.n_layers"
 _PAIR = ("W_Q", "W_V")
 
 
-@claim(
-    *("softmax-heterogeneity", f"{ORMANIEC}, section 4.1", "eq5"),
-    there="any self-attention layer; drawn for d_model 128",
-    here=f"{BARE}, 20 seeds",
-    theorems=("eq5", "tab1"),
-)
+@claim("softmax-heterogeneity")
 def softmax(evidence: Evidence) -> judges.Finding:
     """Claim: without softmax the query and value blocks depend alike on the data; with softmax they differ.
 
@@ -91,12 +82,7 @@ def softmax(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("softmax-entries", f"{ORMANIEC}, section 4.1, Figure 4", "entries_seeds"),
-    figure="4",
-    there="one network, d_model 16",
-    here="the same, 20 seeds",
-)
+@claim("softmax-entries")
 def entries(evidence: Evidence) -> judges.Finding:
     """Claim: entries of the value and query blocks are of different size with softmax and of like size without.
 
@@ -123,13 +109,7 @@ def entries(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("depth-data", f"{ORMANIEC}, section 4.1", "softmax", "mlp"),
-    figure="7",
-    there="linear attention and linear MLPs, 1 to 3 and 1 to 5 layers",
-    here="the same, d_model 128, addition, 20 seeds",
-    theorems=("depth", "mlp"),
-)
+@claim("depth-data")
 def depth(evidence: Evidence) -> judges.Finding:
     """Claim: the data dependence of linear attention grows with depth, that of linear MLPs does not.
 
@@ -159,12 +139,7 @@ def depth(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("prenorm-blocks", f"{ORMANIEC}, section 4.3", "layernorm", "sigma"),
-    figure="3b",
-    there=PAPER,
-    here=f"{PAPER}, 20 seeds",
-)
+@claim("prenorm-blocks")
 def prenorm(evidence: Evidence) -> judges.Finding:
     """Claim: with pre-LN the trend exponents of the query and value blocks differ much less than without a norm.
 
@@ -190,7 +165,7 @@ def prenorm(evidence: Evidence) -> judges.Finding:
     return replace(finding, words=f"{finding.words}; below 1/4: {', '.join(quarter) or 'nowhere'}")
 
 
-@claim("layers-lower", f"{ORMANIEC}, appendix G", "depth", figure="6", there=DEEP, here=f"{DEEP}, 20 seeds")
+@claim("layers-lower")
 def lower(evidence: Evidence) -> judges.Finding:
     """Claim: blocks of earlier layers are smaller where sigma is below 1.
 
@@ -205,7 +180,7 @@ def lower(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect(_ends(logs, top), judges.at_least(LEAST_GAP)))
 
 
-@claim("layers-steeper", f"{ORMANIEC}, appendix G", "depth", figure="6", there=DEEP, here=f"{DEEP}, 20 seeds")
+@claim("layers-steeper")
 def steeper(evidence: Evidence) -> judges.Finding:
     """Claim: beyond sigma = 1 blocks of deeper networks show higher powers of sigma in their earlier layers.
 
@@ -220,12 +195,7 @@ def steeper(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect(-_ends(far, top), judges.at_least(LEAST_GAP)))
 
 
-@claim(
-    *("layers-law", f"{ORMANIEC}, appendix G", "depth", "softmax"),
-    figure="6",
-    there=DEEP,
-    here=f"{DEEP}, and 1 to 3 of linear attention; 20 seeds",
-)
+@claim("layers-law")
 def law(evidence: Evidence) -> judges.Finding:
     """Claim: the top layer of deep networks keeps its law: that of one layer beyond sigma = 1, and 2 * 3^D in Figure 7.
 
@@ -247,7 +217,7 @@ def law(evidence: Evidence) -> judges.Finding:
     return judges.by_conditions(effects)
 
 
-@claim("layers-exact", f"{ORMANIEC}, appendix G", "depth", figure="6", there=DEEP, here=f"{DEEP}, 20 seeds")
+@claim("layers-exact")
 def exact(evidence: Evidence) -> judges.Finding:
     """Claim: for sigma below 1 the query blocks of H_o and H_f and the value block of H_o scale exactly as those of one
     layer, in every layer of a deep network.
@@ -271,11 +241,7 @@ def exact(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("jacobian", f"{ORMANIEC}, section 3.1, and Noci et al. (2022)", "jacobian"),
-    there="one self-attention layer at initialisation",
-    here=BARE,
-)
+@claim("jacobian")
 def jacobian(evidence: Evidence) -> judges.Finding:
     """Claim: the Jacobian grows as sigma in the value weight and as sigma^3 in the query weight.
 

@@ -9,7 +9,6 @@ import pandas as pd
 from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.rule import Evidence, claim
-from hessfig.analysis.claims.training_rules import ADDITION, BLOG
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.slopes.printed import Window
 from hessfig.terms import Part
@@ -27,16 +26,9 @@ LEAST_RATIO = 0.02  # decades: 5 %
 LEAST_SHARE = 0.5
 _WHOLE, _WITHIN = ("start", "full", "full quadratic"), ("top", "top quadratic", "random quadratic")
 _PLACES = [(spread, f"top, D = {count}") for spread in LOCAL for count in TOP]
-_THERE = "vision transformers on MNIST and CIFAR"
-_HERE = f"{ADDITION}; 5 seeds, 10 000 sums"
 
 
-@claim(
-    *("landscape-rate", "arXiv 2510.16927, theorem 7", "landscape"),
-    there=_THERE,
-    here=_HERE,
-    identity="L_{k+1} - L_k = (l_{k+1} - L_k) / (k + 1) for any losses in random order",
-)
+@claim("landscape-rate")
 def rate(evidence: Evidence) -> judges.Finding:
     """Claim: |L_{k+1} - L_k| falls as 1/k.
 
@@ -59,7 +51,7 @@ def rate(evidence: Evidence) -> judges.Finding:
     return judges.together(effects, shown, f"the effect is that of {shown}")
 
 
-@claim(*("landscape-bound", "arXiv 2510.16927, theorem 7", "landscape"), there=_THERE, here=_HERE)
+@claim("landscape-bound")
 def bound(evidence: Evidence) -> judges.Finding:
     """Claim: |L_{k+1} - L_k| lies below the theorem's bound.
 
@@ -82,7 +74,7 @@ def bound(evidence: Evidence) -> judges.Finding:
     return judges.together(effects, shown, f"{vacuous}{factors}; the effect is that of {shown}")
 
 
-@claim(*("landscape-chance", "hessfig", "landscape"), here=_HERE)
+@claim("landscape-chance")
 def chance(evidence: Evidence) -> judges.Finding:
     """Claim: the differences |L_{k+1} - L_k| are not those of independent losses.
 
@@ -104,7 +96,7 @@ def chance(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(*("stationarity-data", "arXiv 2510.16927, assumption 1", "stationarity"), there=_THERE, here=_HERE)
+@claim("stationarity-data")
 def stationarity(evidence: Evidence) -> judges.Finding:
     """Claim: gradients at w* vanish better with more samples than chance alone would make them.
 
@@ -124,12 +116,7 @@ def stationarity(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect((null - measured).dropna(), judges.at_least(LEAST_BEYOND)), contrasts=contrasts)
 
 
-@claim(
-    *("hessian-data", BLOG, "data_size_batches"),
-    figure="data_size",
-    there=_THERE,
-    here="one layer, d_model 16, untrained; 8 batches",
-)
+@claim("hessian-data")
 def hessian(evidence: Evidence) -> judges.Finding:
     """Claim: the norm and the condition number of the Hessian go as 1/sqrt(number of samples).
 
@@ -154,14 +141,7 @@ def hessian(evidence: Evidence) -> judges.Finding:
     return judges.together(effects, worst, f"intervals over {count} batches or seeds; the effect is that of {worst}")
 
 
-_SUBSPACE_HERE = "a character GPT-2 of 2 layers, d_model 32, 400 steps, 128 sequences, 5 seeds: 1234 to 1238"
-
-
-@claim(
-    *("top-subspace", "arXiv 2604.14870", "landscape_subspace"),
-    there="a decoder-only transformer of 107 M parameters, 8 sequences",
-    here=_SUBSPACE_HERE,
-)
+@claim("top-subspace")
 def subspace(evidence: Evidence) -> judges.Finding:
     """Claim: Delta_2 in the space of the top eigenvectors of the Hessian is that in all weights, at small spreads.
 
@@ -183,7 +163,7 @@ def subspace(evidence: Evidence) -> judges.Finding:
     return _with_beside(effects, _farthest({name: one.interval() for name, one in effects.items()}, 0.0), start)
 
 
-@claim(*("top-subspace-share", "hessfig, on arXiv 2604.14870", "landscape_subspace"), here=_SUBSPACE_HERE)
+@claim("top-subspace-share")
 def subspace_share(evidence: Evidence) -> judges.Finding:
     """Claim: sixteen top eigenvectors carry half of what probing all weights adds to Delta_2 at w* itself.
 

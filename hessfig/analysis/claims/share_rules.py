@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import X, settings_of, short_variant, with_settings
-from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, PAPER
 from hessfig.analysis.claims.judges import Effect, Effects, Finding, at_least, by_conditions, each, missing
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, wide
 from hessfig.analysis.curves import seed_shares
@@ -21,12 +20,7 @@ _SPLIT, _AT_SCORES = ([part.value for part in split] for split in (AT_OUTPUTS, A
 _QUERY_KEY = ("W_Q", "W_K")
 
 
-@claim(
-    *("temperature", f"{ORMANIEC}, section 4.3 and Remark D.1", "temperature"),
-    there="one self-attention layer (the theorem's), d_model 128",
-    here=f"{BARE}, d_model 16; t from 1/16384 to 64; 20 seeds",
-    theorems=("remD1", "temp"),
-)
+@claim("temperature")
 def temperature(evidence: Evidence) -> Finding:
     """Claim: in the query-key part of the Hessian H_f^T dominates as t grows, and H_o^T as t goes to 0.
 
@@ -76,12 +70,7 @@ def _crossing(share: pd.Series) -> str:
     return f"1/2 at t = {np.exp(log):.2g}"
 
 
-@claim(
-    *("single-matrix", f"{ORMANIEC}, section 4.2, Lemma 4.1", "temperature"),
-    there="one self-attention layer (the theorem's)",
-    here=f"{BARE}, d_model 16; t = 1",
-    theorems=("lem41",),
-)
+@claim("single-matrix")
 def single(evidence: Evidence) -> Finding:
     """Claim: the Hessian of one weight W_QK has no counterpart of H_f^T, which double parametrisation adds.
 
@@ -97,7 +86,7 @@ def single(evidence: Evidence) -> Finding:
     return by_conditions(each(dict(list(plain.groupby(level="place", sort=False))), at_least(LEAST_SHARE)))
 
 
-@claim(*("single-matrix-share", "hessfig", "single_matrix", "blocks"), here=f"{PAPER}, 12 seeds")
+@claim("single-matrix-share")
 def single_share(evidence: Evidence) -> Finding:
     """Claim: one weight W_QK in place of W_Q W_K^T makes the functional share of the query-key blocks smaller.
 
@@ -117,13 +106,7 @@ def single_share(evidence: Evidence) -> Finding:
     return by_conditions(each(samples, at_least(LEAST_SHARE)))
 
 
-@claim(
-    *("heads-entries", f"{ORMANIEC}, appendix E", "heads_zeros"),
-    figure="heads",
-    there="any number of heads",
-    here="one layer, d_model 16, 1 to 16 heads, 10 seeds",
-    theorems=("remE1",),
-)
+@claim("heads-entries")
 def heads_entries(evidence: Evidence) -> Finding:
     """Claim: with more heads most entries of the attention Hessian have H_f = 0: the outer product determines them.
 
@@ -144,11 +127,7 @@ def heads_entries(evidence: Evidence) -> Finding:
     return by_conditions(of)
 
 
-@claim(
-    *("heads-norm", f"{ORMANIEC}, appendix E", "heads"),
-    there="any number of heads",
-    here="one GPT-2-like layer, d_model 128, 1 to 16 heads, 20 seeds",
-)
+@claim("heads-norm")
 def heads_norm(evidence: Evidence) -> Finding:
     """Claim: with an increasing number of heads the outer product Hessian dominates the Hessian, in norm.
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import settings_of, with_settings
-from hessfig.analysis.claims.growth_rules import ORMANIEC, SMALL, least_squares
+from hessfig.analysis.claims.growth_rules import SMALL, least_squares
 from hessfig.analysis.claims.judges import (
     ClaimVerdict,
     Effect,
@@ -41,22 +41,11 @@ LEAST_DECADES = 0.1  # a quarter more or less
 LEAST_EXPONENT = 0.1
 MIDDLE: Window = (0.1, 1.0)
 UNSATURATED: Window = (1.0, 5.0)
-_AFTER_SLIDES = "hessfig, after the slides"
 _QUERY_KEY = ("W_Q", "W_K")
-_ZHANG = "BERT, GPT-2 and ViT-base against ResNet18 and VGG11, at initialisation and trained"
-_SIZES_ALONE = "equal spectra of the sizes of these blocks pass the rule, for the distance grows with unlike sizes"
-_VISION_AND_TEXT = (
-    "a CNN of six convolutions and a vision transformer of one layer on 8 x 8 digits (3 000 weights each, 5 seeds), a "
-    "character GPT-2 of 4 layers (3 seeds)"
-)
 _FIRST = "vision transformer, fixed kernel"
 
 
-@claim(
-    *("softmax-indefinite", f"{ORMANIEC}, section 4.1", "spectra"),
-    there="one GPT-2-like layer",
-    here="one layer, d_model 16, 5 seeds",
-)
+@claim("softmax-indefinite")
 def indefinite(evidence: Evidence) -> Finding:
     """Claim: softmax makes the diagonal blocks of the attention weights more indefinite.
 
@@ -74,12 +63,7 @@ def indefinite(evidence: Evidence) -> Finding:
     return by_conditions(each(kinds, at_least(LEAST_SHARE)))
 
 
-@claim(
-    *("zhang-heterogeneity", "arXiv 2402.16788", "heterogeneity_vision", "language_spectra"),
-    there=_ZHANG,
-    here=f"{_VISION_AND_TEXT}; at initialisation",
-    others=_SIZES_ALONE,
-)
+@claim("zhang-heterogeneity")
 def heterogeneity(evidence: Evidence) -> Finding:
     """Claim: untrained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
 
@@ -95,12 +79,7 @@ def heterogeneity(evidence: Evidence) -> Finding:
     return _more_than_cnn(evidence.at_step(0), evidence.other("language_spectra").at_step(0))
 
 
-@claim(
-    *("zhang-heterogeneity-trained", "arXiv 2402.16788", "heterogeneity_vision", "language_spectra"),
-    there=_ZHANG,
-    here=f"{_VISION_AND_TEXT}; trained",
-    others=_SIZES_ALONE,
-)
+@claim("zhang-heterogeneity-trained")
 def heterogeneity_at_end(evidence: Evidence) -> Finding:
     """Claim: trained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
 
@@ -110,11 +89,7 @@ def heterogeneity_at_end(evidence: Evidence) -> Finding:
     return _more_than_cnn(evidence.at_step(-1), evidence.other("language_spectra").at_step(-1))
 
 
-@claim(
-    *("gauss-newton-worse", _AFTER_SLIDES, "gauss_newton"),
-    there="the scalar-token model (theorem scalar-ggn corrects it); of whole networks the question is ours",
-    here="one layer, d_model 16, untrained, 10 seeds, sigma up to 5",
-)
+@claim("gauss-newton-worse")
 def proxy(evidence: Evidence) -> Finding:
     """Claim: the Gauss-Newton part is a worse proxy of the largest eigenvalue for transformers than for MLPs.
 
@@ -136,11 +111,7 @@ def proxy(evidence: Evidence) -> Finding:
     return by_conditions(of)
 
 
-@claim(
-    *("gauss-newton-worse-trained", _AFTER_SLIDES, "gauss_newton_after"),
-    there="the scalar-token model; of trained networks the question is ours",
-    here="one layer, d_model 16, 2 000 steps of addition, 5 seeds",
-)
+@claim("gauss-newton-worse-trained")
 def proxy_along(evidence: Evidence) -> Finding:
     """Claim: at equal loss along a training the Gauss-Newton part is the worse proxy for transformers than for MLPs.
 
@@ -160,11 +131,7 @@ def proxy_along(evidence: Evidence) -> Finding:
     return single(_worse(*kinds))
 
 
-@claim(
-    *("sinks-stretch", "slides", "sinks_trained"),
-    there="the self-attention Hessian of the scalar model; shown in GPT-2",
-    here="a character GPT-2 of 4 layers, d_model 16, trained with the sink for 1 500 steps; 5 seeds",
-)
+@claim("sinks-stretch")
 def stretch(evidence: Evidence) -> Finding:
     """Claim: in the attention's Hessian larger sinks shrink the bulk of the spectrum and grow its outliers.
 
@@ -189,13 +156,7 @@ def stretch(evidence: Evidence) -> Finding:
     return by_conditions(of, sums)
 
 
-@claim(
-    *("condition-norms", _AFTER_SLIDES, "condition_norms"),
-    figure="weight_norms",
-    there="the scalar model (theorem scalar-cond)",
-    here="one layer, d_model 16, the whole network, 5 seeds",
-    others="the slides speak of the scalar model; of whole networks the question is ours",
-)
+@claim("condition-norms")
 def sensitivity(evidence: Evidence) -> Finding:
     """Claim: beyond the scalar model too the condition number depends on the norms of query and key weights.
 

@@ -13,8 +13,6 @@ from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.rule import Evidence, claim, norms, wide
 from hessfig.terms import Part
 
-VIT = "a vision transformer on 8 x 8 digits: one block, width 16, 98 % right"
-VIT_THERE = "a vision transformer on MNIST and CIFAR-10"
 AFTER, BEFORE, ADDITION = "vision transformer, trained", "vision transformer, untrained", "addition, trained"
 LEAST_DECADES = 0.1  # a quarter more
 EARLY = 0.1  # of the training
@@ -32,11 +30,7 @@ _GROUPS = {
 _FAR = ("query and key",)  # the steps that the source calls "much less" end there
 
 
-@claim(
-    *("values-trained", "arXiv 2510.16927", "sublayers_steps", "curvature_flow"),
-    there=VIT_THERE,
-    here=f"{VIT}; a transformer on addition",
-)
+@claim("values-trained")
 def values_trained(evidence: Evidence) -> judges.Finding:
     """Claim: after training the (V, V) block is the largest of the attention's query, key and value blocks.
 
@@ -53,7 +47,7 @@ def values_trained(evidence: Evidence) -> judges.Finding:
     return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
 
 
-@claim(*("values-largest", "arXiv 2510.16927", "sublayers"), there=VIT_THERE, here=f"{VIT}; 8 seeds")
+@claim("values-largest")
 def values_largest(evidence: Evidence) -> judges.Finding:
     """Claim: the value block has the largest entries among the attention's blocks.
 
@@ -70,7 +64,7 @@ def values_largest(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+@claim("keys-values-highest")
 def keys_values(evidence: Evidence) -> judges.Finding:
     """Claim: keys and values have the highest Hessian norms among the parameter groups of a vision transformer.
 
@@ -93,11 +87,7 @@ def keys_values(evidence: Evidence) -> judges.Finding:
     return replace(finding, words=f"{finding.words}; at this scale, width 16")
 
 
-@claim(
-    *("block-independence", "blog on arXiv 2510.16927", "blocks"),
-    there="transformers in general",
-    here="one layer, d_model 128, untrained, 12 seeds",
-)
+@claim("block-independence")
 def coupling(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent.
 
@@ -115,11 +105,7 @@ def coupling(evidence: Evidence) -> judges.Finding:
     return judges.by_conditions(judges.each(samples, partial(judges.stays_below, most=MOST_RATIO, nothing=1.0)))
 
 
-@claim(
-    *("block-independence-trained", "blog on arXiv 2510.16927", "blocks_after"),
-    there="transformers in general",
-    here="one layer, d_model 16, before and after 2 000 steps of addition, 8 seeds",
-)
+@claim("block-independence-trained")
 def coupling_trained(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent, after a training too.
 
@@ -130,12 +116,7 @@ def coupling_trained(evidence: Evidence) -> judges.Finding:
     return coupling.rule(evidence.at_step(-1))
 
 
-@claim(
-    *("block-order", "arXiv 2502.19002", "language", "sublayers"),
-    there="language models of 0.1 to 2 B parameters, early in training and later",
-    here="a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters, 97 characters); 3 seeds, 4 windows, 4 probes",
-    others="the source speaks of language models of 0.1 to 2 B parameters with large vocabularies",
-)
+@claim("block-order")
 def order(evidence: Evidence) -> judges.Finding:
     """Claim: sharpness by group, from early in training on: embeddings << query and key < feed-forward < value and
     output << norms.

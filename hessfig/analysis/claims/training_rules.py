@@ -9,7 +9,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims import judges, rule
-from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
+from hessfig.analysis.claims.growth_rules import LARGE, least_squares
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
 from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.slopes.printed import within
@@ -25,16 +25,10 @@ LEAST_ACCURACY = 0.005  # of 1, per decade of batch size
 STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_spread")
 SCHEDULE = "training.schedule"
 MOST_OFF = 0.5  # decades: a factor of three
-LANGUAGE = "a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters)"
-BLOG = "blog on arXiv 2510.16927"
 ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 
 
-@claim(
-    *("proxies", BLOG, "curvature_flow", "language_course"),
-    there="small transformers in training",
-    here=f"{ADDITION}; 10 seeds, 20 steps; {LANGUAGE}; 5 seeds, 13 steps",
-)
+@claim("proxies")
 def stand_ins(evidence: Evidence) -> judges.Finding:
     """Claim: gradient norm, gradient covariance and spread of attention scores track the curvature along training.
 
@@ -66,7 +60,7 @@ def stand_ins(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(*("layernorm-stabilises", BLOG, "layernorm", "sigma"), figure="3b", there="one attention block", here=PAPER)
+@claim("layernorm-stabilises")
 def bounded(evidence: Evidence) -> judges.Finding:
     """Claim: LayerNorm keeps the terms that depend on the input bounded.
 
@@ -92,13 +86,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
     return judges.by_conditions(of, note=" and ".join(of))
 
 
-@claim(
-    *("phases", f"{BLOG}, section 7", "phases", "training", "language_course"),
-    figure="training",
-    there="language and vision transformers",
-    here="a character GPT-2 of 2 layers, d_model 32, 1 000 steps of one size, 10 seeds;"
-    f" steps that go to zero: {ADDITION}; 10 seeds; {LANGUAGE}; 5 seeds",
-)
+@claim("phases")
 def phases(evidence: Evidence) -> judges.Finding:
     """Claim: the curvature changes fast early in training and settles later.
 
@@ -126,12 +114,7 @@ def phases(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("critical-batch", f"{BLOG}, section 7, after McCandlish et al. (2018)", "critical_batch", "language_noise"),
-    there="language models",
-    here="a character GPT-2 of 2 layers, d_model 32, batches of 4 to 256 windows, 3 seeds;"
-    f" growth: {LANGUAGE}; 3 seeds",
-)
+@claim("critical-batch")
 def critical_batch(evidence: Evidence) -> judges.Finding:
     """Claim: the noise scale tr(C) / |G|^2 gives the critical batch size, which grows along training.
 
@@ -157,12 +140,7 @@ def critical_batch(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("sharpness-batch", "slides, after Keskar et al. (2017)", "sharpness_batch"),
-    there="convolutional networks on CIFAR",
-    here="a vision transformer on 8 x 8 digits, 1 000 updates of AdamW with batches of 16 to all pictures (equal "
-    "updates, not equal epochs), 5 seeds",
-)
+@claim("sharpness-batch")
 def sharp_minima(evidence: Evidence) -> judges.Finding:
     """Claim: large batches end in sharper minima that generalise worse.
 
