@@ -18,7 +18,7 @@ from hessfig.analysis.claims.judges import (
     stays_below,
     together,
 )
-from hessfig.analysis.claims.rule import Evidence, by_seed, claim, in_logs, wide
+from hessfig.analysis.claims.rule import Evidence, at_equal_losses, by_seed, claim, in_logs, wide
 from hessfig.analysis.intervals import fisher_interval
 from hessfig.terms import INFLUENCES, Part
 
@@ -26,7 +26,6 @@ KIND, OPTIMISER, RATE = "model.kind", "training.optimiser", "training.learning_r
 LEAST_DECADES = 0.1  # a quarter more
 WITHIN = 0.5  # of an exponent
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
-LOSSES = 5
 LEAST_RANK = 0.5  # of a rank correlation
 NORM_OF = {"gd": "euclidean", "spectral_gd": "spectral", "sign": "largest_entry"}
 
@@ -152,12 +151,8 @@ def _at_equal_losses(evidence: Evidence, number: str) -> pd.Series:
     losses = by_seed(in_logs(evidence.numbers("loss", OPTIMISER, row="")), OPTIMISER, "step")
     found = {}
     for seed in sorted(set(losses.index.get_level_values("seed"))):
-        curves = {rule: _curve(evidence, losses, rule, number, seed) for rule in ("adamw", "muon")}
-        low, high = (f(g(one.index) for one in curves.values() if len(one)) for f, g in ((max, min), (min, max)))
-        if all(len(one) > 1 for one in curves.values()) and low < high:
-            at = np.linspace(low, high, LOSSES)
-            logs = {rule: np.interp(at, one.index.to_numpy(float), one.to_numpy()) for rule, one in curves.items()}
-            found[seed] = float(np.mean(logs["adamw"] - logs["muon"]))
+        if logs := at_equal_losses([_curve(evidence, losses, rule, number, seed) for rule in ("adamw", "muon")]):
+            found[seed] = float(np.mean(logs[0] - logs[1]))
     return pd.Series(found, dtype=float)
 
 

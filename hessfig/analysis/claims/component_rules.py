@@ -40,13 +40,10 @@ def dispersed(evidence: Evidence) -> judges.Finding:
     if share.shape[1] < 2:
         return judges.missing(f"norms of H_o of W_Q and W_V for several values of {SCALE}")
     dispersed, concentrated = share.iloc[:, -1], share.iloc[:, 0]
-    halves = {
-        "dispersed: dominates": judges.Effect(dispersed.dropna(), judges.at_least(LEAST_DECADES)),
-        "one-hot: diminishes": judges.Effect((dispersed - concentrated).dropna(), judges.at_least(LEAST_VANISHING)),
-    }
-    return judges.by_conditions(
-        {name: {"": one} for name, one in halves.items()}, shown=lambda conditions: next(iter(conditions))
-    )
+    dominates = judges.Effect(dispersed.dropna(), judges.at_least(LEAST_DECADES))
+    diminishes = judges.Effect((dispersed - concentrated).dropna(), judges.at_least(LEAST_VANISHING))
+    halves = {"dispersed: dominates": {"": dominates}, "one-hot: diminishes": {"": diminishes}}
+    return judges.by_conditions(halves, shown="dispersed: dominates")
 
 
 @claim("similar-tokens")
@@ -65,9 +62,7 @@ def similar(evidence: Evidence) -> judges.Finding:
         return judges.missing(f"norms of H_o of W_Q and W_V for several values of {CORRELATION}")
     falls = {"as it is": plain, "beyond the counted (1 - rho)^2": beyond}
     samples = {name: (one.iloc[:, 0] - one.iloc[:, -1]).dropna() for name, one in falls.items()}
-    return judges.by_conditions(
-        judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
-    )
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown="as it is")
 
 
 @claim("wide-key")
@@ -103,7 +98,7 @@ def weight_powers(evidence: Evidence) -> judges.Finding:
     if shown not in of.get(Part.H_o.value, {}):
         return judges.missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
     effects = {name: parts.get(shown, next(iter(parts.values()))) for name, parts in of.items()}
-    return judges.by_conditions(of, effects, shown=lambda conditions: Part.H_o.value, note=" and ".join(of))
+    return judges.by_conditions(of, effects, shown=Part.H_o.value).saying(" and ".join(of))
 
 
 def _powers(rows: pd.DataFrame, part: Part, evidence: Evidence) -> judges.Effects:
@@ -144,10 +139,8 @@ def size_spectrum(evidence: Evidence) -> judges.Finding:
     if not known:
         return judges.missing("largest eigenvalues of the whole network against width or depth")
     lacking = [f"{end.replace('_', ' ')} {name}" for name in of for end in _ENDS if f"{end}, all sizes" not in of[name]]
-    finding = judges.by_conditions(known)
-    said = f"missing: {', '.join(lacking)}" if lacking else ""
-    words = "; ".join(filter(None, [finding.words, said]))
-    return replace(finding, words=words, is_lacking=finding.is_lacking or bool(lacking))
+    finding = judges.by_conditions(known).saying(f"missing: {', '.join(lacking)}" if lacking else "")
+    return replace(finding, is_lacking=finding.is_lacking or bool(lacking))
 
 
 def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
@@ -159,7 +152,7 @@ def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
         for words, sample in (_of_sizes(rows) if len(rows) else {"": pd.Series(dtype=float)}).items()
     }
     some = any(len(one) for one in samples.values())
-    return {name: judges.Effect(one, judges.at_least(LEAST_EXPONENT)) for name, one in samples.items()} if some else {}
+    return judges.alike(samples, judges.at_least(LEAST_EXPONENT)) if some else {}
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
@@ -269,9 +262,8 @@ def _of_variants(
     known = dict(list(found.groupby(level="variant"))) if len(found) else {}
     if not {*variants, *([] if less is None else [less])} <= set(known):
         return judges.missing(f"norms of the blocks of W_Q and W_V for {', '.join(variants)} and the base")
-    by_seed_alone = {name: one.droplevel("variant") for name, one in known.items()}
+    of = {name: one.droplevel("variant") for name, one in known.items()}
     samples = {
-        name: by_seed_alone[name] if less is None else (by_seed_alone[name] - by_seed_alone[less]).dropna()
-        for name in variants
+        f"gap of exponents, {name}": of[name] if less is None else (of[name] - of[less]).dropna() for name in variants
     }
-    return judges.together({f"gap of exponents, {name}": judges.Effect(one, judge) for name, one in samples.items()})
+    return judges.together(judges.alike(samples, judge))

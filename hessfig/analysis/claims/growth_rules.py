@@ -55,7 +55,7 @@ LEAST_GAP = 0.25  # of exponents that are whole numbers in theory
 LEAST_GROWTH = 1.0  # a power of the data
 RELATIVE = 0.05  # of an exponent of any size
 MUCH_SMALLER, MUCH_SMALLER_STILL = 0.5, 0.25
-BY_ATTENTION, LAYERS = "model.attention", "model.n_layers"
+BY_ATTENTION = "model.attention"
 _PAIR = ("W_Q", "W_V")
 
 
@@ -76,10 +76,8 @@ def softmax(evidence: Evidence) -> judges.Finding:
         "softmax": partial(judges.departs, least=LEAST_GAP),
         "linear": judges.near(0, LEAST_GAP),
     }
-    return judges.together(
-        {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by},
-        words="a gap of exponents",
-    )
+    effects = {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by}
+    return judges.together(effects, words="a gap of exponents")
 
 
 @claim("softmax-entries")
@@ -161,8 +159,8 @@ def prenorm(evidence: Evidence) -> judges.Finding:
         gap = judges.Effect(without, partial(judges.departs, least=LEAST_GAP))
         of[label(window)] = {"pre-LN / no norm": shown[label(window)], "gap, no norm": gap}
     quarter = [name for name, one in shown.items() if one.interval(len(of)).high < MUCH_SMALLER_STILL]
-    finding = judges.by_conditions(of, shown, shown=_smallest, note="in every window")
-    return replace(finding, words=f"{finding.words}; below 1/4: {', '.join(quarter) or 'nowhere'}")
+    told = "in every window", f"below 1/4: {', '.join(quarter) or 'nowhere'}"
+    return judges.by_conditions(of, shown, _smallest).saying(*told)
 
 
 @claim("layers-lower")
@@ -213,8 +211,7 @@ def law(evidence: Evidence) -> judges.Finding:
             "norms of blocks of the top layers of deep networks, with softmax and of linear attention"
         )
     judge = judges.near(1, RELATIVE)
-    effects = {name: {words: judges.Effect(one, judge) for words, one in parts.items()} for name, parts in of.items()}
-    return judges.by_conditions(effects)
+    return judges.by_conditions({name: judges.alike(parts, judge) for name, parts in of.items()})
 
 
 @claim("layers-exact")
@@ -231,14 +228,12 @@ def exact(evidence: Evidence) -> judges.Finding:
     for words, (row, part) in blocks.items():
         top = int(evidence.table["num_layers"].max()) if len(evidence.table) else 0
         found = {f"layer {k}": _over_law(evidence, row, part, window=PRACTICAL, layer=k) for k in range(1, top + 1)}
-        known = {name: judges.Effect(one, judges.near(1, RELATIVE)) for name, one in found.items() if len(one)}
+        known = judges.alike({name: one for name, one in found.items() if len(one)}, judges.near(1, RELATIVE))
         of |= {words: known} if known else {}
     if not of:
         return judges.missing("norms of the query and value blocks of every layer of deep networks")
     worst = {name: max(parts.values(), key=lambda one: abs(one.interval().mean - 1)) for name, parts in of.items()}
-    return judges.by_conditions(
-        of, worst, shown=lambda found: max(found, key=lambda name: abs(found[name].effect.mean - 1))
-    )
+    return judges.by_conditions(of, worst, lambda found: max(found, key=lambda name: abs(found[name].effect.mean - 1)))
 
 
 @claim("jacobian")

@@ -15,7 +15,6 @@ from hessfig.analysis import presented
 from hessfig.analysis.claims import (
     along_rules,
     component_rules,
-    encoder_rules,
     growth_rules,
     ratio_rules,
     sample_rules,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     *(growth_rules, share_rules, component_rules, ratio_rules, spectrum_rules, sublayer_rules),
-    *(encoder_rules, training_rules, sample_rules, along_rules),
+    *(training_rules, sample_rules, along_rules),
 )
 
 

@@ -199,7 +199,7 @@ def _explained(values: pd.Series, evidence: Evidence, least: float) -> judges.Fi
     if both.empty:
         return judges.missing("losses of SGD and Adam with optima inside the grid, next to untrained ratios")
     absent = [f"{network} at scale {scale:g}" for network, scale in left_out(both, evidence)]
-    effects = {name: judges.Effect(sample, judges.at_least(least)) for name, sample in slopes(both).items()}
+    effects = judges.alike(slopes(both), judges.at_least(least))
     return judges.together(effects, words=f"left out: {', '.join(absent)}" if absent else "")
 
 

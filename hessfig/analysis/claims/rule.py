@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, each_hessian
 from hessfig.analysis.axis import with_settings
@@ -20,6 +21,7 @@ from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, has_
 from hessfig.record import FROBENIUS, LEFT_OUT
 from hessfig.terms import Part
 
+LOSSES = 5  # at which trainings are compared
 OURS = "hessfig"  # how the source of a question of the package's own begins
 
 
@@ -150,6 +152,18 @@ def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
     """Return the rows whose value is positive, with its logarithm in its place."""
     positive = rows[rows["value"] > 0]
     return positive.assign(value=log(positive["value"]))
+
+
+def at_equal_losses(curves: Sequence[pd.Series]) -> list[NDArray[np.float64]]:
+    """Return the values of curves (index: log losses, rising) at five losses evenly spaced, which all pass through.
+
+    Nothing where they have no losses in common.
+    """
+    if not all(len(one) > 1 for one in curves):
+        return []
+    low, high = max(one.index[0] for one in curves), min(one.index[-1] for one in curves)
+    places = np.linspace(low, high, LOSSES)
+    return [np.interp(places, one.index.to_numpy(float), one.to_numpy(float)) for one in curves] if low < high else []
 
 
 @dataclass(frozen=True)

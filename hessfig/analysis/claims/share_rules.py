@@ -1,13 +1,12 @@
 """Rules of claims about shares of the two parts of the Hessian: temperature, heads, one weight for two."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import X, settings_of, short_variant, with_settings
-from hessfig.analysis.claims.judges import Effect, Effects, Finding, at_least, by_conditions, each, missing
+from hessfig.analysis.claims.judges import Effect, Effects, Finding, alike, at_least, by_conditions, each, missing
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, wide
 from hessfig.analysis.curves import seed_shares
 from hessfig.record import FROBENIUS
@@ -42,13 +41,12 @@ def temperature(evidence: Evidence) -> Finding:
             "share at the highest - 1/2": high - 0.5,
             "1/2 - share at the lowest": (0.5 - low)[: None if enough else 0],
         }
-        of[place] = {name: Effect(sample, at_least(LEAST_SHARE)) for name, sample in parts.items()}
+        of[place] = alike(parts, at_least(LEAST_SHARE))
         rises[place] = Effect((along.iloc[:, -1] - along.iloc[:, 0]).dropna(), at_least(LEAST_SHARE))
         said.append(f"{place}: {_crossing(along.mean())}" + ("" if enough else ", t does not reach sigma^2 / 100"))
     if not of:
         return missing(f"norms of H_oT and H_fT of {QUERY_KEY} for several values of {TEMPERATURE}")
-    finding = by_conditions(of, rises)
-    return replace(finding, words="; ".join(filter(None, [finding.words, *said])))
+    return by_conditions(of, rises).saying(*said)
 
 
 def _along_temperature(evidence: Evidence) -> Iterator[tuple[str, float, pd.DataFrame]]:
@@ -123,7 +121,7 @@ def heads_entries(evidence: Evidence) -> Finding:
     for sigma, one in rows.assign(heads=rows[HEADS].astype(float)).groupby("sigma"):
         along = wide(by_seed(one, "heads"), "heads")
         parts = {"rise": along.iloc[:, -1] - along.iloc[:, 0], "share with the most - 1/2": along.iloc[:, -1] - 0.5}
-        of[f"sigma = {sigma:g}"] = {name: Effect(sample, at_least(LEAST_SHARE)) for name, sample in parts.items()}
+        of[f"sigma = {sigma:g}"] = alike(parts, at_least(LEAST_SHARE))
     return by_conditions(of)
 
 
@@ -143,7 +141,7 @@ def heads_norm(evidence: Evidence) -> Finding:
     for sigma, one in along.groupby(level=X):
         fewest, most = one.iloc[:, 0], one.iloc[:, -1]
         parts = {"fall": (fewest - most).dropna(), "1/2 - share with the most": (0.5 - most).dropna()}
-        of[f"sigma = {sigma:g}"] = {name: Effect(sample, at_least(LEAST_SHARE)) for name, sample in parts.items()}
+        of[f"sigma = {sigma:g}"] = alike(parts, at_least(LEAST_SHARE))
     return by_conditions(of)
 
 

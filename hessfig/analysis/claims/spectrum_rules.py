@@ -9,10 +9,10 @@ import pandas as pd
 from hessfig.analysis.axis import settings_of, with_settings
 from hessfig.analysis.claims.growth_rules import SMALL, least_squares
 from hessfig.analysis.claims.judges import (
-    ClaimVerdict,
     Effect,
     Effects,
     Finding,
+    alike,
     any_of,
     at_least,
     by_conditions,
@@ -23,7 +23,7 @@ from hessfig.analysis.claims.judges import (
     missing,
     single,
 )
-from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal
+from hessfig.analysis.claims.rule import Evidence, at_equal_losses, by_seed, claim, diagonal
 from hessfig.analysis.intervals import Interval, welch_interval
 from hessfig.analysis.slopes.printed import Window, label, within
 from hessfig.analysis.spectral_distances import KERNELS, NOISE, Kernel, is_weight, pair_distances
@@ -151,7 +151,7 @@ def stretch(evidence: Evidence) -> Finding:
     for kind in kinds:
         change = _changes(both.xs(kind, level=SINK))
         parts = {"growth": change["outer"], "shrinkage": -change["width"]}
-        of[f"{SINK}={kind}"] = {name: Effect(sample, at_least(LEAST_DECADES)) for name, sample in parts.items()}
+        of[f"{SINK}={kind}"] = alike(parts, at_least(LEAST_DECADES))
         sums[f"{SINK}={kind}"] = Effect(change["outer"] - change["width"], at_least(LEAST_DECADES))
     return by_conditions(of, sums)
 
@@ -190,7 +190,7 @@ def _contrasts(logs: pd.DataFrame) -> Effects:
         exponent = least_squares(np.log10(curve.index.to_numpy()), curve.to_numpy())
         samples.setdefault(f"exponent of kappa({row}) in |{weight}|", []).append(exponent)
         samples.setdefault(f"bend of kappa({row}) in |{weight}|", []).append(_bend(curve))
-    return {name: Effect(values, _sensitive) for name, values in samples.items()}
+    return alike(samples, partial(departs, least=LEAST_EXPONENT))
 
 
 def _of_nonzero(evidence: Evidence) -> pd.DataFrame:
@@ -203,10 +203,6 @@ def _of_nonzero(evidence: Evidence) -> pd.DataFrame:
             place = {"variant": block.place.variant, "row": "all", "seed": block.place.seed}
             rows.append({**place, "value": kept.max() / np.quantile(kept, 0.05), "rank": len(kept) / len(sizes)})
     return with_settings(pd.DataFrame(rows), WEIGHT, SCALE) if rows else pd.DataFrame()
-
-
-def _sensitive(interval: Interval) -> ClaimVerdict:
-    return departs(interval, LEAST_EXPONENT)
 
 
 def _ratios(evidence: Evidence) -> pd.DataFrame:
@@ -246,7 +242,7 @@ def _more_than_cnn(vision: Evidence, language: Evidence) -> Finding:
         for words, one in transformers.items():
             effect = Effect(one, at_least(LEAST_DISTANCE), partial(welch_interval, other=cnn))
             of[f"{words}, {name} kernel"] = {"": effect}
-    return by_conditions(of, shown=lambda conditions: _FIRST)
+    return by_conditions(of, shown=_FIRST)
 
 
 def _distances(evidence: Evidence, kernel: Kernel) -> pd.DataFrame:
@@ -269,13 +265,9 @@ def _at_equal_loss(both: pd.DataFrame) -> list[pd.Series]:
     found: list[dict[int, float]] = [{}, {}]
     for seed, here in both[both["loss"] > 0].groupby("seed"):
         runs = [here[here[KIND] == kind].sort_values("loss") for kind in (TRANSFORMER, MLP)]
-        if all(len(run) > 1 for run in runs):
-            logs = [np.log(run["loss"].to_numpy()) for run in runs]
-            low, high = max(log[0] for log in logs), min(log[-1] for log in logs)
-            places = np.linspace(low, high, 5)
-            if low < high:
-                for values, log, run in zip(found, logs, runs, strict=True):
-                    values[int(seed)] = float(np.interp(places, log, run["value"]).mean())
+        curves = [pd.Series(run["value"].to_numpy(), index=np.log(run["loss"].to_numpy())) for run in runs]
+        for values, ratios in zip(found, at_equal_losses(curves), strict=False):
+            values[int(seed)] = float(ratios.mean())
     return [pd.Series(values, dtype=float) for values in found]
 
 

@@ -25,7 +25,6 @@ LEAST_ACCURACY = 0.005  # of 1, per decade of batch size
 STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_spread")
 SCHEDULE = "training.schedule"
 MOST_OFF = 0.5  # decades: a factor of three
-ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 
 
 @claim("proxies")
@@ -55,9 +54,7 @@ def stand_ins(evidence: Evidence) -> judges.Finding:
     )
     beside = {name: fisher_interval(one) for name, one in clock.items()}
     words = "; ".join(f"{name} for largest eigenvalue {one.mean:.2g}" for name, one in beside.items())
-    return replace(
-        finding, words="; ".join(filter(None, [finding.words, words])), contrasts=(*finding.contrasts, *beside.items())
-    )
+    return replace(finding.saying(words), contrasts=(*finding.contrasts, *beside.items()))
 
 
 @claim("layernorm-stabilises")
@@ -83,7 +80,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
         }
     if not of:
         return judges.missing("norms of blocks for sigma >= 1 with pre-LN and without a norm")
-    return judges.by_conditions(of, note=" and ".join(of))
+    return judges.by_conditions(of).saying(" and ".join(of))
 
 
 @claim("phases")

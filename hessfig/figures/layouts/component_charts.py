@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from hessfig.analysis.axis import last_word, settings_of
 from hessfig.analysis.claims import ratio_rules
 from hessfig.analysis.claims.rule import Evidence
-from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
@@ -271,7 +271,7 @@ def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
             {**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high}
         )
         style: dict[str, Any] = {"fmt": _MARKS.get(scale, "s"), "markersize": 4, "elinewidth": 0.6}
-        ax.errorbar(x.mean, y.mean, _ends(y), _ends(x), color=_tone(str(network)), **style)
+        ax.errorbar(x.mean, y.mean, y.reach, x.reach, color=_tone(str(network)), **style)
     points = pd.DataFrame(found, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
     for network, one in points.sort_values("scale").groupby("network"):
         ax.plot(one["x"], one["y"], color=_tone(str(network)), linewidth=0.8)
@@ -282,11 +282,6 @@ def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
 def _finite(both: pd.DataFrame) -> pd.DataFrame:
     """Return the points without those of a run that diverged at the rate which the other seeds chose."""
     return both[np.isfinite(both["y"])]
-
-
-def _ends(one: Interval) -> list[list[float]] | None:
-    ends = [[one.mean - one.low], [one.high - one.mean]]
-    return ends if np.isfinite(ends).all() else None
 
 
 def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:

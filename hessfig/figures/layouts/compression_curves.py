@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import SymmetricalLogLocator
@@ -110,12 +109,9 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
             if values.empty:
                 continue
             one = fisher_interval(values)
-            ends = np.array([[one.mean - one.low], [one.high - one.mean]])
-            bars = ends if np.isfinite(ends).all() else None
             style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
-            ax.errorbar([one.mean], [rank + shift], xerr=bars, **style)
-            ends_of = {"mean": one.mean, "low": one.low, "high": one.high, "count": one.count}
-            found.append({"saliency": name, "number": number, **ends_of})
+            ax.errorbar([one.mean], [rank + shift], xerr=one.reach, **style)
+            found.append({"saliency": name, "number": number, **one.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
     ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
     for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):

@@ -185,8 +185,7 @@ def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> p
         interval = geometric_interval([math.nan] if lost else one["loss"])
         words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique()))
         words += ("*" if one["at_edge"].any() else "") + (f"; {lost} of {len(one)} diverged" if lost else "")
-        ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
-        found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
+        found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **interval.found, "rates": words})
     return pd.DataFrame(found).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
 
 
