@@ -1,4 +1,4 @@
-"""Rules of claims about sublayers, of encoders too: which blocks are largest, how weights couple, the order of groups."""
+"""Rules of claims about sublayers, of encoders too: the largest blocks, how weights couple, the order of groups."""
 
 import operator
 from collections.abc import Iterable

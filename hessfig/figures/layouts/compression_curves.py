@@ -13,13 +13,13 @@ from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, tone
-from hessfig.figures.parts.encoding import set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
-from hessfig.figures.parts.panels import draw_interval, seed_means, set_decades
+from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.figures.parts.rows import as_written, at_one_place, by_network, counted, in_order, networks_of, where
 from hessfig.figures.parts.saving import panel_names
+from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
 
 _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}

@@ -23,9 +23,10 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
-from hessfig.figures.parts.panels import draw_means, set_decades
+from hessfig.figures.parts.panels import draw_means
 from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import file_words
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Optimiser
 
 RATE = "directions.rate"

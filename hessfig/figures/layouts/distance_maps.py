@@ -24,10 +24,10 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.lettering import points as points_of
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.measured import read_numbers
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, width_in
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_network, in_order, parts_of, where
 from hessfig.figures.parts.saving import file_words, panel_names
 from hessfig.record import NETWORK

@@ -20,8 +20,8 @@ from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import pair_words, plain, setting_words, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, width_in
+from hessfig.figures.parts.panels import colour_bar, draw_matrix
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix

@@ -14,7 +14,6 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
 from hessfig.figures.parts.colours import GUIDE, part_colour, shades
-from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import (
     block_name,
@@ -31,7 +30,7 @@ from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, hei
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
 from hessfig.figures.parts.rows import as_written, counted, numbers_behind, where
 from hessfig.figures.parts.saving import file_words
-from hessfig.figures.parts.ticks import between_decades, set_decades
+from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale
 from hessfig.record import CURVE, FROBENIUS, NUMBER
 from hessfig.terms import Group, name_order
 

@@ -12,12 +12,12 @@ from hessfig.analysis.curves import functional_shares, score_shares
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
-from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, reach, set_log_range, why_empty
 from hessfig.figures.parts.rows import as_written, where
+from hessfig.figures.parts.ticks import set_x_scale
 from hessfig.terms import AT_SCORES, Part
 
 _SHOWN = 3

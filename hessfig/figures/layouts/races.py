@@ -27,7 +27,6 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, TONES, part_colour, tone
-from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
@@ -35,6 +34,7 @@ from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, lab
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.figures.parts.rows import counted, parts_of, where
 from hessfig.figures.parts.saving import variant_names
+from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.terms import Optimiser
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}

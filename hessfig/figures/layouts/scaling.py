@@ -13,7 +13,6 @@ from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
-from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting
 from hessfig.figures.parts.measured import wanted_quantities
@@ -21,7 +20,7 @@ from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means
 from hessfig.figures.parts.rows import Network, as_written, by_part, counted, networks_of, where
 from hessfig.figures.parts.saving import panel_names
-from hessfig.figures.parts.ticks import set_decades
+from hessfig.figures.parts.ticks import set_decades, set_x_scale
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
 
