@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import X, settings_of, short_variant, with_settings
+from hessfig.analysis.axis import X, short_variant, with_settings, without
 from hessfig.analysis.claims.judges import Effect, Effects, Finding, alike, at_least, by_conditions, each, missing
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, wide
 from hessfig.analysis.curves import seed_shares
@@ -158,8 +158,7 @@ def _at_scores(evidence: Evidence) -> pd.Series:
 
 
 def _place(variant: str, sigma: float) -> str:
-    rest = ",".join(f"{key}={value}" for key, value in settings_of(variant).items() if key != TEMPERATURE)
-    return ", ".join(filter(None, [short_variant(rest), f"sigma = {sigma:g}"]))
+    return ", ".join(filter(None, [short_variant(without(variant, TEMPERATURE)), f"sigma = {sigma:g}"]))
 
 
 def _norm_shares(evidence: Evidence) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words
 from hessfig.figures.parts.lettering import SMALL
 from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet
-from hessfig.figures.parts.rows import Network
+from hessfig.figures.parts.rows import Network, different, where
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
@@ -223,7 +223,7 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
 
 
 def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, spec: FigureSpec) -> Page:
-    keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
+    keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
     style = SHARED.but(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
     sheet = Sheet.grid(spec.paper, [["table"]], note, style)
@@ -254,10 +254,7 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
 
 
 def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
-    chosen = points[points["quantity"] == name]
-    for column, value in zip(_KEY, key, strict=True):
-        same = chosen[column].isna() if value != value else chosen[column] == value
-        chosen = chosen[same]
+    chosen = where(points, quantity=name, **dict(zip(_KEY, key, strict=True)))
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"
     mean, error = chosen[["mean", "sem"]].iloc[0]

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.training_runs import of_whole
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
@@ -23,12 +24,6 @@ from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scal
 from hessfig.terms import Part, name_order
 
 STEP = "step"
-
-
-def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
-    """Return the numbers of a quantity of the whole network, the first of several."""
-    rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
-    return rows[(rows["part"] == part) | (rows["part"] == "")]
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:

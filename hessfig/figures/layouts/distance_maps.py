@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.image import AxesImage
 from matplotlib.transforms import Bbox
 
-from hessfig.analysis.axis import setting_values, without
+from hessfig.analysis.axis import settings_of, without
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.spectral_distances import FIXED, KERNELS, PAIR, PUBLISHED, Kernel, is_weight, pair_distances
@@ -231,7 +231,8 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         )
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
-    for suffix, (variant, _), network in by_network(here.assign(variant=here["variant"].map(_beside_random))):
+    paired = here["variant"].map(lambda variant: without(variant, _RANDOM))
+    for suffix, (variant, _), network in by_network(here.assign(variant=paired)):
         rows = here.loc[network.index]
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
         sheet = draw_heat(rows, spec.quantity, note, spec)
@@ -239,10 +240,6 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
 
 
 _RANDOM = "model.random"  # trained weights and random ones of one network stand on one page
-
-
-def _beside_random(variant: str) -> str:
-    return without(variant, _RANDOM)
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
@@ -254,7 +251,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
     style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
     style = style.but(narrowest=narrowest, height=height)
-    kinds = [setting_values([one], _RANDOM)[0] for one in states]
+    kinds = [settings_of(one).get(_RANDOM, "") for one in states]
     rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
     sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)

@@ -20,15 +20,15 @@ from hessfig.analysis.training_runs import (
     against_plain,
     critical_batches,
     late_shares,
+    of_whole,
     race,
     shares,
 )
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
+from hessfig.figures.layouts.courses import how, scale, variant_titles
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, TONES, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
@@ -335,7 +335,7 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
         scale(ax, [ratios])
         found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
-    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(spec.quantity))}"
+    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
     short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
     return sheet.page("", pd.concat(found, ignore_index=True))
@@ -346,7 +346,7 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     if ratios.empty:
         say(ax, "(no ratio)")
     found = [
-        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=symbol(part))
+        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=labels.symbol(part))
         for part in parts_of(ratios)
     ]
     return pd.concat([pd.DataFrame(), *found], ignore_index=True)
@@ -399,7 +399,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
-    named = [_PRECONDITIONED.get(name, plain(quantity_words(name))) for name in rows]
+    named = [_PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name))) for name in rows]
     words = [f"{name} / threshold" if name != "loss" else name for name in named]
     sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(found, ignore_index=True))

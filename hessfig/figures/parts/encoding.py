@@ -16,9 +16,9 @@ from hessfig.analysis.axis import (
     X,
     as_numbers,
     setting_name,
-    setting_values,
-    settings_of,
     varied_key,
+    varied_settings,
+    with_settings,
     without,
 )
 from hessfig.errors import UserError
@@ -57,7 +57,7 @@ def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
     """Return what `name` is for each point: a column's value, or the value of a setting as text."""
     if name in (*COLUMNS, WEIGHT):
         return curves["row" if name == WEIGHT else name]
-    return pd.Series(setting_values(curves["variant"], name), index=curves.index, dtype=object)
+    return with_settings(curves, name)[name].astype(object)
 
 
 def ordered(values: pd.Series) -> list[Any]:
@@ -90,7 +90,7 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:
-    keys = dict.fromkeys(key for variant in curves["variant"].unique() for key in settings_of(variant))
+    keys = varied_settings(curves["variant"].unique())
     return [name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1]
 
 
