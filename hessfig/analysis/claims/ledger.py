@@ -254,11 +254,10 @@ def _scale(one: Judged) -> str:
 
 
 _DECIDED = {*PASSING, ClaimVerdict.holds_only_if, ClaimVerdict.does_not_hold}
-_COLOURS = {
-    **{ClaimVerdict.theorem.value: "green", ClaimVerdict.small.value: "yellow", ClaimVerdict.not_tested.value: "dim"},
-    **{ClaimVerdict.holds.value: "green", ClaimVerdict.does_not_hold.value: "red"},
-    **{ClaimVerdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
-    **{ClaimVerdict.within.value: "green", ClaimVerdict.less.value: "yellow"},
+_COLOURS: dict[str, str] = {
+    **dict.fromkeys((ClaimVerdict.theorem, ClaimVerdict.holds, ClaimVerdict.within), "green"),
+    **dict.fromkeys((ClaimVerdict.small, ClaimVerdict.holds_only_if, ClaimVerdict.less), "yellow"),
+    **{ClaimVerdict.does_not_hold: "red", ClaimVerdict.not_tested: "dim", NOT_RUN: "dim"},
 }
 
 

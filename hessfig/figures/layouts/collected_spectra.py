@@ -166,13 +166,9 @@ def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) ->
     return mine == (network, block, part)
 
 
-def _key(coordinate: float) -> float | None:
-    return None if math.isnan(coordinate) else coordinate
-
-
 def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
     """Return sigma and step of a place; `alone` is the sigma of places that have none."""
-    return alone if math.isnan(place.sigma) else place.sigma, _key(place.step)
+    return alone if math.isnan(place.sigma) else place.sigma, None if math.isnan(place.step) else place.step
 
 
 def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:

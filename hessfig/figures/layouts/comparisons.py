@@ -183,12 +183,8 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
         told = [name for name in several if place[name] != ""]
         words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        yield [labels.variant_words(place["variant"]), *(_told(name, place[name]) for name in told)], here, suffix
-
-
-def _told(name: str, value: Any) -> str:
-    """Return what a page is of, in words."""
-    return labels.part_words(value) if name == "part" else f"{name} {value}"
+        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in told]
+        yield [labels.variant_words(place["variant"]), *of], here, suffix
 
 
 def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str) -> Page:
@@ -199,7 +195,7 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     style = SHARED.but(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
     style = style.but(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
-    blocks = [_of_block(curves, key) for key in rows]
+    blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
         _draw_panel(ax, one, one if apart else blocks[row], drawing)
@@ -227,10 +223,6 @@ def _lines_above(drawing: _Lines) -> int:
     if not entries or (len(entries) <= _IN_PANEL and drawing.slopes.empty):
         return 0
     return drawing.look.lines_above(drawing.curves, drawing.spec.paper.inches)
-
-
-def _of_block(curves: pd.DataFrame, key: BlockKey) -> pd.DataFrame:
-    return curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True)))
 
 
 def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:

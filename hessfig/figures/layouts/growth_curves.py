@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import X
-from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
+from hessfig.analysis.slopes.printed import WHOLE, as_window, label, within
 from hessfig.figures.parts import panels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
@@ -57,7 +57,7 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
     for style, window in enumerate(measured.windows):
         for layer in measured.layers():
             one = measured.of(layer=layer)
-            slope = _slope_on(one, window)
+            slope = float(one.slopes["slope"].iloc[style])
             x = one.curves[X].to_numpy()
             c = panels.coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
             panels.draw_guide(ax, x[within(x, window)], slope, c, style=style)
@@ -68,11 +68,6 @@ def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
     if set(layers) == set(measured.layers()):
         return ""
     return f" (layer {layers[0]})" if len(layers) == 1 else f" (layers {min(layers)}–{max(layers)})"
-
-
-def _slope_on(measured: MeasuredCurves, window: Window) -> float:
-    index = measured.windows.index(window)
-    return float(measured.slopes["slope"].iloc[index])
 
 
 def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:

@@ -196,7 +196,8 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
             remedy="hessfig run ... blocks=[query_key] parts=[H_oT,H_fT,H]",
         )
     panels = different(shares, "num_layers", "layer", "row", "col")
-    names = [_name(*panel) for panel in panels]
+    of = [f" {layer} of {depth}" if depth > 1 else "" for depth, layer, _, _ in panels]
+    names = [labels.block_name(row, col) + which for (_, _, row, col), which in zip(panels, of, strict=True)]
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     made = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {made}{labels.left_out_words(table)}"
@@ -205,17 +206,9 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
         depth, layer, row, col = panels[column]
         _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)
         ax.set_title(labels.block_words(row, col) + (f", layer {layer} of {depth}" if depth > 1 else ""))
-    label_side(sheet.first, _score_share_words())
-    yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
-
-
-def _name(depth: int, layer: int, row: str, col: str) -> str:
-    return labels.block_name(row, col) + (f" {layer} of {depth}" if depth > 1 else "")
-
-
-def _score_share_words() -> str:
     outer, functional = (labels.symbol(part) for part in AT_SCORES)
-    return rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$"
+    label_side(sheet.first, rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$")
+    yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
 
 
 def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
