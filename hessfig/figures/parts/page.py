@@ -1,4 +1,4 @@
-"""A page as the settings ask for it: its width, type and style; titles and labels of the reader's own; in a notebook."""
+"""A page as the settings ask for it: its width, type and style; title and labels of the reader's own."""
 
 from __future__ import annotations
 
