@@ -33,6 +33,11 @@ class Interval:
         return {"mean": self.mean, "low": self.low, "high": self.high, "count": self.count}
 
     @property
+    def words(self) -> str:
+        """The mean with its interval, two digits each."""
+        return f"{self.mean:.2g} [{self.low:.2g}, {self.high:.2g}]"
+
+    @property
     def reach(self) -> list[list[float]] | None:
         """How far it reaches down and up, as matplotlib's errorbar takes it; None where there is none."""
         ends = [[self.mean - self.low], [self.high - self.mean]]

@@ -47,9 +47,8 @@ def _residuals(ranks: Ranks, steps: Ranks) -> Ranks:
 
 _ROUNDING = 1e-9
 THRESHOLD = "stability_threshold"
-EDGE_TOLERANCE = (
-    0.1  # a run is at the edge when its mean share over the last third lies within this of one; of iterates
-)
+# A run is at the edge when its mean share over the last third lies within this of one; of iterates.
+EDGE_TOLERANCE = 0.1
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 

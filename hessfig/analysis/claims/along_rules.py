@@ -39,7 +39,7 @@ def exponents(evidence: Evidence) -> judges.Finding:
     }
     effects = {name: judges.Effect(sample, judge[name]) for name, sample in alphas[Part.H].items()}
     beside = {name: judges.Effect(sample, judge[name]).interval() for name, sample in alphas[Part.H_o].items()}
-    words = ", ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in beside.items())
+    words = ", ".join(f"{name} {one.words}" for name, one in beside.items())
     return judges.together(effects, words=f"of H_o: {words}")
 
 
@@ -129,7 +129,7 @@ def rounding(evidence: Evidence) -> judges.Finding:
     }
     effects = {name: judges.Effect(samples[name], one, fisher_interval) for name, one in judge.items()}
     beside = fisher_interval(samples["hawq"])
-    return judges.together(effects, words=f"HAWQ's {beside.mean:.2g} [{beside.low:.2g}, {beside.high:.2g}]")
+    return judges.together(effects, words=f"HAWQ's {beside.words}")
 
 
 def _ranks(evidence: Evidence, name: str) -> pd.Series:

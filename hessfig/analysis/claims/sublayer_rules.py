@@ -142,10 +142,9 @@ def order(evidence: Evidence) -> judges.Finding:
 
 def _rises(logs: pd.DataFrame) -> judges.Effects:
     """Return the steps of the order of groups, log10 of the later over the earlier."""
+    least = {name: LEAST_FAR if name in _FAR else LEAST_DECADES for name in _GROUPS}
     return {
-        f"{after} over {before}": judges.Effect(
-            logs[after] - logs[before], judges.at_least(LEAST_FAR if after in _FAR else LEAST_DECADES)
-        )
+        f"{after} over {before}": judges.Effect(logs[after] - logs[before], judges.at_least(least[after]))
         for before, after in pairwise(_GROUPS)
     }
 

@@ -70,13 +70,10 @@ def bounded(evidence: Evidence) -> judges.Finding:
     of: dict[str, judges.Effects] = {}
     for row in sorted(set(sups["pre"].index.get_level_values("row")) & set(sups["none"].index.get_level_values("row"))):
         normed, plain = (sups[name].xs(row, level="row") for name in ("pre", "none"))
+        over, growth, below = plain["sup"] - normed["sup"], normed["sup"] - normed["start"], judges.stays_below
         of[row] = {
-            "no norm over pre-LN": judges.Effect(
-                (plain["sup"] - normed["sup"]).dropna(), judges.at_least(LEAST_DECADES)
-            ),
-            "growth with pre-LN": judges.Effect(
-                normed["sup"] - normed["start"], partial(judges.stays_below, most=LEAST_DECADES)
-            ),
+            "no norm over pre-LN": judges.Effect(over.dropna(), judges.at_least(LEAST_DECADES)),
+            "growth with pre-LN": judges.Effect(growth, partial(below, most=LEAST_DECADES)),
         }
     if not of:
         return judges.missing("norms of blocks for sigma >= 1 with pre-LN and without a norm")
@@ -95,20 +92,16 @@ def phases(evidence: Evidence) -> judges.Finding:
     of two), and does not when the interval is below 0.3. Where the learning rate goes to zero the curve settles by the
     schedule: these trainings are reported and do not enter the verdict.
     """
-    schedules = {"constant": _of_schedule(evidence, "constant"), "cosine": _of_schedule(evidence, "cosine")}
-    others = {"addition": evidence.other("training"), "language model": evidence.other("language_course")}
-    sample = _settles(schedules["constant"])
+    sample = _settles(_of_schedule(evidence, "constant"))
     if sample.empty:
         return judges.missing("largest eigenvalues at three decades of steps with training.schedule=constant")
-    told = {
-        f"{name}, cosine": student_interval(_settles(one))
-        for name, one in {"small": schedules["cosine"], **others}.items()
-    }
+    others = {"addition": evidence.other("training"), "language model": evidence.other("language_course")}
+    cosine = {"small": _of_schedule(evidence, "cosine"), **others}
+    told = {f"{name}, cosine": student_interval(_settles(one)) for name, one in cosine.items()}
     known = {name: one for name, one in told.items() if one.count}
-    words = "; ".join(f"{name}: {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in known.items())
-    return judges.single(
-        judges.Effect(sample, judges.at_least(LEAST_FASTER)), words, {"constant": student_interval(sample), **known}
-    )
+    words = "; ".join(f"{name}: {one.words}" for name, one in known.items())
+    effect = judges.Effect(sample, judges.at_least(LEAST_FASTER))
+    return judges.single(effect, words, {"constant": effect.interval(), **known})
 
 
 @claim("critical-batch")
@@ -166,7 +159,7 @@ def sharp_minima(evidence: Evidence) -> judges.Finding:
     if adaptive.empty:
         return judges.together(parts)
     beside = student_interval(adaptive)
-    words = f"exponent of the adaptive sharpness {beside.mean:.2g} [{beside.low:.2g}, {beside.high:.2g}]"
+    words = f"exponent of the adaptive sharpness {beside.words}"
     return judges.together(parts, words=words)
 
 

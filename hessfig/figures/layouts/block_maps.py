@@ -51,9 +51,8 @@ def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str
     """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
-    scale = (
-        Normalize(np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else Normalize(0, 1)
-    )
+    ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else (0, 1)
+    scale = Normalize(*ends)
     if len(names) <= _SIDE_BY_SIDE:
         yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
         return

@@ -146,9 +146,8 @@ def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
     """Return mean, sem and count over seeds of the eigenvalues of these ranks (0: the smallest)."""
     values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
-    return pd.DataFrame(
-        {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
-    )
+    counted = {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
+    return pd.DataFrame(counted)
 
 
 def _both(wanted: Wanted | None) -> Wanted:

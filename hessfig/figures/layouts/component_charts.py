@@ -280,7 +280,7 @@ def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
     if both.empty:
         return "none."
     found = {name: student_interval(one) for name, one in ratio_rules.slopes(both).items()}
-    words = "; ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in found.items())
+    words = "; ".join(f"{name} {one.words}" for name, one in found.items())
     absent = ", ".join(
         f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(_finite(both), evidence)
     )

@@ -141,9 +141,7 @@ def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
 
 
 def _map_name(network: Network, one: _Distances, states: Sequence[_Distances]) -> str:
-    (name,) = [
-        words for other, words in zip(one.of.networks, panel_names(one.of.networks), strict=True) if other == network
-    ]
+    name = panel_names(one.of.networks)[one.of.networks.index(network)]
     return f"{name}:{one.of.step_words}" if len(states) > 1 else name
 
 
