@@ -65,8 +65,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("loss")
             elif column > 0 and line > 0:
                 ax.set_yticklabels([])
-        handles, named = sheet.first.get_legend_handles_labels()
-        sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
+        sheet.name_above(sheet.first)
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 

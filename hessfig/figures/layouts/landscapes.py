@@ -90,8 +90,7 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, 
     sheet.label("k", columns, rows, [labels.plain(one) for one in directions], _DIFFERENCE)
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
-    handles, named = sheet.outermost.get_legend_handles_labels()
-    sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
+    sheet.name_above(sheet.outermost, long=1.2)
     return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
 

@@ -119,8 +119,7 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(_BUDGETS[along])
             if column == 0:
                 label_side(ax, "loss")
-    handles, names = sheet.first.get_legend_handles_labels()
-    sheet.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
+    sheet.name_above(sheet.first)
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
 

@@ -241,6 +241,11 @@ class Sheet:
         for line in self.lines:
             label_side(self.panels[line[0]], rows[line[0][0]])
 
+    def name_above(self, ax: Axes, *, long: float = 2.0) -> None:
+        """Write what the lines of a panel are above all of them; its handles are so `long`."""
+        handles, names = ax.get_legend_handles_labels()
+        self.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=long)
+
     def label_below(self, x: str) -> None:
         """Write the x label under every panel that has none below it: a last line may be shorter than the others."""
         for line, below in zip(self.lines, [*self.lines[1:], []], strict=True):
