@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hessfig.analysis.axis import settings_of
 from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms
 from hessfig.analysis.intervals import student_interval
@@ -94,7 +95,7 @@ def entries(evidence: Evidence) -> judges.Finding:
         sizes = [np.abs(one.block(name)) for name in ("W_V", "W_Q") if name in one.names]
         if len(sizes) == 2 and all((size > 0).any() for size in sizes):
             value, query = (float(np.median(size[size > 0])) for size in sizes)
-            kind = "linear" if f"{BY_ATTENTION}=linear" in one.variant else "softmax"
+            kind = "linear" if settings_of(one.variant).get(BY_ATTENTION) == "linear" else "softmax"
             found.setdefault(kind, {})[one.seed] = np.log10(value / query)
     if len(found) < 2:
         return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian])")
