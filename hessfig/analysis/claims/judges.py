@@ -250,7 +250,8 @@ def by_conditions(
     absent = [name for name, one in conditions.items() if one.is_lacking]
     verdict, words = by_condition({name: one.verdict for name, one in conditions.items()}, absent)
     contrasts = {name: one for condition in conditions.values() for name, one in condition.contrasts.items()}
-    place = shown if shown and isinstance(shown, str) else (shown or first_that_holds)(conditions)
+    chosen = shown or first_that_holds
+    place = chosen if isinstance(chosen, str) else chosen(conditions)
     where = f"the effect is that of {place}" if tests > 1 else ""
     finding = found(conditions[place].effect, verdict, words or place, contrasts).saying(where)
     return replace(finding, is_lacking=bool(absent))

@@ -196,8 +196,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
             remedy="hessfig run ... blocks=[query_key] parts=[H_oT,H_fT,H]",
         )
     panels = different(shares, "num_layers", "layer", "row", "col")
-    of = [f" {layer} of {depth}" if depth > 1 else "" for depth, layer, _, _ in panels]
-    names = [labels.block_name(row, col) + which for (_, _, row, col), which in zip(panels, of, strict=True)]
+    names = [_name(*panel) for panel in panels]
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     made = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {made}{labels.left_out_words(table)}"
@@ -209,6 +208,10 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     outer, functional = (labels.symbol(part) for part in AT_SCORES)
     label_side(sheet.first, rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$")
     yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
+
+
+def _name(depth: int, layer: int, row: str, col: str) -> str:
+    return labels.block_name(row, col) + (f" {layer} of {depth}" if depth > 1 else "")
 
 
 def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
