@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hessfig.config.compose.job import Job
-    from hessfig.figures.parts.relabelled import ShownFigure
+    from hessfig.figures.parts.page import ShownFigure
 
 _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}
 
@@ -159,8 +159,7 @@ def plot(
 
 
 def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
-    from hessfig.figures.parts.page import styled
-    from hessfig.figures.parts.relabelled import relabel, shown
+    from hessfig.figures.parts.page import relabel, shown, styled
     from hessfig.figures.sheets import LAYOUTS, check
 
     check(spec)

@@ -50,11 +50,6 @@ def _places(texts: list[str]) -> Sequence[float]:
     return [float(text) if text else -math.inf for text in texts]
 
 
-def setting_values(variants: Iterable[str], key: str) -> list[str]:
-    """Return the value of a setting in each of some variants, "" where it is not varied."""
-    return [settings_of(variant).get(key, "") for variant in variants]
-
-
 def without(variant: str, *keys: str) -> str:
     """Return a variant less some of its settings."""
     return as_variant({key: value for key, value in settings_of(variant).items() if key not in keys})
@@ -206,11 +201,9 @@ def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
         return table.assign(**{X: table[COUNT].astype(float), COUNT: 0})
     if axis.name in (DEPTH, "num_layers"):
         return table.assign(**{X: table["num_layers"].astype(float), "num_layers": table["num_layers"].max()})
-    variants = list(table["variant"].unique())
-    key = varied_key(axis.name, variants, asked=asked, others=[*_COORDINATES, DEPTH])
-    places = dict(zip(variants, _numbers(key, variants, asked), strict=True))
-    others = {variant: without(variant, key) for variant in variants}
-    return table.assign(**{X: table["variant"].map(places), "variant": table["variant"].map(others)})
+    key = varied_key(axis.name, table["variant"].unique(), asked=asked, others=[*_COORDINATES, DEPTH])
+    others = table["variant"].map(lambda variant: without(variant, key))
+    return table.assign(**{X: _numbers(key, with_settings(table, key)[key], asked), "variant": others})
 
 
 def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
@@ -225,8 +218,7 @@ def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
     return table[name]
 
 
-def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
-    values = setting_values(variants, key)
+def _numbers(key: str, values: pd.Series, asked: str) -> list[float]:
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(

@@ -27,6 +27,22 @@ class Interval:
     high: float
     count: int
 
+    @property
+    def found(self) -> dict[str, float]:
+        """Mean, both ends and count, as tables hold them."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "count": self.count}
+
+    @property
+    def words(self) -> str:
+        """The mean with its interval, two digits each."""
+        return f"{self.mean:.2g} [{self.low:.2g}, {self.high:.2g}]"
+
+    @property
+    def reach(self) -> list[list[float]] | None:
+        """How far it reaches down and up, as matplotlib's errorbar takes it; None where there is none."""
+        ends = [[self.mean - self.low], [self.high - self.mean]]
+        return ends if np.isfinite(ends).all() else None
+
 
 def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
     """Return mean +- t s / sqrt(count) of the finite values; of `tests` intervals all hold at `level` (Bonferroni)."""

@@ -46,7 +46,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
     value, status, finite = table["value"], table["status"], np.isfinite(table["value"])
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
-    depth = table["num_layers"]
+    depth, sigma = table["num_layers"], table["sigma"]
     without_part = [one for one in table["quantity"].unique() if has_no_part(str(one))]
     rules = {
         "the sweep is no plain name": ~table["sweep"].map(_is_plain),
@@ -54,9 +54,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
         "there is no config: the row is cut short": table["config"] == "",
         "a block has two sides": one_side,
         "unknown part": (table["part"] == "") & ~no_block & ~table["quantity"].isin(without_part),
-        "sigma must be positive and finite": ~(
-            table["sigma"].isna() | (np.isfinite(table["sigma"]) & (table["sigma"] > 0))
-        ),
+        "sigma must be positive and finite": ~(sigma.isna() | (np.isfinite(sigma) & (sigma > 0))),
         "step must not be negative": table["step"] < 0,
         "index must not be negative": table["index"] < 0,
         "error must not be negative": table["error"] < 0,

@@ -47,15 +47,15 @@ def _residuals(ranks: Ranks, steps: Ranks) -> Ranks:
 
 _ROUNDING = 1e-9
 THRESHOLD = "stability_threshold"
-EDGE_TOLERANCE = (
-    0.1  # a run is at the edge when its mean share over the last third lies within this of one; of iterates
-)
+# A run is at the edge when its mean share over the last third lies within this of one; of iterates.
+EDGE_TOLERANCE = 0.1
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 
 def shares(table: pd.DataFrame, quantity: str, threshold: str = THRESHOLD) -> pd.DataFrame:
     """Return the numbers of a quantity of the whole network with `threshold` and `share` = value / threshold."""
-    values, thresholds = (_of(table, name) for name in (quantity, threshold))
+    counted = table[~table["status"].isin(LEFT_OUT)]
+    values, thresholds = (of_whole(counted, name, "H")[[*_PLACE, "value"]] for name in (quantity, threshold))
     merged = values.merge(thresholds.rename(columns={"value": "threshold"}), on=_PLACE)
     return merged.assign(share=merged["value"] / merged["threshold"])
 
@@ -68,10 +68,10 @@ def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     return {str(variant): student_interval(one["share"]) for variant, one in means.groupby("variant", sort=False)}
 
 
-def _of(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    chosen = table[(table["quantity"] == quantity) & ~table["status"].isin(LEFT_OUT)]
-    whole = chosen[chosen["row"].isin(["", "all"]) & chosen["part"].isin(["", "H"]) & (chosen["index"] <= 1)]
-    return whole[[*_PLACE, "value"]]
+def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
+    """Return the numbers of a quantity of the whole network, the first of several."""
+    rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
+    return rows[rows["part"].isin(["", part])]
 
 
 OPTIMISER, CURVATURE, RATE = "training.optimiser", "training.curvature", "training.learning_rate"

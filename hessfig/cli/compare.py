@@ -102,9 +102,6 @@ def _print(name: str, comparison: Comparison | Paired, folder: Path, written: Se
 
 def _short(paths: Sequence[Path]) -> list[str]:
     """Return paths that differ by their ending as one: 'outputs/figures/x.{pdf,png}'."""
-    stems = [(stem, [path.suffix[1:] for path in same]) for stem, same in groupby(paths, _stem)]
+    groups = groupby(paths, lambda path: path.with_suffix(""))
+    stems = [(stem, [path.suffix[1:] for path in same]) for stem, same in groups]
     return [f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}" for stem, ends in stems]
-
-
-def _stem(path: Path) -> str:
-    return str(path.with_suffix(""))

@@ -84,14 +84,10 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             allowed=", ".join(_CHOICES),
             remedy="leave it out, or leave the folder out and give settings alone",
         )
-    place = _place_of(command)
+    place, *_ = words_of("export", [word for word in command.words if "=" not in word])
     folder = place if place.is_dir() else place.parent
     job = job_again(folder, measured_table(folder)[1], command.own, given)
     return job.in_folder(str(folder.parent)), given
-
-
-def _place_of(command: Command) -> Path:
-    return words_of("export", [word for word in command.words if "=" not in word])[0]
 
 
 def _checked_place(into: Path) -> Path:

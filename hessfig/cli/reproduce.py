@@ -192,7 +192,8 @@ def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
 
     Returns in words that some are not.
     """
-    kept = {path.relative_to(folder / FIGURES).as_posix(): path for path in _files_below(folder / FIGURES)}
+    below = folder / FIGURES
+    kept = {path.relative_to(below).as_posix(): path for path in sorted(below.rglob("*")) if not path.is_dir()}
     if not kept:
         return []
     with tempfile.TemporaryDirectory(prefix="hessfig-") as temporary:
@@ -203,10 +204,6 @@ def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
     differ = f"; different: {', '.join(other)} (here with matplotlib {version('matplotlib')})" if other else ""
     say(f"figures drawn again: {len(kept) - len(other)} of {len(kept)} files equal to the byte{differ}")
     return [f"{len(other)} files of figures different"] if other else []
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
 def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:

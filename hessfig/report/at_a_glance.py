@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -69,15 +68,12 @@ def _slopes(sweep: SweepFound) -> Iterator[Slope]:
     for row in first.drop_duplicates(["row", "col", "part"]).to_dict("records"):
         block = row["row"] if row["row"] == row["col"] else f"({row['row']}, {row['col']})"
         published = _number(row["published"], row["published_se"])
-        yield Slope(f"{block} {row['part']}", _number(row["slope"], row["slope_se"]), published, _plain(row))
+        predicted = "" if pd.isna(row["predicted"]) else f"{row['predicted']:g}"
+        yield Slope(f"{block} {row['part']}", _number(row["slope"], row["slope_se"]), published, predicted)
 
 
 def _number(value: float, error: float) -> str:
     return f"{value:.2f}" + (f" ± {error:.2f}" if pd.notna(error) else "")
-
-
-def _plain(row: Any) -> str:
-    return "" if pd.isna(row["predicted"]) else f"{row['predicted']:g}"
 
 
 def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:

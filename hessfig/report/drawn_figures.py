@@ -127,12 +127,8 @@ def _numbers(path: Path) -> pd.DataFrame:
 def _title(asked: FigureAsked, stem: str) -> str:
     """Return the name of the figure, and which of its pages this is: 'Figure 6: depth 3'."""
     page = stem.removeprefix(file_words(f"fig{asked.name}")).strip("_").replace("_", " ")
-    words = re.sub(r"\bdepth(\d+)", lambda found: _layers(int(found[1])), page)
+    words = re.sub(r"\bdepth(\d+)", lambda found: "1 layer" if found[1] == "1" else f"{found[1]} layers", page)
     return f"{asked.label}: {re.sub(r'(?<=H) (?=[of]$)', '_', words)}" if page else asked.label
-
-
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tuple[int, int]:

@@ -13,26 +13,11 @@ from hessfig.predictions.growth_rates import Prediction
 from hessfig.report.readings import Compared, SweepFound, has_slopes
 
 MOST_ROWS = 800
-KINDS = {
-    **{
-        "agrees": "good",
-        "structural zero": "good",
-        "yes": "good",
-        "holds": "good",
-        "follows from a theorem": "good",
-        "complete": "good",
-    },
-    **{"deviates": "bad", "differs": "bad", "no": "bad", "ill-typed": "bad", "does not hold": "bad"},
-    **{
-        "asymptote only": "open",
-        "undecided": "open",
-        "left out": "open",
-        "holds only if": "open",
-        "true but small": "open",
-    },
-    **{"follows from a theorem": "good", "true but small": "open"},
-    **{"incomplete": "open", "no table yet": "open", "no manifest": "open", "cannot be read": "bad"},
-}
+_GOOD = ("agrees", "structural zero", "yes", "holds", "follows from a theorem", "complete")
+_BAD = ("deviates", "differs", "no", "ill-typed", "does not hold", "cannot be read")
+_OPEN = ("asymptote only", "undecided", "left out", "holds only if", "true but small")
+_OPEN_YET = ("incomplete", "no table yet", "no manifest")
+KINDS = dict.fromkeys(_GOOD, "good") | dict.fromkeys(_BAD, "bad") | dict.fromkeys((*_OPEN, *_OPEN_YET), "open")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +64,10 @@ def read_sweep(asked: FigureRequests, name: str) -> SweepFound:
     run, manifest, problem = _read(folder)
     state, words = state_of(folder, manifest, is_readable=run is not None)
     slopes, no_slopes = _slopes(run, about, asked) if run else (None, "")
-    return SweepFound(
-        about,
-        state,
-        words,
-        made_by(folder),
-        manifest,
-        run,
-        slopes,
-        no_slopes,
-        compared=_compared(folder) if run else None,
-        failures=failures_in(folder),
-        problem=problem if state == SweepState.unreadable else None,
-    )
+    found = SweepFound(about, state, words, made_by(folder), manifest, run, slopes, no_slopes)
+    problem = problem if state == SweepState.unreadable else None
+    compared = _compared(folder) if run else None
+    return replace(found, compared=compared, failures=failures_in(folder), problem=problem)
 
 
 def _read(folder: Path) -> tuple[RecordedRun | None, Mapping[str, Any] | None, UserError | None]:
@@ -89,22 +80,13 @@ def _read(folder: Path) -> tuple[RecordedRun | None, Mapping[str, Any] | None, U
 def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple[pd.DataFrame | None, str]:
     """Fit what `hessfig slopes` does, on the windows of the sweep; along training steps no power law is looked for."""
     if run.axis.name == "step":
-        return (
-            None,
-            f"curves along steps are no power laws (hessfig slopes sweep={about.name} fits them all the same)",
-        )
+        why = f"curves along steps are no power laws (hessfig slopes sweep={about.name} fits them all the same)"
+        return None, why
     preset = "" if about.other else about.preset
     try:
-        frame = fit_slopes(
-            run.table,
-            run.architectures,
-            about.windows,
-            FitSettings(
-                about.average, asked.resamples, asked.tolerance, run.first_seed, preset, own_predictions(run.config)
-            ),
-            axis=run.axis,
-            quantity=quantity_to_fit(run.table),
-        )
+        stated, quantity = own_predictions(run.config), quantity_to_fit(run.table)
+        settings = FitSettings(about.average, asked.resamples, asked.tolerance, run.first_seed, preset, stated)
+        frame = fit_slopes(run.table, run.architectures, about.windows, settings, axis=run.axis, quantity=quantity)
     except UserError as error:
         return None, error.what
     return frame, ""
@@ -142,7 +124,8 @@ def on_theory(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
     if checked.empty:
         return ReadingVerdict("no prediction", "none", "theory predicts none of these slopes on these windows")
     counts = Counter(checked["verdict"])
-    words = f"{len(checked)} slopes checked: {_listed(counts)} (tolerance {tolerance:g})"
+    listed = ", ".join(f"{count} {_PLURAL.get(verdict, verdict)}" for verdict, count in counts.most_common())
+    words = f"{len(checked)} slopes checked: {listed} (tolerance {tolerance:g})"
     if counts["deviates"]:
         return ReadingVerdict("deviates", "bad", words)
     if gate.violations(sweep.slopes, tolerance):
@@ -194,9 +177,9 @@ def on_paper(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
     words = f"{near} of {len(shown)} slopes within {tolerance:g} (and 2 standard errors) of the published curve's"
     if near < len(shown):
         return ReadingVerdict("differs", "bad", words)
-    return (
-        ReadingVerdict("agrees", "good", words) if known == len(shown) else ReadingVerdict("undecided", "open", words)
-    )
+    if known < len(shown):
+        return ReadingVerdict("undecided", "open", words)
+    return ReadingVerdict("agrees", "good", words)
 
 
 def of_numbers(numbers: pd.DataFrame) -> str:
@@ -217,17 +200,12 @@ def of_numbers(numbers: pd.DataFrame) -> str:
     return f"{len(numbers)} numbers are drawn: {', '.join(map(str, list(numbers.columns)[:8]))}."
 
 
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {_plural(verdict)}" for verdict, count in counts.most_common())
-
-
-def _plural(verdict: str) -> str:
-    return {
-        "agrees": "agree",
-        "deviates": "deviate",
-        "asymptote only": "reach their asymptote only (start out on the limit, then bend away)",
-        "structural zero": "vanish as predicted",
-    }.get(verdict, verdict)
+_PLURAL = {
+    "agrees": "agree",
+    "deviates": "deviate",
+    "asymptote only": "reach their asymptote only (start out on the limit, then bend away)",
+    "structural zero": "vanish as predicted",
+}
 
 
 def _slope_findings(numbers: pd.DataFrame) -> str:

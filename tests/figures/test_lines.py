@@ -16,8 +16,8 @@ from scipy import stats
 from hessfig.analysis.axis import variants_in_order
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
+from hessfig.figures.parts.page import page_box, relabel
 from hessfig.figures.parts.panel_sheet import Page
-from hessfig.figures.parts.relabelled import page_box, relabel
 from tests.analysis.synthetic import CONFIG, make_table
 from tests.figures.conftest import Draw, guides, words
 

@@ -5,20 +5,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.claims.judges import (
-    Effect,
-    Effects,
-    Finding,
-    Judge,
-    at_least,
-    by_conditions,
-    missing,
-    near,
-    single,
-    stays_below,
-    together,
-)
-from hessfig.analysis.claims.rule import Evidence, by_seed, claim, in_logs, wide
+from hessfig.analysis.claims import judges
+from hessfig.analysis.claims.rule import Evidence, at_equal_losses, by_seed, claim, in_logs, wide
 from hessfig.analysis.intervals import fisher_interval
 from hessfig.terms import INFLUENCES, Part
 
@@ -26,20 +14,12 @@ KIND, OPTIMISER, RATE = "model.kind", "training.optimiser", "training.learning_r
 LEAST_DECADES = 0.1  # a quarter more
 WITHIN = 0.5  # of an exponent
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
-LOSSES = 5
 LEAST_RANK = 0.5  # of a rank correlation
 NORM_OF = {"gd": "euclidean", "spectral_gd": "spectral", "sign": "largest_entry"}
-VISION = "a CNN of six convolutions and a vision transformer of one layer, digits, 300 steps, 5 seeds: 1234 to 1238"
-LANGUAGE = "a character GPT-2 of 2 layers, d_model 32, 400 steps, 5 seeds: 1234 to 1238"
-_ABSTRACT = "(not quoted: after its abstract)"
 
 
-@claim(
-    *("curvature-exponent", f"arXiv 2606.02596 {_ABSTRACT}", "along_vision"),
-    there="93 layers of five architectures; convolutions of Tiny-ImageNet, attention, MLP up-projections",
-    here=VISION,
-)
-def exponents(evidence: Evidence) -> Finding:
+@claim("curvature-exponent")
+def exponents(evidence: Evidence) -> judges.Finding:
     """Claim: curvature along a weight's singular directions goes as s_k to about 2, in attention 1, up-projections < 1.
 
     Definition ours, after the abstract: s_k u_k v_k^T are the terms of the singular value decomposition of a weight's
@@ -51,24 +31,20 @@ def exponents(evidence: Evidence) -> Finding:
     """
     alphas = {part: _exponents(evidence.at_step(-1), part) for part in (Part.H, Part.H_o)}
     if any(one.empty for one in alphas[Part.H].values()):
-        return missing(f"exponents of convolutions ({KIND}=cnn), attention and W_in ({KIND}=vit)")
-    judge: dict[str, Judge] = {
-        "convolutions": near(2.0, WITHIN),
-        "attention": near(1.0, WITHIN),
-        "W_in": partial(stays_below, most=1.0),
+        return judges.missing(f"exponents of convolutions ({KIND}=cnn), attention and W_in ({KIND}=vit)")
+    judge: dict[str, judges.Judge] = {
+        "convolutions": judges.near(2.0, WITHIN),
+        "attention": judges.near(1.0, WITHIN),
+        "W_in": partial(judges.stays_below, most=1.0),
     }
-    effects = {name: Effect(sample, judge[name]) for name, sample in alphas[Part.H].items()}
-    beside = {name: Effect(sample, judge[name]).interval() for name, sample in alphas[Part.H_o].items()}
-    words = ", ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in beside.items())
-    return together(effects, words=f"of H_o: {words}")
+    effects = {name: judges.Effect(sample, judge[name]) for name, sample in alphas[Part.H].items()}
+    beside = {name: judges.Effect(sample, judge[name]).interval() for name, sample in alphas[Part.H_o].items()}
+    words = ", ".join(f"{name} {one.words}" for name, one in beside.items())
+    return judges.together(effects, words=f"of H_o: {words}")
 
 
-@claim(
-    *("muon-sharpness", f"arXiv 2606.04662 {_ABSTRACT}", "along_updates"),
-    there="language models trained by Muon and Adam",
-    here=LANGUAGE,
-)
-def update_sharpness(evidence: Evidence) -> Finding:
+@claim("muon-sharpness")
+def update_sharpness(evidence: Evidence) -> judges.Finding:
     """Claim: at equal loss the curvature along Muon's updates is smaller than along Adam's.
 
     The normalised directional sharpness d.H d / |d|^2 of the next update d, without weight decay, of trainings by AdamW
@@ -79,20 +55,18 @@ def update_sharpness(evidence: Evidence) -> Finding:
     """
     sample = _at_equal_losses(evidence, "curvature")
     if sample.empty:
-        return missing(
+        return judges.missing(
             f"positive curvatures along updates of {OPTIMISER}=adamw and muon at losses that both pass through"
         )
     inside = {rule: _share_within(evidence, rule) for rule in ("adamw", "muon")}
     words = ", ".join(f"{rule} {share:.2f}" for rule, share in inside.items())
-    return single(Effect(sample, at_least(LEAST_DECADES)), words=f"median share within layers: {words}")
+    return judges.single(
+        judges.Effect(sample, judges.at_least(LEAST_DECADES)), words=f"median share within layers: {words}"
+    )
 
 
-@claim(
-    *("logit-path", f"arXiv 2502.02407 {_ABSTRACT}", "along_updates", "along_vision"),
-    there="language models of 24 M to 1.2 B parameters, and vision",
-    here=f"{LANGUAGE}; {VISION}",
-)
-def paths(evidence: Evidence) -> Finding:
+@claim("logit-path")
+def paths(evidence: Evidence) -> judges.Finding:
     """Claim: the logit path of the gradient-norm penalty dominates in language, and does not in vision.
 
     The gradient of |g| is H g / |g| = (H_o g + H_f g) / |g|: the logit path and the functional path. The effect is
@@ -108,18 +82,18 @@ def paths(evidence: Evidence) -> Finding:
         "CNN": _paths(vision, KIND, "cnn"),
     }
     if any(one.empty for one in samples.values()):
-        return missing("products of H_o and H_f with the gradient after step 0, in language and in vision")
-    below = partial(stays_below, most=LEAST_DECADES)
-    judge: dict[str, Judge] = {"language model": at_least(LEAST_DECADES), "vision transformer": below, "CNN": below}
-    return together({name: Effect(sample, judge[name]) for name, sample in samples.items()})
+        return judges.missing("products of H_o and H_f with the gradient after step 0, in language and in vision")
+    below = partial(judges.stays_below, most=LEAST_DECADES)
+    judge: dict[str, judges.Judge] = {
+        "language model": judges.at_least(LEAST_DECADES),
+        "vision transformer": below,
+        "CNN": below,
+    }
+    return judges.together({name: judges.Effect(sample, judge[name]) for name, sample in samples.items()})
 
 
-@claim(
-    *("norm-edge", f"arXiv 2603.05002 {_ABSTRACT}", "edge_norms"),
-    there="MLPs, CNNs and transformers by steepest descent in several norms",
-    here="a transformer of one layer, d_model 16, addition, squared error, 1 000 steps, 3 seeds: 1234 to 1236",
-)
-def edges(evidence: Evidence) -> Finding:
+@claim("norm-edge")
+def edges(evidence: Evidence) -> judges.Finding:
     """Claim: steepest descent in a norm ends with the largest curvature in its unit ball at or above 2 / eta.
 
     For gradient descent, spectral descent and sign descent, each at two learning rates a factor of 2 apart, seed by
@@ -131,16 +105,14 @@ def edges(evidence: Evidence) -> Finding:
     """
     of = {rule: parts for rule in NORM_OF if (parts := _edge(evidence, rule))}
     if len(of) < len(NORM_OF):
-        return missing(f"sharpness and sharpness_edge late in trainings of {', '.join(NORM_OF)} at two rates each")
-    return by_conditions(of)
+        return judges.missing(
+            f"sharpness and sharpness_edge late in trainings of {', '.join(NORM_OF)} at two rates each"
+        )
+    return judges.by_conditions(of)
 
 
-@claim(
-    *("rounding-predictor", "zellige.ai, a web page that was not reviewed (not quoted: paraphrase)", "rounding"),
-    there="layers of Qwen2.5 (0.5 and 1.5 billion parameters)",
-    here="21 weights of three layers, d_model 16, trained on addition for 600 steps, 5 seeds: 1234 to 1238",
-)
-def rounding(evidence: Evidence) -> Finding:
+@claim("rounding-predictor")
+def rounding(evidence: Evidence) -> judges.Finding:
     """Claim: the Fisher trace does not rank the damage of rounding a weight, a second-order prediction does.
 
     Definition ours: Spearman's correlation over weights, at 4 bits, of the true rise of the loss with tr(F) |delta|^2
@@ -150,11 +122,14 @@ def rounding(evidence: Evidence) -> Finding:
     """
     samples = {name: _ranks(evidence, name) for name in ("quadratic", "fisher", "hawq")}
     if any(one.empty for one in samples.values()):
-        return missing("rank correlations of predictions with the rise at 4 bits")
-    judge: dict[str, Judge] = {"quadratic": at_least(LEAST_RANK), "fisher": partial(stays_below, most=LEAST_RANK)}
-    effects = {name: Effect(samples[name], one, fisher_interval) for name, one in judge.items()}
+        return judges.missing("rank correlations of predictions with the rise at 4 bits")
+    judge: dict[str, judges.Judge] = {
+        "quadratic": judges.at_least(LEAST_RANK),
+        "fisher": partial(judges.stays_below, most=LEAST_RANK),
+    }
+    effects = {name: judges.Effect(samples[name], one, fisher_interval) for name, one in judge.items()}
     beside = fisher_interval(samples["hawq"])
-    return together(effects, words=f"HAWQ's {beside.mean:.2g} [{beside.low:.2g}, {beside.high:.2g}]")
+    return judges.together(effects, words=f"HAWQ's {beside.words}")
 
 
 def _ranks(evidence: Evidence, name: str) -> pd.Series:
@@ -175,12 +150,8 @@ def _at_equal_losses(evidence: Evidence, number: str) -> pd.Series:
     losses = by_seed(in_logs(evidence.numbers("loss", OPTIMISER, row="")), OPTIMISER, "step")
     found = {}
     for seed in sorted(set(losses.index.get_level_values("seed"))):
-        curves = {rule: _curve(evidence, losses, rule, number, seed) for rule in ("adamw", "muon")}
-        low, high = (f(g(one.index) for one in curves.values() if len(one)) for f, g in ((max, min), (min, max)))
-        if all(len(one) > 1 for one in curves.values()) and low < high:
-            at = np.linspace(low, high, LOSSES)
-            logs = {rule: np.interp(at, one.index.to_numpy(float), one.to_numpy()) for rule, one in curves.items()}
-            found[seed] = float(np.mean(logs["adamw"] - logs["muon"]))
+        if logs := at_equal_losses([_curve(evidence, losses, rule, number, seed) for rule in ("adamw", "muon")]):
+            found[seed] = float(np.mean(logs[0] - logs[1]))
     return pd.Series(found, dtype=float)
 
 
@@ -192,10 +163,8 @@ def _curve(evidence: Evidence, losses: pd.Series, rule: str, number: str, seed: 
     return pd.Series(logs.to_numpy(), index=at.to_numpy())[at.notna().to_numpy()].sort_index()
 
 
-@claim(
-    *("influence-error", "hessfig", "influence"), here="addition, d_model 8, 64 sums, 200 steps, 5 seeds: 1234 to 1238"
-)
-def influence(evidence: Evidence) -> Finding:
+@claim("influence-error")
+def influence(evidence: Evidence) -> judges.Finding:
     """Claim: matrices that are nearer to the Hessian predict better what leaving samples out of a training does.
 
     At the last step, seed by seed: Spearman's correlation, over the Hessian, the Gauss-Newton matrix, K-FAC, EK-FAC, a
@@ -210,11 +179,11 @@ def influence(evidence: Evidence) -> Finding:
     }
     table = pd.DataFrame(columns).dropna()
     if table.empty:
-        return missing("influence scores of all matrices")
+        return judges.missing("influence scores of all matrices")
     ranks = {number: table.xs(number, axis=1, level=1).rank(axis=1) for number in ("score", "error")}
     correlations = -ranks["score"].corrwith(ranks["error"], axis=1)
     means = {name: fisher_interval(table[name, "score"]) for name in INFLUENCES}
-    return single(Effect(correlations, at_least(LEAST_RANK), fisher_interval), contrasts=means)
+    return judges.single(judges.Effect(correlations, judges.at_least(LEAST_RANK), fisher_interval), contrasts=means)
 
 
 def _share_within(evidence: Evidence, rule: str) -> float:
@@ -237,7 +206,7 @@ def _paths(evidence: Evidence, setting: str, value: str) -> pd.Series:
     return (parts[Part.H_o.value] - parts[Part.H_f.value]).dropna().groupby("seed").mean()
 
 
-def _edge(evidence: Evidence, rule: str) -> Effects:
+def _edge(evidence: Evidence, rule: str) -> judges.Effects:
     """Return shortfall and response of a rule, judged; nothing where two rates are not there."""
     late = {name: _late(evidence, name, rule) for name in (f"{NORM_OF[rule]}_sharpness", "sharpness_edge")}
     sharp, edge = late.values()
@@ -245,8 +214,8 @@ def _edge(evidence: Evidence, rule: str) -> Effects:
         return {}
     shortfall, response = (edge - sharp).max(axis=1), (sharp.iloc[:, 0] - sharp.iloc[:, 1]) / np.log10(2)
     return {
-        "response": Effect(response.dropna(), near(1.0, WITHIN)),
-        "shortfall": Effect(shortfall.dropna(), partial(stays_below, most=LEAST_DECADES)),
+        "response": judges.Effect(response.dropna(), judges.near(1.0, WITHIN)),
+        "shortfall": judges.Effect(shortfall.dropna(), partial(judges.stays_below, most=LEAST_DECADES)),
     }
 
 

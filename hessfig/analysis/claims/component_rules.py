@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.claims import judges
-from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, SMALL, exponents, gaps
+from hessfig.analysis.claims.growth_rules import SMALL, exponents, gaps
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms, wide
-from hessfig.analysis.claims.training_rules import BLOG
 from hessfig.analysis.slopes.printed import WHOLE
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import growth_rate
@@ -23,11 +22,10 @@ _ENDS = ("largest_eigenvalue", "smallest_eigenvalue")
 NORM = "model.norm"
 LEAST_DECADES, LEAST_EXPONENT, LEAST_VANISHING = 0.1, 0.1, 1.0
 LEAST_GAP = 0.25
-_LAYER = "one self-attention layer at initialisation"
 _PAIRS = (("W_V", "W_V"), ("W_Q", "W_Q"), ("W_K", "W_K"), ("W_V", "W_Q"), ("W_Q", "W_K"))
 
 
-@claim(*("dispersed", f"{ORMANIEC}, section 3.2", "dispersion"), there=_LAYER, here=f"{BARE}, 20 seeds")
+@claim("dispersed")
 def dispersed(evidence: Evidence) -> judges.Finding:
     """Claim: dispersed attention lets the query-key blocks of H_o dominate, one-hot attention makes them diminish.
 
@@ -42,14 +40,13 @@ def dispersed(evidence: Evidence) -> judges.Finding:
     if share.shape[1] < 2:
         return judges.missing(f"norms of H_o of W_Q and W_V for several values of {SCALE}")
     dispersed, concentrated = share.iloc[:, -1], share.iloc[:, 0]
-    halves = {
-        "dispersed: dominates": judges.Effect(dispersed.dropna(), judges.at_least(LEAST_DECADES)),
-        "one-hot: diminishes": judges.Effect((dispersed - concentrated).dropna(), judges.at_least(LEAST_VANISHING)),
-    }
-    return judges.by_conditions({name: {"": one} for name, one in halves.items()}, shown=judges.of_the_first)
+    dominates = judges.Effect(dispersed.dropna(), judges.at_least(LEAST_DECADES))
+    diminishes = judges.Effect((dispersed - concentrated).dropna(), judges.at_least(LEAST_VANISHING))
+    halves = {"dispersed: dominates": {"": dominates}, "one-hot: diminishes": {"": diminishes}}
+    return judges.by_conditions(halves, shown="dispersed: dominates")
 
 
-@claim(*("similar-tokens", f"{ORMANIEC}, section 3.2", "similar_tokens"), there=_LAYER, here=f"{BARE}, 20 seeds")
+@claim("similar-tokens")
 def similar(evidence: Evidence) -> judges.Finding:
     """Claim: the more similar the tokens, the smaller the contribution of the query-key blocks.
 
@@ -65,10 +62,10 @@ def similar(evidence: Evidence) -> judges.Finding:
         return judges.missing(f"norms of H_o of W_Q and W_V for several values of {CORRELATION}")
     falls = {"as it is": plain, "beyond the counted (1 - rho)^2": beyond}
     samples = {name: (one.iloc[:, 0] - one.iloc[:, -1]).dropna() for name, one in falls.items()}
-    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=judges.of_the_first)
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown="as it is")
 
 
-@claim(*("wide-key", f"{ORMANIEC}, section 3.2", "wide_keys"), there=_LAYER, here=f"{BARE}, weights N(0, 0.64 / d_V)")
+@claim("wide-key")
 def wide_key(evidence: Evidence) -> judges.Finding:
     """Claim: with wide keys attention does not depend on the data at initialisation.
 
@@ -84,7 +81,7 @@ def wide_key(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
 
 
-@claim(*("weight-powers", f"{ORMANIEC}, section 3.3, and slides", "weight_powers"), there=_LAYER, here=BARE)
+@claim("weight-powers")
 def weight_powers(evidence: Evidence) -> judges.Finding:
     """Claim: the blocks of H_o and H_f depend on the norms of W_Q, W_K and W_V with the counted powers.
 
@@ -101,7 +98,7 @@ def weight_powers(evidence: Evidence) -> judges.Finding:
     if shown not in of.get(Part.H_o.value, {}):
         return judges.missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
     effects = {name: parts.get(shown, next(iter(parts.values()))) for name, parts in of.items()}
-    return judges.by_conditions(of, effects, shown=lambda conditions: Part.H_o.value, note=" and ".join(of))
+    return judges.by_conditions(of, effects, shown=Part.H_o.value).saying(" and ".join(of))
 
 
 def _powers(rows: pd.DataFrame, part: Part, evidence: Evidence) -> judges.Effects:
@@ -122,12 +119,7 @@ def _powers(rows: pd.DataFrame, part: Part, evidence: Evidence) -> judges.Effect
     return effects
 
 
-@claim(
-    *("size-spectrum", f"{BLOG}, section 7", "model_size_width", "model_size_depth"),
-    figure="model_size_width",
-    there="transformers in general",
-    here="one layer of width 16 to 256, and 1 to 6 layers of width 64, untrained, 5 seeds",
-)
+@claim("size-spectrum")
 def size_spectrum(evidence: Evidence) -> judges.Finding:
     """Claim: the spectrum of the Hessian widens with the size of the network: larger and smaller eigenvalues.
 
@@ -147,10 +139,8 @@ def size_spectrum(evidence: Evidence) -> judges.Finding:
     if not known:
         return judges.missing("largest eigenvalues of the whole network against width or depth")
     lacking = [f"{end.replace('_', ' ')} {name}" for name in of for end in _ENDS if f"{end}, all sizes" not in of[name]]
-    finding = judges.by_conditions(known)
-    said = f"missing: {', '.join(lacking)}" if lacking else ""
-    words = "; ".join(filter(None, [finding.words, said]))
-    return replace(finding, words=words, is_lacking=finding.is_lacking or bool(lacking))
+    finding = judges.by_conditions(known).saying(f"missing: {', '.join(lacking)}" if lacking else "")
+    return replace(finding, is_lacking=finding.is_lacking or bool(lacking))
 
 
 def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
@@ -162,7 +152,7 @@ def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
         for words, sample in (_of_sizes(rows) if len(rows) else {"": pd.Series(dtype=float)}).items()
     }
     some = any(len(one) for one in samples.values())
-    return {name: judges.Effect(one, judges.at_least(LEAST_EXPONENT)) for name, one in samples.items()} if some else {}
+    return judges.alike(samples, judges.at_least(LEAST_EXPONENT)) if some else {}
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
@@ -179,11 +169,7 @@ def _of_sizes(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return {words: exponents(rows, "size", window=window) for words, window in windows.items()}
 
 
-@claim(
-    *("norm-depth", f"{BLOG}, section 7", "depth_norm"),
-    there="transformers in general",
-    here="1 to 5 layers, d_model 64, untrained; sigma 0.3, 1 and 3; 10 seeds",
-)
+@claim("norm-depth")
 def norm_depth(evidence: Evidence) -> judges.Finding:
     """Claim: block norms grow with depth, and pre-norm prevents it.
 
@@ -227,15 +213,13 @@ def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
     return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
 
 
-OURS = "hessfig (this package)"
 REMOVED = ("model.attention=linear", "model.norm=pre", "model.norm=sandwich")
 TURNED = ("model.scores=qk_norm", "model.scores=cosine")
 RAISED = ("model.attention=sigmoid", "model.attention=sparsemax", "model.norm=post")
 _RAISED_BY = 0.5
-_COMPONENTS = {"there": "predicted by counting powers", "here": "one layer, d_model 64, untrained, 10 seeds"}
 
 
-@claim("heterogeneity-removed", OURS, "components", **_COMPONENTS)
+@claim("heterogeneity-removed")
 def removed(evidence: Evidence) -> judges.Finding:
     """Claim: linear attention, and norms before or around sublayers, let value and query blocks grow alike with sigma
     (within 0.25).
@@ -247,7 +231,7 @@ def removed(evidence: Evidence) -> judges.Finding:
     return _of_variants(evidence, REMOVED, judges.near(0, LEAST_GAP))
 
 
-@claim("heterogeneity-turned", OURS, "components", **_COMPONENTS)
+@claim("heterogeneity-turned")
 def turned(evidence: Evidence) -> judges.Finding:
     """Claim: normalised queries and keys reverse the heterogeneity: query blocks grow by one power of sigma slower than
     value blocks (within 0.25).
@@ -259,7 +243,7 @@ def turned(evidence: Evidence) -> judges.Finding:
     return _of_variants(evidence, TURNED, judges.near(-1, LEAST_GAP))
 
 
-@claim("heterogeneity-raised", OURS, "components", **_COMPONENTS)
+@claim("heterogeneity-raised")
 def raised(evidence: Evidence) -> judges.Finding:
     """Claim: sigmoid and sparsemax attention, and norms after sublayers, raise the heterogeneity of softmax attention.
 
@@ -278,9 +262,8 @@ def _of_variants(
     known = dict(list(found.groupby(level="variant"))) if len(found) else {}
     if not {*variants, *([] if less is None else [less])} <= set(known):
         return judges.missing(f"norms of the blocks of W_Q and W_V for {', '.join(variants)} and the base")
-    by_seed_alone = {name: one.droplevel("variant") for name, one in known.items()}
+    of = {name: one.droplevel("variant") for name, one in known.items()}
     samples = {
-        name: by_seed_alone[name] if less is None else (by_seed_alone[name] - by_seed_alone[less]).dropna()
-        for name in variants
+        f"gap of exponents, {name}": of[name] if less is None else (of[name] - of[less]).dropna() for name in variants
     }
-    return judges.together({f"gap of exponents, {name}": judges.Effect(one, judge) for name, one in samples.items()})
+    return judges.together(judges.alike(samples, judge))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hessfig.analysis.axis import settings_of
 from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms
 from hessfig.analysis.intervals import student_interval
@@ -17,10 +18,6 @@ from hessfig.predictions.growth_rates import growth_rate
 from hessfig.terms import Block, Part
 
 Numbers = NDArray[np.float64]
-ORMANIEC = "Ormaniec et al. (ICLR 2025)"
-PAPER = "the paper's: one GPT-2-like layer, d_model 128, addition, as printed"
-DEEP = "the paper's: 1 to 5 GPT-2-like layers, d_model 128, addition, as printed"
-BARE = "the theorem's bare layer"
 SMALL: Window = (None, 0.1)
 LARGE: Window = (1.0, None)
 PRACTICAL: Window = (None, 1.0)  # what the source calls the practical range
@@ -59,16 +56,11 @@ LEAST_GAP = 0.25  # of exponents that are whole numbers in theory
 LEAST_GROWTH = 1.0  # a power of the data
 RELATIVE = 0.05  # of an exponent of any size
 MUCH_SMALLER, MUCH_SMALLER_STILL = 0.5, 0.25
-BY_ATTENTION, LAYERS = "model.attention", "model.n_layers"
+BY_ATTENTION = "model.attention"
 _PAIR = ("W_Q", "W_V")
 
 
-@claim(
-    *("softmax-heterogeneity", f"{ORMANIEC}, section 4.1", "eq5"),
-    there="any self-attention layer; drawn for d_model 128",
-    here=f"{BARE}, 20 seeds",
-    theorems=("eq5", "tab1"),
-)
+@claim("softmax-heterogeneity")
 def softmax(evidence: Evidence) -> judges.Finding:
     """Claim: without softmax the query and value blocks depend alike on the data; with softmax they differ.
 
@@ -85,18 +77,11 @@ def softmax(evidence: Evidence) -> judges.Finding:
         "softmax": partial(judges.departs, least=LEAST_GAP),
         "linear": judges.near(0, LEAST_GAP),
     }
-    return judges.together(
-        {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by},
-        words="a gap of exponents",
-    )
+    effects = {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by}
+    return judges.together(effects, words="a gap of exponents")
 
 
-@claim(
-    *("softmax-entries", f"{ORMANIEC}, section 4.1, Figure 4", "entries_seeds"),
-    figure="4",
-    there="one network, d_model 16",
-    here="the same, 20 seeds",
-)
+@claim("softmax-entries")
 def entries(evidence: Evidence) -> judges.Finding:
     """Claim: entries of the value and query blocks are of different size with softmax and of like size without.
 
@@ -110,7 +95,7 @@ def entries(evidence: Evidence) -> judges.Finding:
         sizes = [np.abs(one.block(name)) for name in ("W_V", "W_Q") if name in one.names]
         if len(sizes) == 2 and all((size > 0).any() for size in sizes):
             value, query = (float(np.median(size[size > 0])) for size in sizes)
-            kind = "linear" if f"{BY_ATTENTION}=linear" in one.variant else "softmax"
+            kind = "linear" if settings_of(one.variant).get(BY_ATTENTION) == "linear" else "softmax"
             found.setdefault(kind, {})[one.seed] = np.log10(value / query)
     if len(found) < 2:
         return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian])")
@@ -123,13 +108,7 @@ def entries(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("depth-data", f"{ORMANIEC}, section 4.1", "softmax", "mlp"),
-    figure="7",
-    there="linear attention and linear MLPs, 1 to 3 and 1 to 5 layers",
-    here="the same, d_model 128, addition, 20 seeds",
-    theorems=("depth", "mlp"),
-)
+@claim("depth-data")
 def depth(evidence: Evidence) -> judges.Finding:
     """Claim: the data dependence of linear attention grows with depth, that of linear MLPs does not.
 
@@ -159,12 +138,7 @@ def depth(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("prenorm-blocks", f"{ORMANIEC}, section 4.3", "layernorm", "sigma"),
-    figure="3b",
-    there=PAPER,
-    here=f"{PAPER}, 20 seeds",
-)
+@claim("prenorm-blocks")
 def prenorm(evidence: Evidence) -> judges.Finding:
     """Claim: with pre-LN the trend exponents of the query and value blocks differ much less than without a norm.
 
@@ -186,11 +160,11 @@ def prenorm(evidence: Evidence) -> judges.Finding:
         gap = judges.Effect(without, partial(judges.departs, least=LEAST_GAP))
         of[label(window)] = {"pre-LN / no norm": shown[label(window)], "gap, no norm": gap}
     quarter = [name for name, one in shown.items() if one.interval(len(of)).high < MUCH_SMALLER_STILL]
-    finding = judges.by_conditions(of, shown, shown=_smallest, note="in every window")
-    return replace(finding, words=f"{finding.words}; below 1/4: {', '.join(quarter) or 'nowhere'}")
+    told = "in every window", f"below 1/4: {', '.join(quarter) or 'nowhere'}"
+    return judges.by_conditions(of, shown, _smallest).saying(*told)
 
 
-@claim("layers-lower", f"{ORMANIEC}, appendix G", "depth", figure="6", there=DEEP, here=f"{DEEP}, 20 seeds")
+@claim("layers-lower")
 def lower(evidence: Evidence) -> judges.Finding:
     """Claim: blocks of earlier layers are smaller where sigma is below 1.
 
@@ -205,7 +179,7 @@ def lower(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect(_ends(logs, top), judges.at_least(LEAST_GAP)))
 
 
-@claim("layers-steeper", f"{ORMANIEC}, appendix G", "depth", figure="6", there=DEEP, here=f"{DEEP}, 20 seeds")
+@claim("layers-steeper")
 def steeper(evidence: Evidence) -> judges.Finding:
     """Claim: beyond sigma = 1 blocks of deeper networks show higher powers of sigma in their earlier layers.
 
@@ -220,12 +194,7 @@ def steeper(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect(-_ends(far, top), judges.at_least(LEAST_GAP)))
 
 
-@claim(
-    *("layers-law", f"{ORMANIEC}, appendix G", "depth", "softmax"),
-    figure="6",
-    there=DEEP,
-    here=f"{DEEP}, and 1 to 3 of linear attention; 20 seeds",
-)
+@claim("layers-law")
 def law(evidence: Evidence) -> judges.Finding:
     """Claim: the top layer of deep networks keeps its law: that of one layer beyond sigma = 1, and 2 * 3^D in Figure 7.
 
@@ -243,11 +212,10 @@ def law(evidence: Evidence) -> judges.Finding:
             "norms of blocks of the top layers of deep networks, with softmax and of linear attention"
         )
     judge = judges.near(1, RELATIVE)
-    effects = {name: {words: judges.Effect(one, judge) for words, one in parts.items()} for name, parts in of.items()}
-    return judges.by_conditions(effects)
+    return judges.by_conditions({name: judges.alike(parts, judge) for name, parts in of.items()})
 
 
-@claim("layers-exact", f"{ORMANIEC}, appendix G", "depth", figure="6", there=DEEP, here=f"{DEEP}, 20 seeds")
+@claim("layers-exact")
 def exact(evidence: Evidence) -> judges.Finding:
     """Claim: for sigma below 1 the query blocks of H_o and H_f and the value block of H_o scale exactly as those of one
     layer, in every layer of a deep network.
@@ -261,21 +229,15 @@ def exact(evidence: Evidence) -> judges.Finding:
     for words, (row, part) in blocks.items():
         top = int(evidence.table["num_layers"].max()) if len(evidence.table) else 0
         found = {f"layer {k}": _over_law(evidence, row, part, window=PRACTICAL, layer=k) for k in range(1, top + 1)}
-        known = {name: judges.Effect(one, judges.near(1, RELATIVE)) for name, one in found.items() if len(one)}
+        known = judges.alike({name: one for name, one in found.items() if len(one)}, judges.near(1, RELATIVE))
         of |= {words: known} if known else {}
     if not of:
         return judges.missing("norms of the query and value blocks of every layer of deep networks")
     worst = {name: max(parts.values(), key=lambda one: abs(one.interval().mean - 1)) for name, parts in of.items()}
-    return judges.by_conditions(
-        of, worst, shown=lambda found: max(found, key=lambda name: abs(found[name].effect.mean - 1))
-    )
+    return judges.by_conditions(of, worst, lambda found: max(found, key=lambda name: abs(found[name].effect.mean - 1)))
 
 
-@claim(
-    *("jacobian", f"{ORMANIEC}, section 3.1, and Noci et al. (2022)", "jacobian"),
-    there="one self-attention layer at initialisation",
-    here=BARE,
-)
+@claim("jacobian")
 def jacobian(evidence: Evidence) -> judges.Finding:
     """Claim: the Jacobian grows as sigma in the value weight and as sigma^3 in the query weight.
 

@@ -1,5 +1,7 @@
 """Verdicts: how the intervals behind a claim become one, alone, together, and under several conditions."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -186,6 +188,10 @@ class Finding:
     contrasts: tuple[tuple[str, Interval], ...] = ()
     is_lacking: bool = False
 
+    def saying(self, *words: str) -> Finding:
+        """Return the finding with more words behind its own."""
+        return replace(self, words="; ".join(filter(None, [self.words, *words])))
+
 
 def found(
     interval: Interval, verdict: ClaimVerdict, words: str = "", contrasts: Mapping[str, Interval] | None = None
@@ -208,13 +214,9 @@ def together(effects: Effects, shown: str = "", words: str = "") -> Finding:
     name, absent = shown or next(iter(effects)), lacking(effects)
     parts = {part: one.verdict() for part, one in effects.items()}
     said = listed(parts, absent) if len(effects) > 1 else ""
-    finding = found(
-        effects[name].interval(),
-        all_of(effects),
-        "; ".join(filter(None, [said, words])),
-        {key: one.interval() for key, one in effects.items()},
-    )
-    return replace(finding, is_lacking=bool(absent))
+    contrasts = {key: one.interval() for key, one in effects.items()}
+    finding = found(effects[name].interval(), all_of(effects), said, contrasts)
+    return replace(finding.saying(words), is_lacking=bool(absent))
 
 
 def missing(what: str) -> Finding:
@@ -226,16 +228,14 @@ def missing(what: str) -> Finding:
 def by_conditions(
     of: Mapping[str, Effects],
     effects: Mapping[str, Effect] | None = None,
-    *,
-    shown: Callable[[Mapping[str, Condition]], str] | None = None,
-    note: str | None = None,
+    shown: str | Callable[[Mapping[str, Condition]], str] = "",
 ) -> Finding:
     """Return the finding of a claim that was tested under several conditions, in each of which all parts must hold.
 
     A claim of the form 'under some condition' is corrected for their number. The effect is that of `effects` (else of
     the first part) under the condition `shown`: by default the first that holds, else where the effect is largest. The
-    words list every condition with its verdict, say of which the effect is, and end with `note`. A condition of which
-    a part has no number is missing: it is listed as such, and neither 'holds' nor 'does not hold' is said of all.
+    words list every condition with its verdict, and say of which the effect is. A condition of which a part has no
+    number is missing: it is listed as such, and neither 'holds' nor 'does not hold' is said of all.
     """
     tests, empty = len(of), Effect((), at_least(0.0))
     conditions = {
@@ -250,12 +250,16 @@ def by_conditions(
     absent = [name for name, one in conditions.items() if one.is_lacking]
     verdict, words = by_condition({name: one.verdict for name, one in conditions.items()}, absent)
     contrasts = {name: one for condition in conditions.values() for name, one in condition.contrasts.items()}
-    place = (shown or first_that_holds)(conditions)
+    chosen = shown or first_that_holds
+    place = chosen if isinstance(chosen, str) else chosen(conditions)
     where = f"the effect is that of {place}" if tests > 1 else ""
-    finding = found(
-        conditions[place].effect, verdict, "; ".join(filter(None, [words or place, where, note])), contrasts
-    )
+    finding = found(conditions[place].effect, verdict, words or place, contrasts).saying(where)
     return replace(finding, is_lacking=bool(absent))
+
+
+def alike(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effect]:
+    """Return effects that are all judged in one way, by their names."""
+    return {name: Effect(sample, judge) for name, sample in samples.items()}
 
 
 def each(
@@ -294,17 +298,13 @@ def _if_several(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str]) -
     return listed(verdicts, absent) if len(verdicts) > 1 or absent else ""
 
 
-def of_the_first(conditions: Mapping[str, Condition]) -> str:
-    """Return the first condition, whichever hold."""
-    return next(iter(conditions))
-
-
 def first_that_holds(conditions: Mapping[str, Condition]) -> str:
     """Return the first condition under which a claim holds, else the one with the largest effect."""
     holding = (name for name, one in conditions.items() if one.verdict in PASSING[:2])
     return next(holding, "") or largest({name: one.effect for name, one in conditions.items()})
 
 
-def largest(effects: Mapping[str, Interval], size: Callable[[float], float] = float) -> str:
+def largest(effects: Mapping[str, Effect | Interval], size: Callable[[float], float] = float) -> str:
     """Return the name of the effect whose mean is largest by `size`; one without a mean comes last."""
-    return max(effects, key=lambda name: np.nan_to_num(size(effects[name].mean), nan=-np.inf))
+    means = {name: (one if isinstance(one, Interval) else one.interval()).mean for name, one in effects.items()}
+    return max(means, key=lambda name: np.nan_to_num(size(means[name]), nan=-np.inf))

@@ -15,7 +15,6 @@ from hessfig.analysis import presented
 from hessfig.analysis.claims import (
     along_rules,
     component_rules,
-    encoder_rules,
     growth_rules,
     ratio_rules,
     sample_rules,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     *(growth_rules, share_rules, component_rules, ratio_rules, spectrum_rules, sublayer_rules),
-    *(encoder_rules, training_rules, sample_rules, along_rules),
+    *(training_rules, sample_rules, along_rules),
 )
 
 
@@ -250,11 +249,10 @@ def _scale(one: Judged) -> str:
 
 
 _DECIDED = {*PASSING, ClaimVerdict.holds_only_if, ClaimVerdict.does_not_hold}
-_COLOURS = {
-    **{ClaimVerdict.theorem.value: "green", ClaimVerdict.small.value: "yellow", ClaimVerdict.not_tested.value: "dim"},
-    **{ClaimVerdict.holds.value: "green", ClaimVerdict.does_not_hold.value: "red"},
-    **{ClaimVerdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
-    **{ClaimVerdict.within.value: "green", ClaimVerdict.less.value: "yellow"},
+_COLOURS: dict[str, str] = {
+    **dict.fromkeys((ClaimVerdict.theorem, ClaimVerdict.holds, ClaimVerdict.within), "green"),
+    **dict.fromkeys((ClaimVerdict.small, ClaimVerdict.holds_only_if, ClaimVerdict.less), "yellow"),
+    **{ClaimVerdict.does_not_hold: "red", ClaimVerdict.not_tested: "dim", NOT_RUN: "dim"},
 }
 
 

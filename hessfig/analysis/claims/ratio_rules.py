@@ -12,8 +12,6 @@ from hessfig.analysis.claims.growth_rules import least_squares
 from hessfig.analysis.claims.rule import Evidence, claim, diagonal, in_logs, norms
 from hessfig.analysis.training_runs import OPTIMISER, RATE, tuned_rates
 
-OURS = "hessfig (this package)"
-ZHANG = "Zhang et al. (NeurIPS 2024), arXiv 2402.16788"
 COMPONENTS = ("model.attention", "model.attention_bias", "model.scores", "model.norm")
 SCALE = "model.weight_scale"
 LEAST_DECADES, LEAST_GAP, LEAST_RATE = 0.1, 0.01, 0.1
@@ -22,10 +20,9 @@ SIDES = {"sigmoid": -1, "qk_norm": 1, "pre": 1, "post": -1}
 _SETTINGS = (*COMPONENTS, SCALE, OPTIMISER, RATE)
 _PLACE = ["network", "scale", "seed"]
 _BETWEEN, _RESCALED = "between components", "weights rescaled"
-_SIZE = "2 layers, d_model 32, 32 characters, {} steps; 5 seeds"
 
 
-@claim(*("ratio-training", OURS, "ratio_training"), there="predicted untrained", here=_SIZE.format(400))
+@claim("ratio-training")
 def ratio_training(evidence: Evidence) -> judges.Finding:
     """Claim: at equal held-out loss of trained character models, components still order the ratio of query to value
     blocks as the theorem of mixing weights does for untrained ones.
@@ -49,11 +46,7 @@ def ratio_training(evidence: Evidence) -> judges.Finding:
     return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)))
 
 
-@claim(
-    *("heterogeneity-gap", ZHANG, "ratio_rates", "ratio_initial"),
-    there="transformers, CNNs and MLPs by spectra of blocks",
-    here=_SIZE.format(200),
-)
+@claim("heterogeneity-gap")
 def gap(evidence: Evidence) -> judges.Finding:
     """Claim: heterogeneity hampers SGD: the more query and value blocks differ, the further SGD is behind Adam.
 
@@ -69,11 +62,7 @@ def gap(evidence: Evidence) -> judges.Finding:
     return _explained(loss_gaps(evidence), evidence, LEAST_GAP)
 
 
-@claim(
-    *("heterogeneity-rates", OURS, "ratio_rates", "ratio_initial"),
-    there="a question of this package",
-    here=_SIZE.format(200),
-)
+@claim("heterogeneity-rates")
 def rates(evidence: Evidence) -> judges.Finding:
     """Claim: the more query and value blocks differ, the smaller the largest stable learning rate of SGD next to that
     of Adam.
@@ -210,7 +199,7 @@ def _explained(values: pd.Series, evidence: Evidence, least: float) -> judges.Fi
     if both.empty:
         return judges.missing("losses of SGD and Adam with optima inside the grid, next to untrained ratios")
     absent = [f"{network} at scale {scale:g}" for network, scale in left_out(both, evidence)]
-    effects = {name: judges.Effect(sample, judges.at_least(least)) for name, sample in slopes(both).items()}
+    effects = judges.alike(slopes(both), judges.at_least(least))
     return judges.together(effects, words=f"left out: {', '.join(absent)}" if absent else "")
 
 

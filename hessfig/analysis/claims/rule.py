@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, each_hessian
 from hessfig.analysis.axis import with_settings
@@ -20,6 +21,7 @@ from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, has_
 from hessfig.record import FROBENIUS, LEFT_OUT
 from hessfig.terms import Part
 
+LOSSES = 5  # at which trainings are compared
 OURS = "hessfig"  # how the source of a question of the package's own begins
 
 
@@ -99,20 +101,19 @@ class Claim:
         return finding
 
 
-def claim(
-    name: str, source: str, sweep: str, *beside: str, figure: str = "", **told: Any
-) -> Callable[[Callable[[Evidence], Finding]], Claim]:
-    """Make a rule the claim that it decides; the figure has the name of the sweep unless another is given.
+def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
+    """Make a rule the claim that it decides; what else is fixed with it stands under this name in records.toml.
 
-    The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words. `told` are
-    further fields of the claim: `there`, `here`, `theorems`, `others`; those of records.toml are added.
+    The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words. The figure
+    has the name of the sweep unless the record names another.
     """
 
     def made(rule: Callable[[Evidence], Finding]) -> Claim:
         said, words = (" ".join(one.split()) for one in [*(rule.__doc__ or "").split("\n\n"), ""][:2])
-        statement = said.removeprefix("Claim: ").removesuffix(".")
-        fields: dict[str, Any] = {**told, **_records().get(name, {})}
-        return Claim(name, source, statement, sweep, figure or sweep, rule, words, beside, **fields)
+        statement, record = said.removeprefix("Claim: ").removesuffix("."), dict(_records()[name])
+        sweep, *beside = record.pop("sweeps")
+        fields = {"figure": sweep, "beside": tuple(beside), **record}
+        return Claim(name, statement=statement, sweep=sweep, rule=rule, rule_words=words, **fields)
 
     return made
 
@@ -121,7 +122,10 @@ def claim(
 def _records() -> dict[str, dict[str, Any]]:
     """Return what records.toml says of each claim."""
     said = tomllib.loads(Path(__file__).with_name("records.toml").read_text(encoding="utf-8"))
-    return {name: {**fields, "seeds": tuple(fields["seeds"])} for name, fields in said.items()}
+    return {
+        name: {key: tuple(one) if isinstance(one, list) else one for key, one in fields.items()}
+        for name, fields in said.items()
+    }
 
 
 def diagonal(rows: pd.DataFrame) -> pd.DataFrame:
@@ -148,6 +152,18 @@ def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
     """Return the rows whose value is positive, with its logarithm in its place."""
     positive = rows[rows["value"] > 0]
     return positive.assign(value=log(positive["value"]))
+
+
+def at_equal_losses(curves: Sequence[pd.Series]) -> list[NDArray[np.float64]]:
+    """Return the values of curves (index: log losses, rising) at five losses evenly spaced, which all pass through.
+
+    Nothing where they have no losses in common.
+    """
+    if not all(len(one) > 1 for one in curves):
+        return []
+    low, high = max(one.index[0] for one in curves), min(one.index[-1] for one in curves)
+    places = np.linspace(low, high, LOSSES)
+    return [np.interp(places, one.index.to_numpy(float), one.to_numpy(float)) for one in curves] if low < high else []
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """Rules of claims against the number of samples: landscapes, gradients and Hessians of the first k."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -9,8 +12,7 @@ import pandas as pd
 from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.rule import Evidence, claim
-from hessfig.analysis.claims.training_rules import ADDITION, BLOG
-from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window
 from hessfig.terms import Part
 
@@ -27,16 +29,9 @@ LEAST_RATIO = 0.02  # decades: 5 %
 LEAST_SHARE = 0.5
 _WHOLE, _WITHIN = ("start", "full", "full quadratic"), ("top", "top quadratic", "random quadratic")
 _PLACES = [(spread, f"top, D = {count}") for spread in LOCAL for count in TOP]
-_THERE = "vision transformers on MNIST and CIFAR"
-_HERE = f"{ADDITION}; 5 seeds, 10 000 sums"
 
 
-@claim(
-    *("landscape-rate", "arXiv 2510.16927, theorem 7", "landscape"),
-    there=_THERE,
-    here=_HERE,
-    identity="L_{k+1} - L_k = (l_{k+1} - L_k) / (k + 1) for any losses in random order",
-)
+@claim("landscape-rate")
 def rate(evidence: Evidence) -> judges.Finding:
     """Claim: |L_{k+1} - L_k| falls as 1/k.
 
@@ -49,17 +44,13 @@ def rate(evidence: Evidence) -> judges.Finding:
     if rows.empty:
         return judges.missing("differences of losses against k")
     rates = exponents(rows, K, "place", window=FROM_TEN)
-    effects = {
-        place: judges.Effect(one, judges.near(-1, LEAST_EXPONENT))
-        for place, one in rates.groupby(level="place", sort=False)
-    }
-    if not effects:
+    if rates.empty:
         return judges.missing("differences of losses at ten samples and more")
-    shown = _farthest({name: one.interval() for name, one in effects.items()}, -1.0)
-    return judges.together(effects, shown, f"the effect is that of {shown}")
+    places = dict(list(rates.groupby(level="place", sort=False)))
+    return _worst(judges.alike(places, judges.near(-1, LEAST_EXPONENT)), _off(-1.0))
 
 
-@claim(*("landscape-bound", "arXiv 2510.16927, theorem 7", "landscape"), there=_THERE, here=_HERE)
+@claim("landscape-bound")
 def bound(evidence: Evidence) -> judges.Finding:
     """Claim: |L_{k+1} - L_k| lies below the theorem's bound.
 
@@ -73,16 +64,13 @@ def bound(evidence: Evidence) -> judges.Finding:
     margins = over.groupby(level=["place", "seed"], sort=False).min()
     if margins.empty:
         return judges.missing("differences of losses against k next to their bound")
-    effects = {
-        place: judges.Effect(one, judges.at_least(0.0)) for place, one in margins.groupby(level="place", sort=False)
-    }
-    shown = judges.largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
     factors = f"factors of {10 ** over.min():.2g} to {10 ** over.max():.2g} over the mean difference"
     vacuous = "vacuous: " if over.min() > VACUOUS else ""
-    return judges.together(effects, shown, f"{vacuous}{factors}; the effect is that of {shown}")
+    places = dict(list(margins.groupby(level="place", sort=False)))
+    return _worst(judges.alike(places, judges.at_least(0.0)), operator.neg, f"{vacuous}{factors}")
 
 
-@claim(*("landscape-chance", "hessfig", "landscape"), here=_HERE)
+@claim("landscape-chance")
 def chance(evidence: Evidence) -> judges.Finding:
     """Claim: the differences |L_{k+1} - L_k| are not those of independent losses.
 
@@ -99,12 +87,12 @@ def chance(evidence: Evidence) -> judges.Finding:
         return judges.missing("root mean squares of differences of losses against k next to their null")
     samples = dict(list(excess.groupby(level="place", sort=False)))
     return judges.by_conditions(
-        judges.each(samples, _differs),
+        judges.each(samples, partial(judges.departs, least=LEAST_BEYOND)),
         shown=lambda conditions: judges.largest({name: one.effect for name, one in conditions.items()}, abs),
     )
 
 
-@claim(*("stationarity-data", "arXiv 2510.16927, assumption 1", "stationarity"), there=_THERE, here=_HERE)
+@claim("stationarity-data")
 def stationarity(evidence: Evidence) -> judges.Finding:
     """Claim: gradients at w* vanish better with more samples than chance alone would make them.
 
@@ -124,12 +112,7 @@ def stationarity(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect((null - measured).dropna(), judges.at_least(LEAST_BEYOND)), contrasts=contrasts)
 
 
-@claim(
-    *("hessian-data", BLOG, "data_size_batches"),
-    figure="data_size",
-    there=_THERE,
-    here="one layer, d_model 16, untrained; 8 batches",
-)
+@claim("hessian-data")
 def hessian(evidence: Evidence) -> judges.Finding:
     """Claim: the norm and the condition number of the Hessian go as 1/sqrt(number of samples).
 
@@ -149,19 +132,11 @@ def hessian(evidence: Evidence) -> judges.Finding:
     }
     if not all(any(name in effect for effect in effects) for name in ("norm", "condition number")):
         return judges.missing("norms and condition numbers of the Hessians of k samples")
-    worst = _farthest({name: one.interval() for name, one in effects.items()}, -0.5)
     count = next(iter(effects.values())).interval().count
-    return judges.together(effects, worst, f"intervals over {count} batches or seeds; the effect is that of {worst}")
+    return _worst(effects, _off(-0.5), f"intervals over {count} batches or seeds")
 
 
-_SUBSPACE_HERE = "a character GPT-2 of 2 layers, d_model 32, 400 steps, 128 sequences, 5 seeds: 1234 to 1238"
-
-
-@claim(
-    *("top-subspace", "arXiv 2604.14870", "landscape_subspace"),
-    there="a decoder-only transformer of 107 M parameters, 8 sequences",
-    here=_SUBSPACE_HERE,
-)
+@claim("top-subspace")
 def subspace(evidence: Evidence) -> judges.Finding:
     """Claim: Delta_2 in the space of the top eigenvectors of the Hessian is that in all weights, at small spreads.
 
@@ -178,12 +153,11 @@ def subspace(evidence: Evidence) -> judges.Finding:
     ratios = {
         f"{name}, s = {spread}": np.log10(levels.loc[spread, name] / full.loc[spread]) for spread, name in _PLACES
     }
-    effects = {name: judges.Effect(one, judges.near(0, LEAST_RATIO)) for name, one in ratios.items()}
     start = {f"w* itself, s = {one}": np.log10(levels.loc[one, "start"] / full.loc[one]) for one in LOCAL}
-    return _with_beside(effects, _farthest({name: one.interval() for name, one in effects.items()}, 0.0), start)
+    return _worst(judges.alike(ratios, judges.near(0, LEAST_RATIO)), abs, beside=start)
 
 
-@claim(*("top-subspace-share", "hessfig, on arXiv 2604.14870", "landscape_subspace"), here=_SUBSPACE_HERE)
+@claim("top-subspace-share")
 def subspace_share(evidence: Evidence) -> judges.Finding:
     """Claim: sixteen top eigenvectors carry half of what probing all weights adds to Delta_2 at w* itself.
 
@@ -197,15 +171,29 @@ def subspace_share(evidence: Evidence) -> judges.Finding:
         return judges.missing("Delta_2 in subspaces and in all weights")
     added = levels.sub(levels["start"], axis=0)
     shares = {name: added[f"{name} quadratic, D = {MOST_TOP}"] / added["full quadratic"] for name in ("top", "random")}
-    effects = {f"s = {one}": judges.Effect(shares["top"].loc[one], judges.at_least(LEAST_SHARE)) for one in LOCAL}
-    worst = judges.largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
-    return _with_beside(effects, worst, {f"random, s = {one}": shares["random"].loc[one] for one in LOCAL})
+    effects = judges.alike({f"s = {one}": shares["top"].loc[one] for one in LOCAL}, judges.at_least(LEAST_SHARE))
+    return _worst(effects, operator.neg, beside={f"random, s = {one}": shares["random"].loc[one] for one in LOCAL})
 
 
-def _with_beside(effects: judges.Effects, shown: str, beside: Mapping[str, pd.Series]) -> judges.Finding:
-    finding = judges.together(effects, shown, f"the effect is that of {shown}")
+def _worst(
+    effects: judges.Effects,
+    size: Callable[[float], float],
+    words: str = "",
+    beside: Mapping[str, pd.Series] = MappingProxyType({}),
+) -> judges.Finding:
+    """Return the finding of a claim whose every part must hold: its effect is the one whose mean is largest by `size`.
+
+    `words` come before those that name it; intervals of what stands `beside` are reported and do not enter the verdict.
+    """
+    shown = judges.largest(effects, size)
+    finding = judges.together(effects, shown, words).saying(f"the effect is that of {shown}")
     others = tuple((name, student_interval(one)) for name, one in beside.items())
     return replace(finding, contrasts=finding.contrasts + others)
+
+
+def _off(target: float) -> Callable[[float], float]:
+    """Return how far a mean is from a target."""
+    return lambda mean: abs(mean - target)
 
 
 def _levels(evidence: Evidence) -> pd.DataFrame:
@@ -228,10 +216,6 @@ def _over_batches(exponents: pd.Series) -> pd.Series:
     return exponents.groupby(level="variant" if batches > 1 else "seed").mean()
 
 
-def _differs(interval: Interval) -> judges.ClaimVerdict:
-    return judges.departs(interval, LEAST_BEYOND)
-
-
 def _placed(evidence: Evidence, name: str) -> pd.DataFrame:
     """Return a landscape's curve with its place in words; w* is one place, seen once."""
     rows = evidence.numbers(f"landscape_{name}", DIRECTION, DISTANCE)
@@ -248,7 +232,3 @@ def _logs(rows: pd.DataFrame) -> pd.Series:
 
 def _words(direction: str, distance: str) -> str:
     return "at w*" if distance in ("", "None") else f"{direction or 'random'}: |w - w*| = {distance}"
-
-
-def _farthest(intervals: dict[str, Interval], target: float) -> str:
-    return judges.largest(intervals, lambda mean: abs(mean - target))

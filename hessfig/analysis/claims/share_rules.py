@@ -1,14 +1,12 @@
 """Rules of claims about shares of the two parts of the Hessian: temperature, heads, one weight for two."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import X, settings_of, short_variant, with_settings
-from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, PAPER
-from hessfig.analysis.claims.judges import Effect, Effects, Finding, at_least, by_conditions, each, missing
+from hessfig.analysis.axis import X, short_variant, with_settings, without
+from hessfig.analysis.claims.judges import Effect, Effects, Finding, alike, at_least, by_conditions, each, missing
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, wide
 from hessfig.analysis.curves import seed_shares
 from hessfig.record import FROBENIUS
@@ -21,12 +19,7 @@ _SPLIT, _AT_SCORES = ([part.value for part in split] for split in (AT_OUTPUTS, A
 _QUERY_KEY = ("W_Q", "W_K")
 
 
-@claim(
-    *("temperature", f"{ORMANIEC}, section 4.3 and Remark D.1", "temperature"),
-    there="one self-attention layer (the theorem's), d_model 128",
-    here=f"{BARE}, d_model 16; t from 1/16384 to 64; 20 seeds",
-    theorems=("remD1", "temp"),
-)
+@claim("temperature")
 def temperature(evidence: Evidence) -> Finding:
     """Claim: in the query-key part of the Hessian H_f^T dominates as t grows, and H_o^T as t goes to 0.
 
@@ -48,13 +41,12 @@ def temperature(evidence: Evidence) -> Finding:
             "share at the highest - 1/2": high - 0.5,
             "1/2 - share at the lowest": (0.5 - low)[: None if enough else 0],
         }
-        of[place] = {name: Effect(sample, at_least(LEAST_SHARE)) for name, sample in parts.items()}
+        of[place] = alike(parts, at_least(LEAST_SHARE))
         rises[place] = Effect((along.iloc[:, -1] - along.iloc[:, 0]).dropna(), at_least(LEAST_SHARE))
         said.append(f"{place}: {_crossing(along.mean())}" + ("" if enough else ", t does not reach sigma^2 / 100"))
     if not of:
         return missing(f"norms of H_oT and H_fT of {QUERY_KEY} for several values of {TEMPERATURE}")
-    finding = by_conditions(of, rises)
-    return replace(finding, words="; ".join(filter(None, [finding.words, *said])))
+    return by_conditions(of, rises).saying(*said)
 
 
 def _along_temperature(evidence: Evidence) -> Iterator[tuple[str, float, pd.DataFrame]]:
@@ -76,12 +68,7 @@ def _crossing(share: pd.Series) -> str:
     return f"1/2 at t = {np.exp(log):.2g}"
 
 
-@claim(
-    *("single-matrix", f"{ORMANIEC}, section 4.2, Lemma 4.1", "temperature"),
-    there="one self-attention layer (the theorem's)",
-    here=f"{BARE}, d_model 16; t = 1",
-    theorems=("lem41",),
-)
+@claim("single-matrix")
 def single(evidence: Evidence) -> Finding:
     """Claim: the Hessian of one weight W_QK has no counterpart of H_f^T, which double parametrisation adds.
 
@@ -97,7 +84,7 @@ def single(evidence: Evidence) -> Finding:
     return by_conditions(each(dict(list(plain.groupby(level="place", sort=False))), at_least(LEAST_SHARE)))
 
 
-@claim(*("single-matrix-share", "hessfig", "single_matrix", "blocks"), here=f"{PAPER}, 12 seeds")
+@claim("single-matrix-share")
 def single_share(evidence: Evidence) -> Finding:
     """Claim: one weight W_QK in place of W_Q W_K^T makes the functional share of the query-key blocks smaller.
 
@@ -117,13 +104,7 @@ def single_share(evidence: Evidence) -> Finding:
     return by_conditions(each(samples, at_least(LEAST_SHARE)))
 
 
-@claim(
-    *("heads-entries", f"{ORMANIEC}, appendix E", "heads_zeros"),
-    figure="heads",
-    there="any number of heads",
-    here="one layer, d_model 16, 1 to 16 heads, 10 seeds",
-    theorems=("remE1",),
-)
+@claim("heads-entries")
 def heads_entries(evidence: Evidence) -> Finding:
     """Claim: with more heads most entries of the attention Hessian have H_f = 0: the outer product determines them.
 
@@ -140,15 +121,11 @@ def heads_entries(evidence: Evidence) -> Finding:
     for sigma, one in rows.assign(heads=rows[HEADS].astype(float)).groupby("sigma"):
         along = wide(by_seed(one, "heads"), "heads")
         parts = {"rise": along.iloc[:, -1] - along.iloc[:, 0], "share with the most - 1/2": along.iloc[:, -1] - 0.5}
-        of[f"sigma = {sigma:g}"] = {name: Effect(sample, at_least(LEAST_SHARE)) for name, sample in parts.items()}
+        of[f"sigma = {sigma:g}"] = alike(parts, at_least(LEAST_SHARE))
     return by_conditions(of)
 
 
-@claim(
-    *("heads-norm", f"{ORMANIEC}, appendix E", "heads"),
-    there="any number of heads",
-    here="one GPT-2-like layer, d_model 128, 1 to 16 heads, 20 seeds",
-)
+@claim("heads-norm")
 def heads_norm(evidence: Evidence) -> Finding:
     """Claim: with an increasing number of heads the outer product Hessian dominates the Hessian, in norm.
 
@@ -164,7 +141,7 @@ def heads_norm(evidence: Evidence) -> Finding:
     for sigma, one in along.groupby(level=X):
         fewest, most = one.iloc[:, 0], one.iloc[:, -1]
         parts = {"fall": (fewest - most).dropna(), "1/2 - share with the most": (0.5 - most).dropna()}
-        of[f"sigma = {sigma:g}"] = {name: Effect(sample, at_least(LEAST_SHARE)) for name, sample in parts.items()}
+        of[f"sigma = {sigma:g}"] = alike(parts, at_least(LEAST_SHARE))
     return by_conditions(of)
 
 
@@ -181,8 +158,7 @@ def _at_scores(evidence: Evidence) -> pd.Series:
 
 
 def _place(variant: str, sigma: float) -> str:
-    rest = ",".join(f"{key}={value}" for key, value in settings_of(variant).items() if key != TEMPERATURE)
-    return ", ".join(filter(None, [short_variant(rest), f"sigma = {sigma:g}"]))
+    return ", ".join(filter(None, [short_variant(without(variant, TEMPERATURE)), f"sigma = {sigma:g}"]))
 
 
 def _norm_shares(evidence: Evidence) -> pd.DataFrame:

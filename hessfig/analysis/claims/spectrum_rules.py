@@ -7,23 +7,9 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import settings_of, with_settings
-from hessfig.analysis.claims.growth_rules import ORMANIEC, SMALL, least_squares
-from hessfig.analysis.claims.judges import (
-    ClaimVerdict,
-    Effect,
-    Effects,
-    Finding,
-    any_of,
-    at_least,
-    by_conditions,
-    departs,
-    each,
-    found,
-    largest,
-    missing,
-    single,
-)
-from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal
+from hessfig.analysis.claims import judges
+from hessfig.analysis.claims.growth_rules import SMALL, least_squares
+from hessfig.analysis.claims.rule import Evidence, at_equal_losses, by_seed, claim, diagonal
 from hessfig.analysis.intervals import Interval, welch_interval
 from hessfig.analysis.slopes.printed import Window, label, within
 from hessfig.analysis.spectral_distances import KERNELS, NOISE, Kernel, is_weight, pair_distances
@@ -41,23 +27,12 @@ LEAST_DECADES = 0.1  # a quarter more or less
 LEAST_EXPONENT = 0.1
 MIDDLE: Window = (0.1, 1.0)
 UNSATURATED: Window = (1.0, 5.0)
-_AFTER_SLIDES = "hessfig, after the slides"
 _QUERY_KEY = ("W_Q", "W_K")
-_ZHANG = "BERT, GPT-2 and ViT-base against ResNet18 and VGG11, at initialisation and trained"
-_SIZES_ALONE = "equal spectra of the sizes of these blocks pass the rule, for the distance grows with unlike sizes"
-_VISION_AND_TEXT = (
-    "a CNN of six convolutions and a vision transformer of one layer on 8 x 8 digits (3 000 weights each, 5 seeds), a "
-    "character GPT-2 of 4 layers (3 seeds)"
-)
 _FIRST = "vision transformer, fixed kernel"
 
 
-@claim(
-    *("softmax-indefinite", f"{ORMANIEC}, section 4.1", "spectra"),
-    there="one GPT-2-like layer",
-    here="one layer, d_model 16, 5 seeds",
-)
-def indefinite(evidence: Evidence) -> Finding:
+@claim("softmax-indefinite")
+def indefinite(evidence: Evidence) -> judges.Finding:
     """Claim: softmax makes the diagonal blocks of the attention weights more indefinite.
 
     The share of negative eigenvalues of H in the blocks of W_Q, W_K and W_V, averaged, with softmax minus with linear
@@ -68,19 +43,14 @@ def indefinite(evidence: Evidence) -> Finding:
     rows = diagonal(evidence.numbers("share_negative", ATTENTION, NORM, part=Part.H.value))
     shares = by_seed(rows[rows["row"].isin(["W_Q", "W_K", "W_V"])], NORM, ATTENTION)
     if not {"softmax", "linear"} <= set(shares.index.get_level_values(ATTENTION)):
-        return missing(f"share_negative of the attention's blocks for {ATTENTION}=softmax and linear")
+        return judges.missing(f"share_negative of the attention's blocks for {ATTENTION}=softmax and linear")
     more = (shares.xs("softmax", level=ATTENTION) - shares.xs("linear", level=ATTENTION)).dropna()
     kinds = {f"{NORM}={norm or 'none'}": one for norm, one in more.groupby(level=NORM)}
-    return by_conditions(each(kinds, at_least(LEAST_SHARE)))
+    return judges.by_conditions(judges.each(kinds, judges.at_least(LEAST_SHARE)))
 
 
-@claim(
-    *("zhang-heterogeneity", "arXiv 2402.16788", "heterogeneity_vision", "language_spectra"),
-    there=_ZHANG,
-    here=f"{_VISION_AND_TEXT}; at initialisation",
-    others=_SIZES_ALONE,
-)
-def heterogeneity(evidence: Evidence) -> Finding:
+@claim("zhang-heterogeneity")
+def heterogeneity(evidence: Evidence) -> judges.Finding:
     """Claim: untrained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
 
     The average Jensen-Shannon distance between the spectra of the full Hessian's blocks, of hidden weights alone: of a
@@ -95,13 +65,8 @@ def heterogeneity(evidence: Evidence) -> Finding:
     return _more_than_cnn(evidence.at_step(0), evidence.other("language_spectra").at_step(0))
 
 
-@claim(
-    *("zhang-heterogeneity-trained", "arXiv 2402.16788", "heterogeneity_vision", "language_spectra"),
-    there=_ZHANG,
-    here=f"{_VISION_AND_TEXT}; trained",
-    others=_SIZES_ALONE,
-)
-def heterogeneity_at_end(evidence: Evidence) -> Finding:
+@claim("zhang-heterogeneity-trained")
+def heterogeneity_at_end(evidence: Evidence) -> judges.Finding:
     """Claim: trained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
 
     The effect and its rule are those of zhang-heterogeneity (under a condition it holds when the interval is above 0
@@ -110,12 +75,8 @@ def heterogeneity_at_end(evidence: Evidence) -> Finding:
     return _more_than_cnn(evidence.at_step(-1), evidence.other("language_spectra").at_step(-1))
 
 
-@claim(
-    *("gauss-newton-worse", _AFTER_SLIDES, "gauss_newton"),
-    there="the scalar-token model (theorem scalar-ggn corrects it); of whole networks the question is ours",
-    here="one layer, d_model 16, untrained, 10 seeds, sigma up to 5",
-)
-def proxy(evidence: Evidence) -> Finding:
+@claim("gauss-newton-worse")
+def proxy(evidence: Evidence) -> judges.Finding:
     """Claim: the Gauss-Newton part is a worse proxy of the largest eigenvalue for transformers than for MLPs.
 
     The misfit of a kind of network is the size of the mean of log(largest eigenvalue of H_o / largest eigenvalue of H),
@@ -126,22 +87,18 @@ def proxy(evidence: Evidence) -> Finding:
     eigenvalue is not positive is left out.
     """
     ratios = _ratios(evidence)
-    of: dict[str, Effects] = {}
+    of: dict[str, judges.Effects] = {}
     for window in (SMALL, MIDDLE, UNSATURATED):
         rows = ratios[within(ratios["sigma"], window)]
         kinds = [by_seed(rows[rows[KIND] == kind]) for kind in (TRANSFORMER, MLP)]
         of |= {label(window): {"": _worse(*kinds)}} if all(map(len, kinds)) else {}
     if not of:
-        return missing("largest eigenvalues of H_o and H of the whole network, for transformers and MLPs")
-    return by_conditions(of)
+        return judges.missing("largest eigenvalues of H_o and H of the whole network, for transformers and MLPs")
+    return judges.by_conditions(of)
 
 
-@claim(
-    *("gauss-newton-worse-trained", _AFTER_SLIDES, "gauss_newton_after"),
-    there="the scalar-token model; of trained networks the question is ours",
-    here="one layer, d_model 16, 2 000 steps of addition, 5 seeds",
-)
-def proxy_along(evidence: Evidence) -> Finding:
+@claim("gauss-newton-worse-trained")
+def proxy_along(evidence: Evidence) -> judges.Finding:
     """Claim: at equal loss along a training the Gauss-Newton part is the worse proxy for transformers than for MLPs.
 
     The misfit of gauss-newton-worse along each training, at equal losses: linear in the logarithm of the loss between
@@ -156,16 +113,14 @@ def proxy_along(evidence: Evidence) -> Finding:
     both = ratios.merge(losses[[*key, "value"]].rename(columns={"value": "loss"}), on=key) if len(losses) else losses
     kinds = _at_equal_loss(both) if len(both) else [pd.Series(dtype=float)]
     if kinds[0].empty:
-        return missing("losses next to largest eigenvalues of H_o and H along trainings that pass through equal losses")
-    return single(_worse(*kinds))
+        return judges.missing(
+            "losses next to largest eigenvalues of H_o and H along trainings that pass through equal losses"
+        )
+    return judges.single(_worse(*kinds))
 
 
-@claim(
-    *("sinks-stretch", "slides", "sinks_trained"),
-    there="the self-attention Hessian of the scalar model; shown in GPT-2",
-    here="a character GPT-2 of 4 layers, d_model 16, trained with the sink for 1 500 steps; 5 seeds",
-)
-def stretch(evidence: Evidence) -> Finding:
+@claim("sinks-stretch")
+def stretch(evidence: Evidence) -> judges.Finding:
     """Claim: in the attention's Hessian larger sinks shrink the bulk of the spectrum and grow its outliers.
 
     For each kind of sink, seed by seed, of the attention's group of weights: growth = log10 of the outermost eigenvalue
@@ -178,25 +133,19 @@ def stretch(evidence: Evidence) -> Finding:
     both = pd.concat({"outer": _outermost(last), "width": _widths(last)}, axis=1).dropna()
     kinds = list(dict.fromkeys(both.index.get_level_values(SINK)))
     if not kinds:
-        return missing("eigenvalues and quantiles of the group `attention` against beta")
-    of: dict[str, Effects] = {}
-    sums: dict[str, Effect] = {}
+        return judges.missing("eigenvalues and quantiles of the group `attention` against beta")
+    of: dict[str, judges.Effects] = {}
+    sums: dict[str, judges.Effect] = {}
     for kind in kinds:
         change = _changes(both.xs(kind, level=SINK))
         parts = {"growth": change["outer"], "shrinkage": -change["width"]}
-        of[f"{SINK}={kind}"] = {name: Effect(sample, at_least(LEAST_DECADES)) for name, sample in parts.items()}
-        sums[f"{SINK}={kind}"] = Effect(change["outer"] - change["width"], at_least(LEAST_DECADES))
-    return by_conditions(of, sums)
+        of[f"{SINK}={kind}"] = judges.alike(parts, judges.at_least(LEAST_DECADES))
+        sums[f"{SINK}={kind}"] = judges.Effect(change["outer"] - change["width"], judges.at_least(LEAST_DECADES))
+    return judges.by_conditions(of, sums)
 
 
-@claim(
-    *("condition-norms", _AFTER_SLIDES, "condition_norms"),
-    figure="weight_norms",
-    there="the scalar model (theorem scalar-cond)",
-    here="one layer, d_model 16, the whole network, 5 seeds",
-    others="the slides speak of the scalar model; of whole networks the question is ours",
-)
-def sensitivity(evidence: Evidence) -> Finding:
+@claim("condition-norms")
+def sensitivity(evidence: Evidence) -> judges.Finding:
     """Claim: beyond the scalar model too the condition number depends on the norms of query and key weights.
 
     The Hessian of a whole network is singular, hence its condition number infinite: judged is the largest over the 5 %
@@ -214,14 +163,14 @@ def sensitivity(evidence: Evidence) -> Finding:
         rows = stored[stored["row"].isin(_QUERY_KEY)]
     rows = rows[rows[WEIGHT].isin(_QUERY_KEY) & (rows["value"] > 0)]
     if rows.empty:
-        return missing("spectra of the whole network, or condition numbers, against the scale of W_Q and W_K")
+        return judges.missing("spectra of the whole network, or condition numbers, against the scale of W_Q and W_K")
     effects = _contrasts(rows.assign(alpha=rows[SCALE].astype(float), log=np.log10(rows["value"])))
     contrasts = {name: one.interval(len(effects)) for name, one in effects.items()}
-    shown = largest(contrasts, abs)
-    return found(contrasts[shown], any_of(effects), "; ".join(filter(None, [shown, words])), contrasts)
+    shown = judges.largest(contrasts, abs)
+    return judges.found(contrasts[shown], judges.any_of(effects), "; ".join(filter(None, [shown, words])), contrasts)
 
 
-def _contrasts(logs: pd.DataFrame) -> Effects:
+def _contrasts(logs: pd.DataFrame) -> judges.Effects:
     """Return the exponent and the bend of log10 of the condition number in alpha, by weight and block."""
     samples: dict[str, list[float]] = {}
     for (weight, row, _), one in logs.groupby([WEIGHT, "row", "seed"], sort=True):
@@ -229,7 +178,7 @@ def _contrasts(logs: pd.DataFrame) -> Effects:
         exponent = least_squares(np.log10(curve.index.to_numpy()), curve.to_numpy())
         samples.setdefault(f"exponent of kappa({row}) in |{weight}|", []).append(exponent)
         samples.setdefault(f"bend of kappa({row}) in |{weight}|", []).append(_bend(curve))
-    return {name: Effect(values, _sensitive) for name, values in samples.items()}
+    return judges.alike(samples, partial(judges.departs, least=LEAST_EXPONENT))
 
 
 def _of_nonzero(evidence: Evidence) -> pd.DataFrame:
@@ -242,10 +191,6 @@ def _of_nonzero(evidence: Evidence) -> pd.DataFrame:
             place = {"variant": block.place.variant, "row": "all", "seed": block.place.seed}
             rows.append({**place, "value": kept.max() / np.quantile(kept, 0.05), "rank": len(kept) / len(sizes)})
     return with_settings(pd.DataFrame(rows), WEIGHT, SCALE) if rows else pd.DataFrame()
-
-
-def _sensitive(interval: Interval) -> ClaimVerdict:
-    return departs(interval, LEAST_EXPONENT)
 
 
 def _ratios(evidence: Evidence) -> pd.DataFrame:
@@ -261,10 +206,10 @@ def _ratios(evidence: Evidence) -> pd.DataFrame:
     return ratios[np.isfinite(ratios["value"])]
 
 
-def _worse(transformers: pd.Series, mlps: pd.Series) -> Effect:
+def _worse(transformers: pd.Series, mlps: pd.Series) -> judges.Effect:
     """Return the misfit of transformers minus that of MLPs, from mean log ratios by seed."""
     one, other = (ratios * np.sign(ratios.mean()) for ratios in (transformers, mlps))
-    return Effect(one, at_least(LEAST_MISFIT), partial(_of_either_sign, other=other))
+    return judges.Effect(one, judges.at_least(LEAST_MISFIT), partial(_of_either_sign, other=other))
 
 
 def _of_either_sign(sample: Iterable[float], other: Iterable[float], *, tests: int = 1) -> Interval:
@@ -272,20 +217,20 @@ def _of_either_sign(sample: Iterable[float], other: Iterable[float], *, tests: i
     return welch_interval(sample, other, tests=2 * tests)
 
 
-def _more_than_cnn(vision: Evidence, language: Evidence) -> Finding:
+def _more_than_cnn(vision: Evidence, language: Evidence) -> judges.Finding:
     """Return the finding of distances of transformers less those of CNNs, by transformer and kernel."""
-    of: dict[str, Effects] = {}
+    of: dict[str, judges.Effects] = {}
     for name, kernel in {"fixed": KERNELS["fixed"], **KERNELS}.items():
         seen, read = _distances(vision, kernel), _distances(language, kernel)
         cnn = by_seed(seen[seen[KIND] == CNN])
         transformers = {"vision transformer": by_seed(seen[seen[KIND] == VIT]), "language model": by_seed(read)}
         for words, one in {**transformers, "CNN": cnn}.items():
             if not len(one):
-                return missing(f"spectra of the weights of layers of the {words}")
+                return judges.missing(f"spectra of the weights of layers of the {words}")
         for words, one in transformers.items():
-            effect = Effect(one, at_least(LEAST_DISTANCE), partial(welch_interval, other=cnn))
+            effect = judges.Effect(one, judges.at_least(LEAST_DISTANCE), partial(welch_interval, other=cnn))
             of[f"{words}, {name} kernel"] = {"": effect}
-    return by_conditions(of, shown=lambda conditions: _FIRST)
+    return judges.by_conditions(of, shown=_FIRST)
 
 
 def _distances(evidence: Evidence, kernel: Kernel) -> pd.DataFrame:
@@ -308,13 +253,9 @@ def _at_equal_loss(both: pd.DataFrame) -> list[pd.Series]:
     found: list[dict[int, float]] = [{}, {}]
     for seed, here in both[both["loss"] > 0].groupby("seed"):
         runs = [here[here[KIND] == kind].sort_values("loss") for kind in (TRANSFORMER, MLP)]
-        if all(len(run) > 1 for run in runs):
-            logs = [np.log(run["loss"].to_numpy()) for run in runs]
-            low, high = max(log[0] for log in logs), min(log[-1] for log in logs)
-            places = np.linspace(low, high, 5)
-            if low < high:
-                for values, log, run in zip(found, logs, runs, strict=True):
-                    values[int(seed)] = float(np.interp(places, log, run["value"]).mean())
+        curves = [pd.Series(run["value"].to_numpy(), index=np.log(run["loss"].to_numpy())) for run in runs]
+        for values, ratios in zip(found, at_equal_losses(curves), strict=False):
+            values[int(seed)] = float(ratios.mean())
     return [pd.Series(values, dtype=float) for values in found]
 
 

@@ -1,7 +1,7 @@
-"""Rules of claims about sublayers: which blocks are largest, how weights couple, and the order of groups."""
+"""Rules of claims about sublayers, of encoders too: the largest blocks, how weights couple, the order of groups."""
 
+import operator
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -13,8 +13,6 @@ from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.rule import Evidence, claim, norms, wide
 from hessfig.terms import Part
 
-VIT = "a vision transformer on 8 x 8 digits: one block, width 16, 98 % right"
-VIT_THERE = "a vision transformer on MNIST and CIFAR-10"
 AFTER, BEFORE, ADDITION = "vision transformer, trained", "vision transformer, untrained", "addition, trained"
 LEAST_DECADES = 0.1  # a quarter more
 EARLY = 0.1  # of the training
@@ -29,14 +27,10 @@ _GROUPS = {
     "value and output": ("W_V", "W_O"),
     "norms": ("ln1_gain", "ln1_shift", "ln2_gain", "ln2_shift", "ln_out_gain", "ln_out_shift"),
 }
-_FAR = ("query and key",)  # the steps that the source calls "much less" end there
+_FAR = ("query and key", "norms")  # the steps that the source calls "much less" end there
 
 
-@claim(
-    *("values-trained", "arXiv 2510.16927", "sublayers_steps", "curvature_flow"),
-    there=VIT_THERE,
-    here=f"{VIT}; a transformer on addition",
-)
+@claim("values-trained")
 def values_trained(evidence: Evidence) -> judges.Finding:
     """Claim: after training the (V, V) block is the largest of the attention's query, key and value blocks.
 
@@ -50,10 +44,10 @@ def values_trained(evidence: Evidence) -> judges.Finding:
     samples = _values_over({name: _norms(one) for name, one in ends.items()})
     if lacking := [name for name in ends if name not in samples]:
         return judges.missing(f"norms of the blocks of W_Q, W_K and W_V after a training: {', '.join(lacking)}")
-    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=AFTER)
 
 
-@claim(*("values-largest", "arXiv 2510.16927", "sublayers"), there=VIT_THERE, here=f"{VIT}; 8 seeds")
+@claim("values-largest")
 def values_largest(evidence: Evidence) -> judges.Finding:
     """Claim: the value block has the largest entries among the attention's blocks.
 
@@ -65,10 +59,10 @@ def values_largest(evidence: Evidence) -> judges.Finding:
     samples = _values_over({name: one for name, one in found.items() if len(one)}, _SAME_SIZE)
     if not samples:
         return judges.missing("stored Hessians with the blocks of W_Q, W_K, W_V and W_O (quantities=[hessian])")
-    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=judges.of_the_first)
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=next(iter(samples)))
 
 
-@claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+@claim("keys-values-highest")
 def keys_values(evidence: Evidence) -> judges.Finding:
     """Claim: keys and values have the highest Hessian norms among the parameter groups of a vision transformer.
 
@@ -85,15 +79,11 @@ def keys_values(evidence: Evidence) -> judges.Finding:
             samples[name] = np.log10(sizes[["W_K", "W_V"]].min(axis=1) / sizes[others].max(axis=1))
     if not samples:
         return judges.missing("norms of the blocks of a layer at steps of a training")
-    finding = judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=judges.of_the_first)
-    return replace(finding, words=f"{finding.words}; at this scale, width 16")
+    conditions = judges.each(samples, judges.at_least(LEAST_DECADES))
+    return judges.by_conditions(conditions, shown=next(iter(samples))).saying("at this scale, width 16")
 
 
-@claim(
-    *("block-independence", "blog on arXiv 2510.16927", "blocks"),
-    there="transformers in general",
-    here="one layer, d_model 128, untrained, 12 seeds",
-)
+@claim("block-independence")
 def coupling(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent.
 
@@ -111,11 +101,7 @@ def coupling(evidence: Evidence) -> judges.Finding:
     return judges.by_conditions(judges.each(samples, partial(judges.stays_below, most=MOST_RATIO, nothing=1.0)))
 
 
-@claim(
-    *("block-independence-trained", "blog on arXiv 2510.16927", "blocks_after"),
-    there="transformers in general",
-    here="one layer, d_model 16, before and after 2 000 steps of addition, 8 seeds",
-)
+@claim("block-independence-trained")
 def coupling_trained(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent, after a training too.
 
@@ -126,12 +112,7 @@ def coupling_trained(evidence: Evidence) -> judges.Finding:
     return coupling.rule(evidence.at_step(-1))
 
 
-@claim(
-    *("block-order", "arXiv 2502.19002", "language", "sublayers"),
-    there="language models of 0.1 to 2 B parameters, early in training and later",
-    here="a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters, 97 characters); 3 seeds, 4 windows, 4 probes",
-    others="the source speaks of language models of 0.1 to 2 B parameters with large vocabularies",
-)
+@claim("block-order")
 def order(evidence: Evidence) -> judges.Finding:
     """Claim: sharpness by group, from early in training on: embeddings << query and key < feed-forward < value and
     output << norms.
@@ -151,23 +132,19 @@ def order(evidence: Evidence) -> judges.Finding:
         return judges.missing("traces and numbers of parameters of all groups of weights along a training")
     of = {name: _rises(one) for name, one in logs.items()}
     last = list(of)[-1]
-    least = judges.largest({name: one.interval() for name, one in of[last].items()}, lambda mean: -mean)
-    finding = judges.by_conditions(
-        of, {name: parts[least] for name, parts in of.items()}, shown=lambda conditions: last, note=""
-    )
+    least = judges.largest(of[last], operator.neg)
+    finding = judges.by_conditions(of, {name: parts[least] for name, parts in of.items()}, last)
     apart = [f"{name}: {one.verdict()}" for name, one in of[last].items()]
     seen = {last: logs[last], "vision transformer": _seen(evidence.other("sublayers"))}
     told = [f"{name}: {' < '.join(one.mean().sort_values().index)}" for name, one in seen.items() if len(one)]
-    return replace(finding, words="; ".join(filter(None, [finding.words, f"smallest: {least}", *apart, *told])))
+    return finding.saying(f"smallest: {least}", *apart, *told)
 
 
 def _rises(logs: pd.DataFrame) -> judges.Effects:
     """Return the steps of the order of groups, log10 of the later over the earlier."""
-    far = (*_FAR, list(_GROUPS)[-1])
+    least = {name: LEAST_FAR if name in _FAR else LEAST_DECADES for name in _GROUPS}
     return {
-        f"{after} over {before}": judges.Effect(
-            logs[after] - logs[before], judges.at_least(LEAST_FAR if after in far else LEAST_DECADES)
-        )
+        f"{after} over {before}": judges.Effect(logs[after] - logs[before], judges.at_least(least[after]))
         for before, after in pairwise(_GROUPS)
     }
 
@@ -248,3 +225,94 @@ def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.Data
             kept = {name: diagonal[np.isin(owners, members)] for name, members in _GROUPS.items()}
             found[hessian.seed] = {name: float(one.mean()) for name, one in kept.items() if one.size}
     return pd.DataFrame.from_dict(found, orient="index")
+
+
+PATH, RANDOM = "model.path", "model.random"
+_OF_ENCODERS = {
+    "embeddings": ("W_E+W_U",),
+    "query and key": ("W_Q", "W_K"),
+    "feed-forward": _FFN,
+    "value and output": ("W_V", "W_O"),
+    "norms": ("norms",),
+}
+_SCOPE = "in these two networks: the intervals are over draws of test vectors, not over a population of networks"
+
+
+@claim("values-largest-encoders")
+def encoder_values(evidence: Evidence) -> judges.Finding:
+    """Claim: in trained encoders too the value block is the largest of the attention's blocks.
+
+    Log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of those of (Q, Q), (K, K) and (O,
+    O), averaged over layers, one number per seed; for each network, trained and with random weights. Under a condition
+    the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the interval is
+    below 0.1. Seeds of trained weights are draws of probes: the interval is that of this one network. The effect is
+    that of the first condition that holds, else the largest.
+    """
+    return _smallest_over(evidence, ("W_V",), _ATTENTION)
+
+
+@claim("keys-values-encoders")
+def encoder_keys_values(evidence: Evidence) -> judges.Finding:
+    """Claim: in trained encoders too keys and values have the highest Hessian norms among the weights of a layer.
+
+    Log10 of the smaller of the norms of the full Hessian's key and value blocks over the largest of those of the other
+    weights of a layer, averaged over layers, one number per seed; for each network, trained and with random weights.
+    Under a condition the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when
+    the interval is below 0.1. Seeds of trained weights are draws of probes. The effect is that of the first condition
+    that holds, else the largest.
+    """
+    return _smallest_over(evidence, ("W_K", "W_V"), (*_ATTENTION, *_FFN))
+
+
+@claim("block-order-encoders")
+def encoder_order(evidence: Evidence) -> judges.Finding:
+    """Claim: trained encoders have the order embeddings << query and key < feed-forward < value and output << norms.
+
+    The sharpness of a group is the trace of its blocks of the full Hessian over all layers by the number of their
+    parameters, one number per seed; the tied embedding counts in both roles. Each step of the order is log10 of the
+    later over the earlier; for a trained network the claim holds when every interval is above 0 with a mean of at least
+    0.1 decades (0.5 for "much less"), and does not when one is below that. The effect is the first step.
+    """
+    sizes = {name: np.log10(one.where(one > 0)) for name, one in _mean_entries(evidence).items()}
+    whole = {name: one for name, one in sizes.items() if set(_OF_ENCODERS) <= set(one.columns) and "trained" in name}
+    if not whole:
+        return judges.missing("traces and numbers of parameters of every group of a trained network")
+    found = "; ".join(f"{name}: {' < '.join(one.mean().sort_values().index)}" for name, one in whole.items())
+    return judges.by_conditions({name: _rises(one) for name, one in whole.items()}).saying(found)
+
+
+def _smallest_over(evidence: Evidence, ours: tuple[str, ...], among: tuple[str, ...]) -> judges.Finding:
+    """Return the finding on log10 of the smallest norm of `ours` over the largest of the others `among` the weights."""
+    others = [name for name in among if name not in ours]
+    samples = {}
+    for name, rows in _networks(rule.diagonal(norms(evidence, PATH, RANDOM))):
+        logs = rule.in_logs(rows).pivot_table(index=["layer", "seed"], columns="row", values="value")
+        whole = logs if set(among) <= set(logs.columns) else logs.iloc[:0].reindex(columns=list(among))
+        each = whole[list(ours)].min(axis=1) - whole[others].max(axis=1)
+        samples[name] = each.groupby(level="seed").mean()
+    if not any(len(one) for one in samples.values()):
+        return judges.missing("norms of the blocks of a layer's weights")
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES))).saying(_SCOPE)
+
+
+def _networks(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the rows of every network with its words: the folder's name, and whether its weights are trained."""
+    found = []
+    for (path, random), one in rows.groupby([PATH, RANDOM], sort=True):
+        state = "random weights" if random.lower() == "true" else "trained"
+        found.append((f"{path.rpartition('/')[2] or 'network'}, {state}", one))
+    return found
+
+
+def _mean_entries(evidence: Evidence) -> dict[str, pd.DataFrame]:
+    """Return the mean diagonal entry of every group by network, one row per seed."""
+    traces = dict(_networks(evidence.numbers("trace", PATH, RANDOM, part=Part.H.value)))
+    counts = dict(_networks(evidence.numbers("num_parameters", PATH, RANDOM)))
+    found = {}
+    for name in traces.keys() & counts.keys():
+        both = [wide(one.groupby(["seed", "row"])["value"].sum(), "row") for one in (traces[name], counts[name])]
+        known = {*both[0].columns} & {*both[1].columns}
+        groups = {group: list(rows) for group, rows in _OF_ENCODERS.items() if {*rows} <= known}
+        sums, sizes = ({key: one[rows].sum(axis=1) for key, rows in groups.items()} for one in both)
+        found[name] = pd.DataFrame(sums) / pd.DataFrame(sizes)
+    return found

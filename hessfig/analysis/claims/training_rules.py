@@ -9,7 +9,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims import judges, rule
-from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
+from hessfig.analysis.claims.growth_rules import LARGE, least_squares
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
 from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.slopes.printed import within
@@ -25,16 +25,9 @@ LEAST_ACCURACY = 0.005  # of 1, per decade of batch size
 STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_spread")
 SCHEDULE = "training.schedule"
 MOST_OFF = 0.5  # decades: a factor of three
-LANGUAGE = "a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters)"
-BLOG = "blog on arXiv 2510.16927"
-ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 
 
-@claim(
-    *("proxies", BLOG, "curvature_flow", "language_course"),
-    there="small transformers in training",
-    here=f"{ADDITION}; 10 seeds, 20 steps; {LANGUAGE}; 5 seeds, 13 steps",
-)
+@claim("proxies")
 def stand_ins(evidence: Evidence) -> judges.Finding:
     """Claim: gradient norm, gradient covariance and spread of attention scores track the curvature along training.
 
@@ -61,12 +54,10 @@ def stand_ins(evidence: Evidence) -> judges.Finding:
     )
     beside = {name: fisher_interval(one) for name, one in clock.items()}
     words = "; ".join(f"{name} for largest eigenvalue {one.mean:.2g}" for name, one in beside.items())
-    return replace(
-        finding, words="; ".join(filter(None, [finding.words, words])), contrasts=(*finding.contrasts, *beside.items())
-    )
+    return replace(finding.saying(words), contrasts=(*finding.contrasts, *beside.items()))
 
 
-@claim(*("layernorm-stabilises", BLOG, "layernorm", "sigma"), figure="3b", there="one attention block", here=PAPER)
+@claim("layernorm-stabilises")
 def bounded(evidence: Evidence) -> judges.Finding:
     """Claim: LayerNorm keeps the terms that depend on the input bounded.
 
@@ -79,26 +70,17 @@ def bounded(evidence: Evidence) -> judges.Finding:
     of: dict[str, judges.Effects] = {}
     for row in sorted(set(sups["pre"].index.get_level_values("row")) & set(sups["none"].index.get_level_values("row"))):
         normed, plain = (sups[name].xs(row, level="row") for name in ("pre", "none"))
+        over, growth, below = plain["sup"] - normed["sup"], normed["sup"] - normed["start"], judges.stays_below
         of[row] = {
-            "no norm over pre-LN": judges.Effect(
-                (plain["sup"] - normed["sup"]).dropna(), judges.at_least(LEAST_DECADES)
-            ),
-            "growth with pre-LN": judges.Effect(
-                normed["sup"] - normed["start"], partial(judges.stays_below, most=LEAST_DECADES)
-            ),
+            "no norm over pre-LN": judges.Effect(over.dropna(), judges.at_least(LEAST_DECADES)),
+            "growth with pre-LN": judges.Effect(growth, partial(below, most=LEAST_DECADES)),
         }
     if not of:
         return judges.missing("norms of blocks for sigma >= 1 with pre-LN and without a norm")
-    return judges.by_conditions(of, note=" and ".join(of))
+    return judges.by_conditions(of).saying(" and ".join(of))
 
 
-@claim(
-    *("phases", f"{BLOG}, section 7", "phases", "training", "language_course"),
-    figure="training",
-    there="language and vision transformers",
-    here="a character GPT-2 of 2 layers, d_model 32, 1 000 steps of one size, 10 seeds;"
-    f" steps that go to zero: {ADDITION}; 10 seeds; {LANGUAGE}; 5 seeds",
-)
+@claim("phases")
 def phases(evidence: Evidence) -> judges.Finding:
     """Claim: the curvature changes fast early in training and settles later.
 
@@ -110,28 +92,19 @@ def phases(evidence: Evidence) -> judges.Finding:
     of two), and does not when the interval is below 0.3. Where the learning rate goes to zero the curve settles by the
     schedule: these trainings are reported and do not enter the verdict.
     """
-    schedules = {"constant": _of_schedule(evidence, "constant"), "cosine": _of_schedule(evidence, "cosine")}
-    others = {"addition": evidence.other("training"), "language model": evidence.other("language_course")}
-    sample = _settles(schedules["constant"])
+    sample = _settles(_of_schedule(evidence, "constant"))
     if sample.empty:
         return judges.missing("largest eigenvalues at three decades of steps with training.schedule=constant")
-    told = {
-        f"{name}, cosine": student_interval(_settles(one))
-        for name, one in {"small": schedules["cosine"], **others}.items()
-    }
+    others = {"addition": evidence.other("training"), "language model": evidence.other("language_course")}
+    cosine = {"small": _of_schedule(evidence, "cosine"), **others}
+    told = {f"{name}, cosine": student_interval(_settles(one)) for name, one in cosine.items()}
     known = {name: one for name, one in told.items() if one.count}
-    words = "; ".join(f"{name}: {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in known.items())
-    return judges.single(
-        judges.Effect(sample, judges.at_least(LEAST_FASTER)), words, {"constant": student_interval(sample), **known}
-    )
+    words = "; ".join(f"{name}: {one.words}" for name, one in known.items())
+    effect = judges.Effect(sample, judges.at_least(LEAST_FASTER))
+    return judges.single(effect, words, {"constant": effect.interval(), **known})
 
 
-@claim(
-    *("critical-batch", f"{BLOG}, section 7, after McCandlish et al. (2018)", "critical_batch", "language_noise"),
-    there="language models",
-    here="a character GPT-2 of 2 layers, d_model 32, batches of 4 to 256 windows, 3 seeds;"
-    f" growth: {LANGUAGE}; 3 seeds",
-)
+@claim("critical-batch")
 def critical_batch(evidence: Evidence) -> judges.Finding:
     """Claim: the noise scale tr(C) / |G|^2 gives the critical batch size, which grows along training.
 
@@ -157,12 +130,7 @@ def critical_batch(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("sharpness-batch", "slides, after Keskar et al. (2017)", "sharpness_batch"),
-    there="convolutional networks on CIFAR",
-    here="a vision transformer on 8 x 8 digits, 1 000 updates of AdamW with batches of 16 to all pictures (equal "
-    "updates, not equal epochs), 5 seeds",
-)
+@claim("sharpness-batch")
 def sharp_minima(evidence: Evidence) -> judges.Finding:
     """Claim: large batches end in sharper minima that generalise worse.
 
@@ -191,7 +159,7 @@ def sharp_minima(evidence: Evidence) -> judges.Finding:
     if adaptive.empty:
         return judges.together(parts)
     beside = student_interval(adaptive)
-    words = f"exponent of the adaptive sharpness {beside.mean:.2g} [{beside.low:.2g}, {beside.high:.2g}]"
+    words = f"exponent of the adaptive sharpness {beside.words}"
     return judges.together(parts, words=words)
 
 

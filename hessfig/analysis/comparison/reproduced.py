@@ -195,14 +195,8 @@ def machines(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
     for key, words in _MADE_BY.items():
         before, after = (_said(manifest, key) for manifest in (first, second))
         if before or after:
-            rows.append(
-                [
-                    words,
-                    before or "unknown",
-                    after or "unknown",
-                    "differs" if before and after and before != after else "",
-                ]
-            )
+            differs = "differs" if before and after and before != after else ""
+            rows.append([words, before or "unknown", after or "unknown", differs])
     return terminal_table(["measured with", "the table", "again", ""], rows)
 
 

@@ -101,7 +101,6 @@ def _evidence(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:
     if verdict == SlopeVerdict.too_few_points:
         return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
     slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
-    half = (
-        f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == SlopeVerdict.asymptote_only else ""
-    )
-    return f"{slope}{half}, predicted {row.predicted:g} ± {tolerance:g}"
+    if verdict == SlopeVerdict.asymptote_only:
+        slope += f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}"
+    return f"{slope}, predicted {row.predicted:g} ± {tolerance:g}"

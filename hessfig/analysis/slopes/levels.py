@@ -75,16 +75,13 @@ def _of_seeds(
     wide = seed_matrix(numbers, axis=axis, quantity=quantity)
     places = wide.columns.to_numpy(float)
     frames = []
-    for rank, window in enumerate(windows):
-        inside = wide.loc[:, within(places, window)]
+    for rank, (low, high) in enumerate(windows):
+        inside = wide.loc[:, within(places, (low, high))]
         for _, curve in inside.groupby(level=CURVE, sort=False):
             known = curve.dropna(axis="columns", how="all")
             level = _mean(known.to_numpy(float), average)
-            frames.append(
-                curve.index.to_frame(index=False).assign(
-                    level=level, num_points=known.shape[1], rank=rank, window_low=window[0], window_high=window[1]
-                )
-            )
+            here = curve.index.to_frame(index=False).assign(rank=rank, window_low=low, window_high=high)
+            frames.append(here.assign(level=level, num_points=known.shape[1]))
     frame = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))
     frame = frame.assign(sigma=math.nan, step=math.nan)  # a level is of no one place
     return in_reading_order(frame.sort_values("rank", kind="stable", ignore_index=True), numbers)

@@ -14,9 +14,8 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Page, Sheet, width_in
-from hessfig.figures.parts.panels import reach
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides, reach
 from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, counted, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import INFLUENCES, NUMBERS_OF_APPROXIMATIONS, Approximation

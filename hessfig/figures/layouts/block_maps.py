@@ -9,14 +9,12 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.curves import growth_curves
-from hessfig.figures.parts import labels
+from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.colours import part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say, width_in
-from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
 from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, networks_of, parts_of, where
 from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
@@ -53,9 +51,8 @@ def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str
     """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
-    scale = (
-        Normalize(np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else Normalize(0, 1)
-    )
+    ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else (0, 1)
+    scale = Normalize(*ends)
     if len(names) <= _SIDE_BY_SIDE:
         yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
         return
@@ -97,11 +94,11 @@ def _draw_page(
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log10(square)
         words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if fits else None
-        image = draw_matrix(ax, logs, scale, words=words)
-        name_sides(ax, rows=weights, columns=weights, upright=bool(long))
+        image = panels.draw_matrix(ax, logs, scale, words=words)
+        panels.name_sides(ax, rows=weights, columns=weights, upright=bool(long))
         ax.set_title(fitting([labels.part_title(parts[column]), labels.symbol(parts[column])], width_in(ax), 8))
     label = rf"$\log_{{10}}$ {labels.quantity_label(norms['quantity'].iloc[0])}"
-    colour_bar(sheet.outermost, image, gap=0.07, label=label.replace("$ $", ""))  # one formula, not two
+    panels.colour_bar(sheet.outermost, image, gap=0.07, label=label.replace("$ $", ""))  # one formula, not two
     return sheet
 
 
@@ -150,7 +147,7 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     style = ONE_SCALE.but(right=right, narrowest=_NARROWEST)
     sheet = Sheet.grid(measured.paper, names, note, style, left_out=empty)
     drawn = measured.curves[measured.curves["part"].isin(parts)]
-    set_log_range(sheet.axes, drawn, measured.axis)
+    panels.set_log_range(sheet.axes, drawn, measured.axis)
     for i, j, ax in sheet:
         _draw_cell(ax, measured, matrices[i], matrices[j], parts)
     weights = [labels.weight_words(name) for name in matrices]
@@ -166,23 +163,23 @@ def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: li
         other = f"transpose of\n{labels.pair_words(col, row)}"
         say(ax, "(not measured)" if mirrored.curves.empty else other)
         return
-    mark_one(ax, measured.axis)
+    panels.mark_one(ax, measured.axis)
     handles, words = [], []
     for part in parts:
         one = here.of(part=part)
-        if positive(one.curves).any():
-            draw_curve(ax, one.curves, one.table, colour=part_colour(part))
-            draw_fit(ax, one, drop=1.0)
+        if panels.positive(one.curves).any():
+            panels.draw_curve(ax, one.curves, one.table, colour=part_colour(part))
+            panels.draw_fit(ax, one, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
         words.append(f"{labels.symbol(part)}  {_slope(one)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
 
 def _slope(measured: MeasuredCurves) -> str:
-    if not positive(measured.curves).any():
-        return why_empty(measured)
+    if not panels.positive(measured.curves).any():
+        return panels.why_empty(measured)
     first = measured.slopes.iloc[0]
     known = first["prediction"] == Prediction.exponent
     expected = f"  ({first['predicted']:g})" if known else ""
     zero = "  (predicted = 0)" if first["prediction"] == Prediction.structural_zero else expected
-    return fitted(first["slope"], first["slope_se"]) + zero
+    return panels.fitted(first["slope"], first["slope_se"]) + zero

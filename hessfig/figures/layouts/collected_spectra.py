@@ -25,7 +25,7 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words
 from hessfig.figures.parts.lettering import SMALL
 from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet
-from hessfig.figures.parts.rows import Network
+from hessfig.figures.parts.rows import Network, different, where
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
@@ -146,9 +146,8 @@ def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
     """Return mean, sem and count over seeds of the eigenvalues of these ranks (0: the smallest)."""
     values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
-    return pd.DataFrame(
-        {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
-    )
+    counted = {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
+    return pd.DataFrame(counted)
 
 
 def _both(wanted: Wanted | None) -> Wanted:
@@ -166,13 +165,9 @@ def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) ->
     return mine == (network, block, part)
 
 
-def _key(coordinate: float) -> float | None:
-    return None if math.isnan(coordinate) else coordinate
-
-
 def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
     """Return sigma and step of a place; `alone` is the sigma of places that have none."""
-    return alone if math.isnan(place.sigma) else place.sigma, _key(place.step)
+    return alone if math.isnan(place.sigma) else place.sigma, None if math.isnan(place.step) else place.step
 
 
 def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:
@@ -223,7 +218,7 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
 
 
 def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, spec: FigureSpec) -> Page:
-    keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
+    keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
     style = SHARED.but(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
     sheet = Sheet.grid(spec.paper, [["table"]], note, style)
@@ -254,10 +249,7 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
 
 
 def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
-    chosen = points[points["quantity"] == name]
-    for column, value in zip(_KEY, key, strict=True):
-        same = chosen[column].isna() if value != value else chosen[column] == value
-        chosen = chosen[same]
+    chosen = where(points, quantity=name, **dict(zip(_KEY, key, strict=True)))
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"
     mean, error = chosen[["mean", "sem"]].iloc[0]

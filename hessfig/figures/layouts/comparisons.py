@@ -13,28 +13,13 @@ from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, as_window
-from hessfig.figures.parts import labels
+from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.colours import shades
-from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
+from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, unseen, values_of
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, fitting, width_of
 from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, in_sheets, label_side, say
-from hessfig.figures.parts.panels import (
-    beside_one,
-    coefficient,
-    corner,
-    draw_errors,
-    draw_guide,
-    dropped,
-    fitted,
-    is_rising,
-    mark_one,
-    name_ends,
-    power,
-    reach,
-    why_no_line,
-)
 from hessfig.figures.parts.rows import (
     BLOCK_KEY,
     BlockKey,
@@ -48,6 +33,7 @@ from hessfig.figures.parts.rows import (
 )
 from hessfig.figures.parts.saving import file_words, page_suffix
 from hessfig.figures.parts.slope_words import slope_words
+from hessfig.figures.parts.ticks import set_x_scale, set_y_scale
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE, FROBENIUS
 
@@ -113,7 +99,7 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
         one = drawn[drawn["layer"] == layer]
         shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) if layer else 0.0
-        ends = reach(one, logs=log_y)
+        ends = panels.reach(one, logs=log_y)
         error = np.where(np.isfinite(ends), ends, one["probe_sem"].fillna(0.0))
         ax.errorbar(one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
@@ -123,7 +109,7 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     if len(layers) > 1:
         ax.legend(title="Layer:", ncols=len(layers), loc="best", alignment="left", columnspacing=0.4)
     if drawn.empty and not without_dot.any():
-        say(ax, why_no_line(points))
+        say(ax, panels.why_no_line(points))
 
 
 def _label(points: pd.DataFrame) -> str:
@@ -197,12 +183,8 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
         told = [name for name in several if place[name] != ""]
         words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        yield [labels.variant_words(place["variant"]), *(_told(name, place[name]) for name in told)], here, suffix
-
-
-def _told(name: str, value: Any) -> str:
-    """Return what a page is of, in words."""
-    return labels.part_words(value) if name == "part" else f"{name} {value}"
+        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in told]
+        yield [labels.variant_words(place["variant"]), *of], here, suffix
 
 
 def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str) -> Page:
@@ -213,7 +195,7 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     style = SHARED.but(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
     style = style.but(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
-    blocks = [_of_block(curves, key) for key in rows]
+    blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
         _draw_panel(ax, one, one if apart else blocks[row], drawing)
@@ -227,7 +209,7 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     short = [labels.block_title(*key, quantity="") for key in rows]
     sheet.label(labels.plain(look.axis.symbol), named, titles, short, unit)
     if named_at_ends:
-        name_ends(sheet.first, look.ends(curves))
+        panels.name_ends(sheet.first, look.ends(curves))
     elif above:
         look.name_above(sheet.figure, curves, paper.inches)
     else:
@@ -243,10 +225,6 @@ def _lines_above(drawing: _Lines) -> int:
     return drawing.look.lines_above(drawing.curves, drawing.spec.paper.inches)
 
 
-def _of_block(curves: pd.DataFrame, key: BlockKey) -> pd.DataFrame:
-    return curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True)))
-
-
 def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     """Return the names of panels: W_Q:H_o, or W_Q-W_V:H_o for a pair (@1,2 across layers)."""
     blocks = [labels.block_name(row, col) + (f"@{across}" if across else "") for row, col, across in rows]
@@ -259,16 +237,16 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _L
     log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
     log_y = not signed and set_y_scale(ax, scale["mean"])
     if log_x:
-        mark_one(ax, look.axis)
+        panels.mark_one(ax, look.axis)
     drawable = np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))
     if not drawable.any():
-        say(ax, why_no_line(points))
+        say(ax, panels.why_no_line(points))
         return
     tones, drawn, named = look.tones(page, points["row"].iloc[0]), points[drawable], []
     keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
         numbers, style = numbers_behind(curve, drawing.table), look.style(page, colour, dashes)
-        draw_errors(ax, curve, numbers, colour=tones[colour], **style)
+        panels.draw_errors(ax, curve, numbers, colour=tones[colour], **style)
         named.append((look.line_name(colour, dashes), curve))
     if log_x and log_y:
         _write_slopes(ax, named, drawing)
@@ -305,20 +283,22 @@ def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: 
     fits = [(words, curve, _fit_of(curve, drawing.slopes)) for words, curve in named]
     fits = [(words, curve, fit) for words, curve, fit in fits if fit is not None]
     every = pd.concat([curve for _, curve in named])
-    rising = is_rising(every)
+    rising = panels.is_rising(every)
     if fits:
-        corner(ax, _slopes_in_words([(words, fit) for words, _, fit in fits]), "upper left" if rising else "lower left")
+        panels.corner(
+            ax, _slopes_in_words([(words, fit) for words, _, fit in fits]), "upper left" if rising else "lower left"
+        )
     exponents: dict[float, list[float]] = {}
     for _, curve, fit in fits:
         if fit.prediction == Prediction.exponent:
-            constant = coefficient(curve, fit.predicted, as_window(fit.window_low, fit.window_high))
+            constant = panels.coefficient(curve, fit.predicted, as_window(fit.window_low, fit.window_high))
             exponents.setdefault(fit.predicted, []).append(constant)
     for style, (exponent, constants) in enumerate(sorted(exponents.items())):
-        draw_guide(ax, np.sort(every[X].unique()), exponent, dropped(ax) * min(constants), style=style)
+        panels.draw_guide(ax, np.sort(every[X].unique()), exponent, panels.dropped(ax) * min(constants), style=style)
     ax.set(xlim=ends, ylim=keep)
     if exponents:
-        words = [power(exponent, drawing.look.axis) for exponent in sorted(exponents)]
-        beside_one(ax, words, drawing.look.axis, at="lower" if rising else "upper")
+        words = [panels.power(exponent, drawing.look.axis) for exponent in sorted(exponents)]
+        panels.beside_one(ax, words, drawing.look.axis, at="lower" if rising else "upper")
 
 
 def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
@@ -334,4 +314,6 @@ def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
     if len(fits) > _LISTED:
         low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
         return f"slopes {low} to {high}".replace("-", "−") if low != high else f"slopes {low}".replace("-", "−")
-    return "\n".join(f"{words or 'slope'}{':' * bool(words)} {fitted(fit.slope, fit.slope_se)}" for words, fit in fits)
+    return "\n".join(
+        f"{words or 'slope'}{':' * bool(words)} {panels.fitted(fit.slope, fit.slope_se)}" for words, fit in fits
+    )

@@ -11,24 +11,15 @@ from matplotlib.lines import Line2D
 from hessfig.analysis.axis import last_word, settings_of
 from hessfig.analysis.claims import ratio_rules
 from hessfig.analysis.claims.rule import Evidence
-from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
-from hessfig.figures.parts import labels
+from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
 from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, SHARED, Page, Sheet, in_rows, label_side, say
-from hessfig.figures.parts.panels import (
-    draw_curve,
-    draw_seed,
-    mark_one,
-    name_ends,
-    positive,
-    set_log_range,
-    why_no_line,
-)
 from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
@@ -120,20 +111,20 @@ def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[
         for row, column, ax in sheet:
             _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
         shown = where(measured.curves, part=part)
-        set_log_range(sheet.axes, shown[shown["row"].isin(_PAIR)], measured.axis)
+        panels.set_log_range(sheet.axes, shown[shown["row"].isin(_PAIR)], measured.axis)
         yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
 
 
 def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
     ax.set_title(fitting([name_of(variant)], 1.0), fontsize=6)
     drawn = [measured.of(row=name, col=name) for name in _PAIR]
-    if not any(positive(one.curves).any() for one in drawn):
-        say(ax, why_no_line(measured.curves))
+    if not any(panels.positive(one.curves).any() for one in drawn):
+        say(ax, panels.why_no_line(measured.curves))
         return
-    mark_one(ax, measured.axis)
+    panels.mark_one(ax, measured.axis)
     for name, one in zip(_PAIR, drawn, strict=True):
-        if positive(one.curves).any():
-            draw_curve(ax, one.curves, one.table, colour=matrix_colour(name))
+        if panels.positive(one.curves).any():
+            panels.draw_curve(ax, one.curves, one.table, colour=matrix_colour(name))
 
 
 # What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.
@@ -212,7 +203,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     ax.axvspan(levels.min(), levels.max(), color="#dddddd", zorder=0)
     ends = [(_draw_course(ax, where(runs, network=one), _tone(one)), names[one], _tone(one)) for one in names]
     ax.invert_xaxis()
-    name_ends(ax, ends)
+    panels.name_ends(ax, ends)
     sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
     yield sheet.page("", runs)
 
@@ -220,7 +211,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
     """Draw the trainings of a component; return where the mean over seeds ends."""
     for _, one in runs.sort_values("step").groupby("seed"):
-        draw_seed(ax, one["loss"], 10 ** one["ratio"], colour=colour)
+        panels.draw_seed(ax, one["loss"], 10 ** one["ratio"], colour=colour)
     means = runs.groupby("step")[["loss", "ratio"]].mean()
     ax.plot(means["loss"], 10 ** means["ratio"], "o-", color=colour, markersize=3, markeredgewidth=0)
     return float(10 ** means["ratio"].iloc[-1])
@@ -271,7 +262,7 @@ def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
             {**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high}
         )
         style: dict[str, Any] = {"fmt": _MARKS.get(scale, "s"), "markersize": 4, "elinewidth": 0.6}
-        ax.errorbar(x.mean, y.mean, _ends(y), _ends(x), color=_tone(str(network)), **style)
+        ax.errorbar(x.mean, y.mean, y.reach, x.reach, color=_tone(str(network)), **style)
     points = pd.DataFrame(found, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
     for network, one in points.sort_values("scale").groupby("network"):
         ax.plot(one["x"], one["y"], color=_tone(str(network)), linewidth=0.8)
@@ -284,17 +275,12 @@ def _finite(both: pd.DataFrame) -> pd.DataFrame:
     return both[np.isfinite(both["y"])]
 
 
-def _ends(one: Interval) -> list[list[float]] | None:
-    ends = [[one.mean - one.low], [one.high - one.mean]]
-    return ends if np.isfinite(ends).all() else None
-
-
 def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
     """Return the slopes of a panel with their intervals, and which networks it leaves out, in words."""
     if both.empty:
         return "none."
     found = {name: student_interval(one) for name, one in ratio_rules.slopes(both).items()}
-    words = "; ".join(f"{name} {one.mean:.2g} [{one.low:.2g}, {one.high:.2g}]" for name, one in found.items())
+    words = "; ".join(f"{name} {one.words}" for name, one in found.items())
     absent = ", ".join(
         f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(_finite(both), evidence)
     )

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import SymmetricalLogLocator
@@ -14,13 +13,13 @@ from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, tone
-from hessfig.figures.parts.encoding import set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
-from hessfig.figures.parts.panels import draw_interval, seed_means, set_decades
+from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.figures.parts.rows import as_written, at_one_place, by_network, counted, in_order, networks_of, where
 from hessfig.figures.parts.saving import panel_names
+from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
 
 _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
@@ -66,8 +65,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("loss")
             elif column > 0 and line > 0:
                 ax.set_yticklabels([])
-        handles, named = sheet.first.get_legend_handles_labels()
-        sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
+        sheet.name_above(sheet.first)
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
@@ -110,12 +108,9 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
             if values.empty:
                 continue
             one = fisher_interval(values)
-            ends = np.array([[one.mean - one.low], [one.high - one.mean]])
-            bars = ends if np.isfinite(ends).all() else None
             style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
-            ax.errorbar([one.mean], [rank + shift], xerr=bars, **style)
-            ends_of = {"mean": one.mean, "low": one.low, "high": one.high, "count": one.count}
-            found.append({"saliency": name, "number": number, **ends_of})
+            ax.errorbar([one.mean], [rank + shift], xerr=one.reach, **style)
+            found.append({"saliency": name, "number": number, **one.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
     ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
     for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):

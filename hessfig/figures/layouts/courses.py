@@ -11,26 +11,19 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.training_runs import of_whole
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
-from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import wanted_quantities
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, label_side, say
-from hessfig.figures.parts.panels import draw_means
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, draw_means
 from hessfig.figures.parts.rows import by_network, counted, where
 from hessfig.figures.parts.saving import file_words
-from hessfig.figures.parts.ticks import between_decades, set_decades
+from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale, set_y_scale
 from hessfig.terms import Part, name_order
 
 STEP = "step"
-
-
-def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
-    """Return the numbers of a quantity of the whole network, the first of several."""
-    rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
-    return rows[(rows["part"] == part) | (rows["part"] == "")]
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:

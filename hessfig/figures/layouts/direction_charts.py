@@ -23,9 +23,10 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
-from hessfig.figures.parts.panels import draw_means, set_decades
+from hessfig.figures.parts.panels import draw_means
 from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import file_words
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Optimiser
 
 RATE = "directions.rate"
@@ -169,11 +170,8 @@ def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
 
 
 def _number(run: RecordedRun, one: StoredLosses, quantity: str, index: int | None = None) -> float:
-    rows = where(run.table, quantity=quantity, variant=one.variant, num_layers=one.num_layers, seed=one.seed)
-    for name in ("step", "sigma"):
-        value = getattr(one, name)
-        rows = rows[rows[name].isna()] if math.isnan(value) else rows[rows[name] == value]
-    rows = rows if index is None else rows[rows["index"] == index]
+    place = {name: getattr(one, name) for name in ("variant", "num_layers", "seed", "step", "sigma")}
+    rows = where(run.table, quantity=quantity, **place, **({} if index is None else {"index": index}))
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
 
 
@@ -276,7 +274,7 @@ def _written(one: StoredLosses) -> pd.DataFrame:
 
 def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     rows = where(run.table, quantity="descent_horizon")
-    rows = rows.assign(rate=[float(settings_of(one).get(RATE, math.nan)) for one in rows["variant"]])
+    rows = rows.assign(rate=with_settings(rows, RATE, default="nan")[RATE].astype(float))
     top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))
     off = f"the quadratic model's loss is off by {_share(run)} of the largest change"
     note = f"Dots, each one of {rows['seed'].nunique()} seeds: the first step at which {off}; triangles: not within "

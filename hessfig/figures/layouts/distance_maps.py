@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.image import AxesImage
 from matplotlib.transforms import Bbox
 
-from hessfig.analysis.axis import setting_values, without
+from hessfig.analysis.axis import settings_of, without
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.spectral_distances import FIXED, KERNELS, PAIR, PUBLISHED, Kernel, is_weight, pair_distances
@@ -24,10 +24,10 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.lettering import points as points_of
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.measured import read_numbers
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, width_in
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_network, in_order, parts_of, where
 from hessfig.figures.parts.saving import file_words, panel_names
 from hessfig.record import NETWORK
@@ -141,9 +141,7 @@ def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
 
 
 def _map_name(network: Network, one: _Distances, states: Sequence[_Distances]) -> str:
-    (name,) = [
-        words for other, words in zip(one.of.networks, panel_names(one.of.networks), strict=True) if other == network
-    ]
+    name = panel_names(one.of.networks)[one.of.networks.index(network)]
     return f"{name}:{one.of.step_words}" if len(states) > 1 else name
 
 
@@ -231,7 +229,8 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         )
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
-    for suffix, (variant, _), network in by_network(here.assign(variant=here["variant"].map(_beside_random))):
+    paired = here["variant"].map(lambda variant: without(variant, _RANDOM))
+    for suffix, (variant, _), network in by_network(here.assign(variant=paired)):
         rows = here.loc[network.index]
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
         sheet = draw_heat(rows, spec.quantity, note, spec)
@@ -239,10 +238,6 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
 
 
 _RANDOM = "model.random"  # trained weights and random ones of one network stand on one page
-
-
-def _beside_random(variant: str) -> str:
-    return without(variant, _RANDOM)
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
@@ -254,7 +249,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
     style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
     style = style.but(narrowest=narrowest, height=height)
-    kinds = [setting_values([one], _RANDOM)[0] for one in states]
+    kinds = [settings_of(one).get(_RANDOM, "") for one in states]
     rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
     sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)

@@ -10,26 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import X
-from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
+from hessfig.analysis.slopes.printed import WHOLE, as_window, label, within
+from hessfig.figures.parts import panels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, seeds_words, symbol, unit_label, weight_words
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
-from hessfig.figures.parts.panels import (
-    beside_one,
-    coefficient,
-    corner,
-    draw_curve,
-    draw_guide,
-    dropped,
-    is_rising,
-    mark_one,
-    positive,
-    power,
-    set_log_range,
-    why_empty,
-)
 from hessfig.figures.parts.rows import parts_of
 from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
 from hessfig.predictions.growth_rates import Prediction
@@ -49,10 +36,10 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
     for style, (_, rows) in enumerate(predicted.groupby(keys, sort=True, dropna=False)):
         exponent, window = rows["predicted"].iloc[0], window_of(rows_of(rows)[0]) if by_window else measured.windows[0]
         curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
-        constants = [coefficient(curve, exponent, window) for curve in curves]
+        constants = [panels.coefficient(curve, exponent, window) for curve in curves]
         is_limit = len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
         along = x[within(x, window)] if by_window or is_limit else x
-        draw_guide(ax, along, exponent, dropped(ax) * np.nanmin(constants), style=style)
+        panels.draw_guide(ax, along, exponent, panels.dropped(ax) * np.nanmin(constants), style=style)
     write_powers(ax, measured)
 
 
@@ -60,9 +47,9 @@ def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
     """Write the predicted powers, and which layers they are for, into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
-    words = [power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
+    words = [panels.power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
     if words:
-        beside_one(ax, words, measured.axis, at="lower" if is_rising(measured.curves) else "upper")
+        panels.beside_one(ax, words, measured.axis, at="lower" if panels.is_rising(measured.curves) else "upper")
 
 
 def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
@@ -70,10 +57,10 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
     for style, window in enumerate(measured.windows):
         for layer in measured.layers():
             one = measured.of(layer=layer)
-            slope = _slope_on(one, window)
+            slope = float(one.slopes["slope"].iloc[style])
             x = one.curves[X].to_numpy()
-            c = coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else dropped(ax))
-            draw_guide(ax, x[within(x, window)], slope, c, style=style)
+            c = panels.coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
+            panels.draw_guide(ax, x[within(x, window)], slope, c, style=style)
 
 
 def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
@@ -81,11 +68,6 @@ def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
     if set(layers) == set(measured.layers()):
         return ""
     return f" (layer {layers[0]})" if len(layers) == 1 else f" (layers {min(layers)}–{max(layers)})"
-
-
-def _slope_on(measured: MeasuredCurves, window: Window) -> float:
-    index = measured.windows.index(window)
-    return float(measured.slopes["slope"].iloc[index])
 
 
 def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -139,7 +121,7 @@ def _blocks_by(
 
 
 def _set_row_range(axes: list[Axes], block: MeasuredCurves) -> None:
-    set_log_range(axes, block.curves, block.axis)
+    panels.set_log_range(axes, block.curves, block.axis)
 
 
 def label_parts(sheet: Sheet, measured: MeasuredCurves, *, x: str = "", what: str = "") -> None:
@@ -156,18 +138,18 @@ def _norms(measured: MeasuredCurves) -> list[str]:
 
 def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     """Draw one block's curves, a shade per layer, with guides and fitted slopes; never an empty panel."""
-    mark_one(ax, measured.axis)
-    if not positive(measured.curves).any():
-        say(ax, why_empty(measured))
+    panels.mark_one(ax, measured.axis)
+    if not panels.positive(measured.curves).any():
+        say(ax, panels.why_empty(measured))
         return
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
         curve, alone = measured.of(layer=layer), len(layers) == 1
-        draw_curve(ax, curve.curves, curve.table, colour=shade, label="" if alone else layer_words(curve, layer))
+        panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label="" if alone else layer_words(curve, layer))
     draw_guides(ax, measured)
-    rising = is_rising(measured.curves)
+    rising = panels.is_rising(measured.curves)
     if len(layers) == 1:
-        corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
+        panels.corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
     else:
         place = "upper left" if rising else "lower left"
         _legend(ax, title=f"Layer: {measured.said}", loc=place, alignment="left", handlelength=0.9)
@@ -198,21 +180,21 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
-    if not positive(measured.curves).any():
+    if not panels.positive(measured.curves).any():
         ax.set_yticks([])
-        say(ax, why_empty(measured))
+        say(ax, panels.why_empty(measured))
         return
-    mark_one(ax, measured.axis)
+    panels.mark_one(ax, measured.axis)
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
         curve = measured.of(layer=layer)
-        draw_curve(ax, curve.curves, curve.table, colour=shade)
+        panels.draw_curve(ax, curve.curves, curve.table, colour=shade)
         _draw_guide(ax, curve)
     ax.set_xlim(0, 1.04 * measured.curves[X].max())
     ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
     line = 1 / ax.get_xlim()[1] + _AT_ONE if measured.axis.is_sigma and ax.get_xlim()[1] > 2 else 0.0
-    corner(ax, "\n".join(window_words(measured)), "upper left", left=max(0.03, line))
+    panels.corner(ax, "\n".join(window_words(measured)), "upper left", left=max(0.03, line))
     write_powers(ax, measured)
 
 
@@ -223,11 +205,11 @@ def _draw_guide(ax: Axes, measured: MeasuredCurves) -> None:
     if np.isnan(exponent):
         return
     x = measured.curves[X].to_numpy()
-    draw_guide(ax, np.linspace(x.min(), x.max(), 200), exponent, _constant(measured.curves, exponent))
+    panels.draw_guide(ax, np.linspace(x.min(), x.max(), 200), exponent, _constant(measured.curves, exponent))
 
 
 def _constant(curve: pd.DataFrame, exponent: float) -> float:
-    drawn = curve[positive(curve)]
+    drawn = curve[panels.positive(curve)]
     power = drawn[X] ** exponent
     return float((drawn["mean"] * power).sum() / (power**2).sum())
 
@@ -262,9 +244,9 @@ def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Pa
 
 def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     """Draw a shade per depth, early layers wide and later ones narrow: curves that coincide can still be counted."""
-    mark_one(ax, measured.axis)
-    if not positive(measured.curves).any():
-        say(ax, why_empty(measured))
+    panels.mark_one(ax, measured.axis)
+    if not panels.positive(measured.curves).any():
+        say(ax, panels.why_empty(measured))
         return
     depths = sorted(measured.curves["num_layers"].unique())
     for shade, depth in zip(shades(colour, len(depths)), depths, strict=True):
@@ -273,7 +255,7 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         for rank, layer in enumerate(layers):
             curve, label = of_depth.of(layer=layer), "" if rank else _depth_words(of_depth, depth)
             width = 0.8 + 0.35 * (len(layers) - 1 - rank)
-            draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
+            panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
     _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
@@ -329,7 +311,7 @@ def _words(measured: MeasuredCurves) -> str:
 def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     slopes = measured.slopes
     if slopes["slope"].isna().all():
-        say(ax, why_empty(measured))
+        say(ax, panels.why_empty(measured))
         return
     tones = shades(colour, max(1, int(slopes["layer"].max())))
     place = slopes["num_layers"] + _STEP * (slopes["layer"] - (slopes["num_layers"] + 1) / 2)
@@ -338,7 +320,7 @@ def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         tone = tones[max(row.layer, 1) - 1]
         ax.errorbar(x, row.slope, row.slope_se, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
     if slopes["is_zero"].any():
-        corner(ax, "last layer: = 0 (theorem)", "lower left")
+        panels.corner(ax, "last layer: = 0 (theorem)", "lower left")
 
 
 def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:

@@ -13,15 +13,15 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
-from hessfig.analysis.axis import SIGMA
+from hessfig.analysis.axis import SIGMA, settings_of
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import pair_words, plain, setting_words, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, width_in
+from hessfig.figures.parts.panels import colour_bar, draw_matrix
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
@@ -76,7 +76,7 @@ def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -
 
 def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]) -> str:
     peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
-    name = hessian.variant.rpartition("=")[2]
+    *_, name = ["", *settings_of(hessian.variant).values()]
     block = pair_words(weight, weight) + (f", {plain(name)}" if name else "")
     zeros = 100 * float((hessian.block(weight) == 0).mean())
     return f"{block}: peak at {peak:.1e}" + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")

@@ -8,30 +8,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import Axis, X, along, check_places, setting_name, setting_values, varied_key, without
+from hessfig.analysis.axis import Axis, X, along, check_places, setting_name, varied_key, with_settings, without
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
+from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, part_colour, shades
-from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import (
-    block_name,
-    block_title,
-    note_words,
-    plain,
-    quantity_words,
-    symbol,
-    variant_words,
-)
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
-from hessfig.figures.parts.rows import as_written, counted, numbers_behind, where
+from hessfig.figures.parts.rows import as_written, counted, different, numbers_behind, where
 from hessfig.figures.parts.saving import file_words
-from hessfig.figures.parts.ticks import between_decades, set_decades
+from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale
 from hessfig.record import CURVE, FROBENIUS, NUMBER
 from hessfig.terms import Group, name_order
 
@@ -67,11 +58,8 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     run, axis = source.run, Axis("index")
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
-    table = run.table.assign(
-        direction=setting_values(run.table["variant"], DIRECTION),
-        distance=setting_values(run.table["variant"], DISTANCE),
-        other=run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE)),
-    )
+    rest = run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE))
+    table = with_settings(run.table, DIRECTION, DISTANCE).assign(other=rest)
     fixed, others = str((run.config.get("landscape") or {}).get("distance")), table["other"].unique()
     for other in others:
         suffix = f"_{file_words(other)}" if len(others) > 1 else ""
@@ -80,7 +68,7 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, fixed: str, suffix: str) -> Page:
     """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
-    directions, distances = (list(dict.fromkeys(table[key])) for key in ("direction", "distance"))
+    directions, distances = (list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE))
     names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
     style = ONE_SCALE.but(height=1.3, top=0.52, down=0.3, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
@@ -89,21 +77,20 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, 
         if row and distances[column] == "None":
             say(ax, "as above: at $w^*$\nthere is no direction")
             continue
-        here = where(table, direction=directions[row], distance=distances[column])
+        here = where(table, **{DIRECTION: directions[row], DISTANCE: distances[column]})
         place = _place(spec, here, axis, distances[column] or fixed, fits)
         _draw(ax, place)
         for name, curve in place.curves.items():
             drawn.append(curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1]))
     for which in ("x", "y"):
         set_decades(sheet.first, which)
-    rows = [f"{plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
+    rows = [f"{labels.plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
     places = [distance or fixed for distance in distances]
-    columns = [f"distance {plain(one)}" if one != "None" else "at $w^*$" for one in places]
-    sheet.label("k", columns, rows, [plain(one) for one in directions], _DIFFERENCE)
+    columns = [f"distance {labels.plain(one)}" if one != "None" else "at $w^*$" for one in places]
+    sheet.label("k", columns, rows, [labels.plain(one) for one in directions], _DIFFERENCE)
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
-    handles, named = sheet.outermost.get_legend_handles_labels()
-    sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
+    sheet.name_above(sheet.outermost, long=1.2)
     return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
 
@@ -155,7 +142,7 @@ def _draw_bound(ax: Axes, place: _Place) -> None:
 def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
-    words = note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
+    words = labels.note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
     tail = "the rms scatters, for its largest losses rule it"
     return f"{words} Slopes: {window}; chance has slope −1 whatever the network; {tail}."
 
@@ -200,7 +187,7 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     quantities = spec.words("quantity") or [FROBENIUS]
     laws = _laws(spec, run, quantities)
     check_places(along(run.table, run.axis), run.axis)
-    keys = list(laws.curves[_BLOCK].drop_duplicates().itertuples(index=False, name=None))
+    keys = different(laws.curves, *_BLOCK)
     rank = name_order([key[2] for key in keys])
     keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
     note = _law_note(run, laws, quantities).replace("seeds", _repeats_words(repeats) or "seeds")
@@ -229,7 +216,7 @@ def _of_whole(table: pd.DataFrame) -> pd.DataFrame:
 
 def _repeats_words(asked: str) -> str:
     """Return what the repeats are where they are the values of a setting: batches of a task's seed."""
-    words = asked and f"values of {plain(setting_name(asked))}"
+    words = asked and f"values of {labels.plain(setting_name(asked))}"
     return "batches" if asked == "task.seed" else words
 
 
@@ -238,10 +225,8 @@ def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
     if not asked:
         return run
     key = varied_key(asked, run.table["variant"].unique(), asked="figure.options.repeats")
-    own = setting_values(run.table["variant"], key)
-    table = run.table.assign(
-        variant=[without(one, key) for one in run.table["variant"]], seed=pd.factorize(pd.Series(own))[0]
-    )
+    rest, own = run.table["variant"].map(lambda variant: without(variant, key)), with_settings(run.table, key)[key]
+    table = run.table.assign(variant=rest, seed=pd.factorize(own)[0])
     numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
     means = numbers.agg({name: "mean" if name == "value" else "first" for name in table if name not in NUMBER})
     return replace(run, table=means[list(table)])
@@ -255,13 +240,17 @@ def _law_sheet(
     sheet = Sheet.grid(spec.paper, names, note, OWN_Y.but(height=1.3, down=0.2, narrowest=None))
     drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
     set_x_scale(sheet.axes[-1], laws.curves[X])
-    sheet.label(plain(laws.axis.symbol), [plain(quantity_words(quantity)) for quantity in quantities], titles)
+    sheet.label(
+        labels.plain(laws.axis.symbol),
+        [labels.plain(labels.quantity_words(quantity)) for quantity in quantities],
+        titles,
+    )
     return sheet, as_written(pd.concat(drawn), laws.axis)
 
 
 def _panel_name(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
-    name = block_name(row, col) or "network"
+    name = labels.block_name(row, col) or "network"
     return name + (f"@{row_layer},{layer}" if layer != row_layer else f"{layer}" if layer > 1 else "")
 
 
@@ -281,7 +270,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
         for tone, variant in zip(tones, several, strict=True):
             curve, slope = where(here, variant=variant), where(slopes, part=part, variant=variant).iloc[0]
-            names = [symbol(str(part)) if len(set(curves["part"])) > 1 else "", variant_words(variant)]
+            names = [labels.symbol(str(part)) if len(set(curves["part"])) > 1 else "", labels.variant_words(variant)]
             label = _labelled(", ".join(filter(None, names)), curve, slope, laws)
             draw_curve(ax, curve, numbers_behind(curve, laws.table), colour=tone, label=label)
     _write_slopes(ax, laws.published.get(quantity))
@@ -349,14 +338,14 @@ def _of(frame: pd.DataFrame, block: tuple[Any, ...], quantity: str) -> pd.DataFr
 def _title(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
     across = f"{row_layer},{layer}" if layer != row_layer else ""
-    return block_title(row, col, across, quantity="") + (f" {layer}" if layer > 1 and not across else "")
+    return labels.block_title(row, col, across, quantity="") + (f" {layer}" if layer > 1 and not across else "")
 
 
 def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     table = pd.concat([of_quantity(run.table, name) for name in quantities])
     window = label(laws.window, laws.axis.symbol)
     chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
-    words = note_words(along(table, laws.axis), laws.axis, [], several_points=True)
+    words = labels.note_words(along(table, laws.axis), laws.axis, [], several_points=True)
     if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
         return words + chance
     return f"{words} Slopes: least squares in logarithms, {window}, where a line explains 0.9 of the variance.{chance}"

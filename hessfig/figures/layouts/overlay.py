@@ -54,9 +54,8 @@ def draw_page(
     curves = comparison.curves[comparison.curves["num_layers"] == depth]
     parts = [part for part in Part if part in set(points["part"])]
     names = [[f"{block}:{part}{kind}" for part in parts] for block in blocks for kind in ("", ":ratio")]
-    note = _NOTE.format(
-        reference=plain(comparison.reference), batches=_TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
-    )
+    batches = _TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
+    note = _NOTE.format(reference=plain(comparison.reference), batches=batches)
     style = SHARED.but(down=0.11, height=[1.25, 0.55] * len(blocks))
     sheet = Sheet.grid(paper or Paper(), names, note, style)
     for index, matrix in enumerate(blocks):

@@ -12,12 +12,12 @@ from hessfig.analysis.curves import functional_shares, score_shares
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
-from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, reach, set_log_range, why_empty
-from hessfig.figures.parts.rows import as_written, where
+from hessfig.figures.parts.rows import as_written, different, where
+from hessfig.figures.parts.ticks import set_x_scale
 from hessfig.terms import AT_SCORES, Part
 
 _SHOWN = 3
@@ -77,7 +77,7 @@ def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list
 
 def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
     """Return the measured blocks: diagonal ones first, in the order of growth sheets."""
-    present = list(measured.curves[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
+    present = different(measured.curves, "row", "col")
     diagonal = [(name, name) for name in measured.matrices()]
     return diagonal + [pair for pair in present if pair not in diagonal]
 
@@ -195,7 +195,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
             allowed="numbers of both H_oT and H_fT",
             remedy="hessfig run ... blocks=[query_key] parts=[H_oT,H_fT,H]",
         )
-    panels = list(shares[["num_layers", "layer", "row", "col"]].drop_duplicates().itertuples(index=False, name=None))
+    panels = different(shares, "num_layers", "layer", "row", "col")
     names = [_name(*panel) for panel in panels]
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     made = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
@@ -203,20 +203,15 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     sheet = Sheet.grid(spec.paper, [names], about, SHARED.but(height=1.7, across=0.3))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
-        here = (shares["num_layers"] == depth) & (shares["layer"] == layer)
-        _draw_score_shares(ax, shares[here & (shares["row"] == row) & (shares["col"] == col)], run.axis)
+        _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)
         ax.set_title(labels.block_words(row, col) + (f", layer {layer} of {depth}" if depth > 1 else ""))
-    label_side(sheet.first, _score_share_words())
+    outer, functional = (labels.symbol(part) for part in AT_SCORES)
+    label_side(sheet.first, rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$")
     yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
 
 
 def _name(depth: int, layer: int, row: str, col: str) -> str:
     return labels.block_name(row, col) + (f" {layer} of {depth}" if depth > 1 else "")
-
-
-def _score_share_words() -> str:
-    outer, functional = (labels.symbol(part) for part in AT_SCORES)
-    return rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$"
 
 
 def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:

@@ -20,21 +20,21 @@ from hessfig.analysis.training_runs import (
     against_plain,
     critical_batches,
     late_shares,
+    of_whole,
     race,
     shares,
 )
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
+from hessfig.figures.layouts.courses import how, scale, variant_titles
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, TONES, part_colour, tone
-from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.figures.parts.rows import counted, parts_of, where
 from hessfig.figures.parts.saving import variant_names
+from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.terms import Optimiser
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
@@ -119,8 +119,7 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(_BUDGETS[along])
             if column == 0:
                 label_side(ax, "loss")
-    handles, names = sheet.first.get_legend_handles_labels()
-    sheet.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
+    sheet.name_above(sheet.first)
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
@@ -185,8 +184,7 @@ def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> p
         interval = geometric_interval([math.nan] if lost else one["loss"])
         words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique()))
         words += ("*" if one["at_edge"].any() else "") + (f"; {lost} of {len(one)} diverged" if lost else "")
-        ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
-        found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
+        found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **interval.found, "rates": words})
     return pd.DataFrame(found).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
 
 
@@ -336,7 +334,7 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
         scale(ax, [ratios])
         found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
-    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(spec.quantity))}"
+    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
     short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
     return sheet.page("", pd.concat(found, ignore_index=True))
@@ -347,7 +345,7 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     if ratios.empty:
         say(ax, "(no ratio)")
     found = [
-        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=symbol(part))
+        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=labels.symbol(part))
         for part in parts_of(ratios)
     ]
     return pd.concat([pd.DataFrame(), *found], ignore_index=True)
@@ -400,7 +398,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
-    named = [_PRECONDITIONED.get(name, plain(quantity_words(name))) for name in rows]
+    named = [_PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name))) for name in rows]
     words = [f"{name} / threshold" if name != "loss" else name for name in named]
     sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(found, ignore_index=True))

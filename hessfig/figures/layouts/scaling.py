@@ -8,20 +8,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, varied_key
+from hessfig.analysis.axis import Axis, X, along, check_places, varied_key, with_settings
 from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
-from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting
 from hessfig.figures.parts.measured import wanted_quantities
 from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say, width_in
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means
-from hessfig.figures.parts.rows import Network, as_written, by_part, counted, networks_of, where
+from hessfig.figures.parts.rows import Network, as_written, by_part, counted, different, networks_of, of_network, where
 from hessfig.figures.parts.saving import panel_names
-from hessfig.figures.parts.ticks import set_decades
+from hessfig.figures.parts.ticks import set_decades, set_x_scale
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
 
@@ -47,13 +46,13 @@ def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     chosen = _of_quantities(table, spec.words("quantity"))
     asked = str(spec.options.get("columns", _WEIGHT))
     key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
-    for suffix, rows in by_part(chosen.assign(column=setting_values(chosen["variant"], key))):
+    for suffix, rows in by_part(with_settings(chosen, key).rename(columns={key: "column"})):
         yield _draw_scaled(rows, axis, spec, suffix)
 
 
 def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     columns = list(table["column"].unique())
-    rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
+    rows = different(table, *_ROW)
     part = labels.part_words(table["part"].iloc[0])
     means = f"{part}: geometric mean" if part else "Geometric mean"
     words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
@@ -147,7 +146,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
-        here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
+        here = of_network(rows, networks[column])
         numbers.append(_draw_ends(ax, here, floor) if row == 0 else _draw_changes(ax, outstanding(here)))
     set_x_scale(sheet.axes[-1], rows[X])
     titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
@@ -275,8 +274,8 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
 def _draw_lines(ax: Axes, found: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
     """Draw the lines of a panel, a tone and a mark per network; yield their means."""
     set_decades(ax, "y")
-    for rank, ((variant, depth), words) in enumerate(named.items()):
-        here = where(found, variant=variant, num_layers=depth)
+    for rank, (network, words) in enumerate(named.items()):
+        here = of_network(found, network)
         for name, dashes in _DRAWN[kind]:
             style: dict[str, Any] = {"linestyle": dashes, "marker": _MARKS[rank % len(_MARKS)], "markersize": 2.6}
             style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}

@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import (
     DEPTHS,
@@ -17,9 +16,9 @@ from hessfig.analysis.axis import (
     X,
     as_numbers,
     setting_name,
-    setting_values,
-    settings_of,
     varied_key,
+    varied_settings,
+    with_settings,
     without,
 )
 from hessfig.errors import UserError
@@ -27,7 +26,6 @@ from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour, sha
 from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, symbol, weight_words
 from hessfig.figures.parts.lettering import width_of
-from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 COLUMNS = ("layer", "num_layers", "part", "index")
@@ -59,7 +57,7 @@ def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
     """Return what `name` is for each point: a column's value, or the value of a setting as text."""
     if name in (*COLUMNS, WEIGHT):
         return curves["row" if name == WEIGHT else name]
-    return pd.Series(setting_values(curves["variant"], name), index=curves.index, dtype=object)
+    return with_settings(curves, name)[name].astype(object)
 
 
 def ordered(values: pd.Series) -> list[Any]:
@@ -92,15 +90,12 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:
-    keys = dict.fromkeys(key for variant in curves["variant"].unique() for key in settings_of(variant))
+    keys = varied_settings(curves["variant"].unique())
     return [name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1]
 
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_NAMED = 8  # so many values are named in a legend, and so many places on an axis by a tick of their own
-_WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
-_LETTER = 0.045  # inches of a figure in a tick's label
-_NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
+_NAMED = 8  # so many values are named in a legend
 _NEUTRAL = "#555555"
 _DISTINCT = [TONES[rank] for rank in (0, 1, 3, 2, 4, 5, 6)]  # blues and browns last: neighbours differ most
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
@@ -212,59 +207,6 @@ class Encoding:
         """Return the entries of a legend without a title: the first says what the colours are."""
         (line, words), *rest = self.entries(page)
         return [(line, f"{self.title} {words}" if self.title else words), *rest]
-
-
-def set_x_scale(ax: Axes, places: pd.Series) -> bool:
-    """Make the x axis logarithmic if the places span it (linear below the first of them where one is 0).
-
-    A few places have a tick each. Return whether the axis is logarithmic all along.
-    """
-    different = np.sort(places.unique())
-    positive = different[different > 0]
-    spans = bool(different[0] >= 0 and len(positive) and positive[-1] >= _WIDE_X * positive[0])
-    is_log = spans and different[0] > 0
-    if is_log:
-        set_decades(ax, "x")
-    elif spans:
-        ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
-    labelled = _labelled(ax, different) if len(different) <= _NAMED and all(map(_is_round, different)) else None
-    if labelled is not None:
-        ax.set_xticks(different, [f"{place:g}" if place in labelled else "" for place in different])
-        ax.xaxis.set_minor_locator(NullLocator())
-    return is_log
-
-
-def set_y_scale(ax: Axes, means: pd.Series) -> bool:
-    """Make the y axis logarithmic if the means are positive (or zero, which is left out) and span it."""
-    finite = means[np.isfinite(means)]
-    positive = finite[finite > 0]
-    is_log = bool(len(positive) and finite.min() >= 0 and positive.max() >= _WIDE_Y * positive.min())
-    if is_log:
-        set_decades(ax, "y")
-    else:
-        ax.ticklabel_format(axis="y", scilimits=(-2, 4))
-    return is_log
-
-
-def _is_round(place: float) -> bool:
-    """Return whether a place reads as a number that was chosen: whole, or of two digits; others get no tick."""
-    return float(place).is_integer() or float(f"{place:.1e}") == float(f"{place:.6e}")
-
-
-def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
-    """Return the places whose labels stand apart on the axis as it is scaled: all, or every second; else None."""
-    drawn = ax.xaxis.get_transform().transform(places)
-    spanned = drawn[-1] - drawn[0]
-    if len(drawn) > 1 and np.diff(drawn).min() < _NARROW * spanned:
-        return None
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    inches = ax.get_position().width * figure.get_figwidth() / (spanned or 1.0)
-    for chosen in (slice(None), slice(None, None, 2)):
-        gap = np.diff(drawn[chosen]).min(initial=np.inf) * inches
-        if gap >= _LETTER * (1 + max(len(f"{place:g}") for place in places[chosen])):
-            return places[chosen]
-    return None
 
 
 def _value(name: str, value: Any) -> str:

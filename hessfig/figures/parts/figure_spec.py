@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import DEPTHS, setting_values, varied_key
+from hessfig.analysis.axis import DEPTHS, varied_key, with_settings
 from hessfig.analysis.manifest import RecordedRun, read_run
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
@@ -131,8 +131,8 @@ def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     for word, wanted in where.items():
         key = word if word in _COLUMNS else "num_layers" if word in DEPTHS else ""
         key = key or varied_key(word, table["variant"].unique(), asked="figure.where", others=_COLUMNS)
-        values = table[key].tolist() if key in _COLUMNS else setting_values(table["variant"], key)
-        values, asked = [_as_text(one) for one in values], wanted if isinstance(wanted, list | tuple) else [wanted]
+        column = (table if key in _COLUMNS else with_settings(table, key))[key]
+        values, asked = [_as_text(one) for one in column], wanted if isinstance(wanted, list | tuple) else [wanted]
         for one in asked:
             if _as_text(one) not in values:
                 raise UserError(

@@ -101,9 +101,8 @@ class MeasuredCurves:
 
     def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, MeasuredCurves]]:
         """Yield the suffix of its page and the numbers of every network (or variant, of all depths)."""
-        networks = (
-            networks_of(self.curves) if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
-        )
+        variants = [(variant, 0) for variant in self.curves["variant"].unique()]
+        networks = networks_of(self.curves) if by_depth else variants
         for variant, depth in networks:
             one = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
             yield page_suffix(variant, depth, networks), self.of(**one)

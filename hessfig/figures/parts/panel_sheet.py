@@ -228,7 +228,7 @@ class Sheet:
         titles = [(one,) if isinstance(one, str) else one for one in columns]
         titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
         before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
-        self._title({(i, j): [_joined(before[i], one) for one in titles[j]] for i, j in titled})
+        self._title({(i, j): [", ".join(filter(None, [before[i], one])) for one in titles[j]] for i, j in titled})
         self.label_sides(sides)
         if not self.is_folded and len(self.lines) > 1:
             for line in self.lines:  # where a y label of the reader's own stands, the row keeps its name
@@ -240,6 +240,11 @@ class Sheet:
         """Write the y labels of rows at the left of every line."""
         for line in self.lines:
             label_side(self.panels[line[0]], rows[line[0][0]])
+
+    def name_above(self, ax: Axes, *, long: float = 2.0) -> None:
+        """Write what the lines of a panel are above all of them; its handles are so `long`."""
+        handles, names = ax.get_legend_handles_labels()
+        self.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=long)
 
     def label_below(self, x: str) -> None:
         """Write the x label under every panel that has none below it: a last line may be shorter than the others."""
@@ -304,10 +309,6 @@ def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
     ranks = np.arange(len(points))
     finer = np.linspace(0, ranks[-1], (_BETWEEN + 1) * ranks[-1] + 1)
     return np.stack([np.interp(finer, ranks, points[:, side]) for side in (0, 1)], axis=1)
-
-
-def _joined(name: str, title: str) -> str:
-    return ", ".join(filter(None, [name, title]))
 
 
 def _page(paper: Paper, note: str, tall: float) -> Figure:

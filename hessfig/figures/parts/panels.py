@@ -1,4 +1,4 @@
-"""The contents of a panel: curves with error bands, guides, and text in corners."""
+"""The contents of a panel: curves with error bands, guides, text in corners; matrices of numbers as colours."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Normalize
+from matplotlib.image import AxesImage
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
@@ -17,7 +20,7 @@ from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.figures.parts.rows import counted
-from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
+from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, part_ticks, set_decades
 from hessfig.predictions.growth_rates import Prediction
 
 _BELOW = 0.06  # of a panel: from a curve to its guide
@@ -273,3 +276,50 @@ def why_no_line(curves: pd.DataFrame) -> str:
     if (curves["mean"] < 0).any():
         return "(negative)"
     return "(zero in this precision)" if (curves["mean"] == 0).any() else "(not finite)"
+
+
+def draw_matrix(
+    ax: Axes,
+    square: np.ndarray,
+    scale: Normalize,
+    *,
+    words: np.ndarray | None = None,
+    size: float = TINY,
+    dark: float = 0.55,
+    missing: str = "",
+    **image: Any,
+) -> AxesImage:
+    """Draw finite numbers as colours, and `words` in the cells; other numbers leave a cell grey.
+
+    Where these have a colour of their own (`missing`), which may be that of the page, the panel keeps its frame. Words
+    are white on cells of less than the share `dark` of the scale, black on others.
+    """
+    shown = np.where(np.isfinite(square), square, np.nan)
+    drawn = ax.imshow(shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image})
+    ax.set_facecolor(missing or "#e6e6e6")
+    for (i, j), text in np.ndenumerate(words) if words is not None else ():
+        if text:
+            colour = "white" if np.isfinite(shown[i, j]) and scale(shown[i, j]) < dark else "black"
+            ax.text(j, i, str(text), ha="center", va="center", color=colour, fontsize=size)
+    if not missing:
+        ax.spines[:].set_visible(False)
+    return drawn
+
+
+def name_sides(ax: Axes, *, rows: Sequence[str] = (), columns: Sequence[str] = (), upright: bool = True) -> None:
+    """Write names next to rows and below columns, without ticks; those of columns run upwards if `upright`."""
+    ax.tick_params(length=0)
+    if columns:
+        ax.set_xticks(range(len(columns)), columns, rotation=90 if upright else 0)
+    if rows:
+        ax.set_yticks(range(len(rows)), rows)
+
+
+def colour_bar(ax: Axes, drawn: AxesImage, *, gap: float = 0.08, wide: float = 0.08, label: str = "") -> Colorbar:
+    """Draw the scale of a matrix at the right of a panel, as far from it and as wide (in inches) on every page."""
+    figure: Any = ax.figure
+    box, page = ax.get_position(), figure.get_figwidth()
+    place = figure.add_axes((box.x1 + gap / page, box.y0, wide / page, box.height), label="<colorbar>")
+    bar: Colorbar = figure.colorbar(drawn, cax=place, label=label)
+    part_ticks(place)
+    return bar

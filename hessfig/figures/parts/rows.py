@@ -1,6 +1,7 @@
 """Rows of a table: of one network, part or block, at one place on the axis, in order."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,13 +17,24 @@ BLOCK_KEY = ["row", "col", "across"]
 
 
 def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
-    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1)."""
-    return frame[np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])]
+    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1); nan finds nan."""
+    found = [frame[key].isna() if value != value else frame[key].to_numpy() == value for key, value in choice.items()]
+    return frame[np.logical_and.reduce(found)]
+
+
+def of_network(frame: pd.DataFrame, network: Network) -> pd.DataFrame:
+    """Return the rows of a network."""
+    return where(frame, variant=network[0], num_layers=network[1])
+
+
+def different(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    """Return what the rows have in some columns, each once, as they come."""
+    return list(frame[list(names)].drop_duplicates().itertuples(index=False, name=None))
 
 
 def networks_of(frame: pd.DataFrame) -> list[Network]:
     """Return every network, variants in natural order."""
-    found = list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
+    found = different(frame, *NETWORK)
     rank = variants_in_order(variant for variant, _ in found).index
     return sorted(found, key=lambda network: rank(network[0]))
 
@@ -31,8 +43,7 @@ def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame
     """Yield the suffix of its page, the network and its rows for every network."""
     networks = networks_of(frame)
     for variant, depth in networks:
-        rows = where(frame, variant=variant, num_layers=depth)
-        yield page_suffix(variant, depth, networks), (variant, depth), rows
+        yield page_suffix(variant, depth, networks), (variant, depth), of_network(frame, (variant, depth))
 
 
 def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -80,7 +91,7 @@ def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
 
 def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
     """Return (row, col, across) of every block, in the order of the weights."""
-    found = list(curves[BLOCK_KEY].drop_duplicates().itertuples(index=False, name=None))
+    found = different(curves, *BLOCK_KEY)
     rank = name_order([name for row, col, _ in found for name in (row, col)])
     return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
 

@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from hessfig.analysis.axis import as_variant, last_word, settings_of, short_variant
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.parts.page import FORMATS, Paper
+from hessfig.figures.parts.page import FORMATS, Paper, page_box, relabel
 from hessfig.figures.parts.panel_sheet import Page
-from hessfig.figures.parts.relabelled import page_box, relabel
 from hessfig.files import write_bytes
 from hessfig.register import publish
 

@@ -1,16 +1,74 @@
-"""Ticks of logarithmic axes: at powers of ten, or between them where an axis is short."""
+"""Scales of axes, logarithmic where numbers span them, and their ticks: at powers of ten, or between them."""
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 _SHORT, _SHORTEST = 0.7, 0.5  # decades: a shorter axis may have only one of 1, 2 and 5, and of 1, 2, 3, 4, 6, 8
+_TICKED = 8  # so many places on an axis have a tick of their own
+_WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
+_LETTER = 0.045  # inches of a figure in a tick's label
+_NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _APART = 0.11  # inches between the middles of two labels of a y axis
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def set_x_scale(ax: Axes, places: pd.Series) -> bool:
+    """Make the x axis logarithmic if the places span it (linear below the first of them where one is 0).
+
+    A few places have a tick each. Return whether the axis is logarithmic all along.
+    """
+    different = np.sort(places.unique())
+    positive = different[different > 0]
+    spans = bool(different[0] >= 0 and len(positive) and positive[-1] >= _WIDE_X * positive[0])
+    is_log = spans and different[0] > 0
+    if is_log:
+        set_decades(ax, "x")
+    elif spans:
+        ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
+    labelled = _labelled(ax, different) if len(different) <= _TICKED and all(map(_is_round, different)) else None
+    if labelled is not None:
+        ax.set_xticks(different, [f"{place:g}" if place in labelled else "" for place in different])
+        ax.xaxis.set_minor_locator(NullLocator())
+    return is_log
+
+
+def set_y_scale(ax: Axes, means: pd.Series) -> bool:
+    """Make the y axis logarithmic if the means are positive (or zero, which is left out) and span it."""
+    finite = means[np.isfinite(means)]
+    positive = finite[finite > 0]
+    is_log = bool(len(positive) and finite.min() >= 0 and positive.max() >= _WIDE_Y * positive.min())
+    if is_log:
+        set_decades(ax, "y")
+    else:
+        ax.ticklabel_format(axis="y", scilimits=(-2, 4))
+    return is_log
+
+
+def _is_round(place: float) -> bool:
+    """Return whether a place reads as a number that was chosen: whole, or of two digits; others get no tick."""
+    return float(place).is_integer() or float(f"{place:.1e}") == float(f"{place:.6e}")
+
+
+def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
+    """Return the places whose labels stand apart on the axis as it is scaled: all, or every second; else None."""
+    drawn = ax.xaxis.get_transform().transform(places)
+    spanned = drawn[-1] - drawn[0]
+    if len(drawn) > 1 and np.diff(drawn).min() < _NARROW * spanned:
+        return None
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    inches = ax.get_position().width * figure.get_figwidth() / (spanned or 1.0)
+    for chosen in (slice(None), slice(None, None, 2)):
+        gap = np.diff(drawn[chosen]).min(initial=np.inf) * inches
+        if gap >= _LETTER * (1 + max(len(f"{place:g}") for place in places[chosen])):
+            return places[chosen]
+    return None
 
 
 def set_decades(ax: Axes, which: str) -> None:

@@ -210,3 +210,10 @@ def test_nothing_holds_where_there_is_nothing(name: str, place: int) -> None:
 @pytest.mark.parametrize("name", NULLS)
 def test_a_table_without_the_numbers_says_so(name: str) -> None:
     assert claim_of(name).rule(tables.of([])).is_lacking
+
+
+def test_updates_without_a_positive_curvature_are_missing_numbers() -> None:
+    bare = updates(2.0)
+    negative = bare.table["quantity"].str.endswith("_update_curvature")
+    table = bare.table.assign(value=bare.table["value"].where(~negative, -1.0))
+    assert claim_of("muon-sharpness").rule(Evidence(table)).is_lacking

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from hessfig.analysis.claims.encoder_rules import keys_values, order, values_largest
 from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.rule import Claim
+from hessfig.analysis.claims.sublayer_rules import encoder_keys_values as keys_values
+from hessfig.analysis.claims.sublayer_rules import encoder_order as order
+from hessfig.analysis.claims.sublayer_rules import encoder_values as values_largest
 from tests.analysis.claim_tables import ENCODER_ORDER, SAME, block, encoders, of
 
 
