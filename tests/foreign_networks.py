@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.terms import Part
+from tests.double_backward import hessian, jacobian
 
 Case = tuple[hessfig.Problem, list[Any]]
 
@@ -84,7 +85,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Tensor]:
-    """Return H, H_o and H_f in whole parameters, by double backward and explicit Jacobians: nothing under vmap."""
+    """Return H, H_o and H_f in whole parameters, by double backward and explicit Jacobians."""
     network, x, y = problem.network, problem.inputs, problem.targets
     assert isinstance(x, Tensor) and isinstance(y, Tensor)
     at = [network.get_parameter(name).detach().clone().requires_grad_() for name in names]
@@ -103,20 +104,10 @@ def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Te
     f = outputs()
     leaf = f.detach().requires_grad_()
     (slope,) = torch.autograd.grad(loss(leaf), leaf)
-    jacobian = torch.stack([_flat(torch.autograd.grad(one, at, retain_graph=True)) for one in f.flatten()])
+    slopes = jacobian(outputs, at)
     curvature = torch.autograd.functional.hessian(lambda z: loss(z.view_as(f)), f.detach().flatten())
     return {
-        Part.H: _twice(loss(outputs()), at),
-        Part.H_o: jacobian.T @ curvature @ jacobian,
-        Part.H_f: _twice((outputs() * slope).sum(), at),
+        Part.H: hessian(lambda: loss(outputs()), at),
+        Part.H_o: slopes.T @ curvature @ slopes,
+        Part.H_f: hessian(lambda: (outputs() * slope).sum(), at),
     }
-
-
-def _twice(value: Tensor, at: list[Tensor]) -> Tensor:
-    slopes = _flat(torch.autograd.grad(value, at, create_graph=True, materialize_grads=True))
-    rows = [torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True) for one in slopes]
-    return torch.stack([_flat(row) for row in rows])
-
-
-def _flat(pieces: Sequence[Tensor]) -> Tensor:
-    return torch.cat([piece.flatten() for piece in pieces])

@@ -6,11 +6,15 @@ import importlib
 import json
 import math
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import runs
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
@@ -76,13 +80,19 @@ def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_differences_are_calibrated_by_block_type_and_step(tmp_path: Path) -> None:
+def test_differences_are_calibrated_by_block_type_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every other of the steps, with two of the probes."""
+    import calibrate_differences
+
+    assert len(calibrate_differences.STRETCHES) == 11
+    monkeypatch.setattr(calibrate_differences, "STRETCHES", calibrate_differences.STRETCHES[1::2])
+    monkeypatch.setattr(calibrate_differences, "PROBES", 2)
     rows = report_of("calibrate_differences", tmp_path)["rows"]
     by_rule = [row for row in rows if row["stretch"] == 1]
-    assert len(by_rule) == 18 and len(rows) == 11 * 18
+    assert len(by_rule) == 18 and len(rows) == 5 * 18
     limits = {"float64": 1e-8, "float32": 1e-2}
     assert all(row["error"] <= limits.get(row["dtype"], math.inf) for row in by_rule)
-    far_off = [row for row in rows if row["dtype"] == "float64" and row["stretch"] == 4**5]
+    far_off = [row for row in rows if row["dtype"] == "float64" and row["stretch"] == 4**4]
     assert all(row["error"] > 10 * near["error"] for row in far_off for near in by_rule if _are_alike(row, near))
     assert all((row["estimate"] or 1) > 0.1 for row in rows if row["error"] > 0.5)
 
@@ -170,10 +180,34 @@ def test_a_product_is_timed_beside_those_of_others(tmp_path: Path) -> None:
     assert all(row["ms"] > 0 and row["off"] < 1e-10 for row in rows)
 
 
+@pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_the_wait_for_a_first_number_is_timed(tmp_path: Path) -> None:
+def test_the_wait_for_a_first_number_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program and one command are processes of their own; the others are forked, or called here."""
+    import bench_start
+
+    output_of, spent = bench_start._output, bench_start._spent
+
+    def forked(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str:
+        if command[1] != "-c" or environment.get("OMP_NUM_THREADS") != "1":
+            return output_of(command, folder, environment)
+        file = tmp_path / "program.py"
+        file.write_text(command[2])
+        return runs.script(str(file), *command[3:], folder=tmp_path / "forked", paths=(Path(folder),))
+
+    def called(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> tuple[float, float]:
+        name, *words = command[len(bench_start.COMMAND) :]
+        if name == "slopes":
+            return spent(command, folder, environment)
+        began = time.perf_counter(), time.process_time()
+        done = runs.here(name, *words, folder=Path(folder))
+        assert done.returncode == 0, done.stderr
+        return time.perf_counter() - began[0], time.process_time() - began[1]
+
+    monkeypatch.setattr(bench_start, "_output", forked)
+    monkeypatch.setattr(bench_start, "_spent", called)
     output = tmp_path / "bench_start.json"
-    importlib.import_module("bench_start").main(["--quick", f"--output={output}"])
+    bench_start.main(["--quick", f"--output={output}"])
     report = json.loads(output.read_text())
     names = ["measure", "measure, one thread", "own", "cells", "slopes", "plot", "report", "plan"]
     assert [*report["seconds"]] == [*report["cpu_seconds"]] == names

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,14 +14,18 @@ from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import ROUNDINGS, SALIENCIES, Approximation
 from tests.pages import ROOT, text_of
-from tests.runs import here
+from tests.runs import here, script
 
 SCRIPTS = {"approximations_by_hand": 507, "saliencies_by_hand": 460}  # with the numbers that each recomputes
-# An interpreter in which hessfig cannot be imported runs a file as python does.
-ALONE = (
-    "import os, sys, runpy; sys.modules['hessfig'] = None; del sys.argv[0]; "
-    "sys.path.insert(0, os.path.dirname(sys.argv[0])); runpy.run_path(sys.argv[0], {}, '__main__')"
-)
+# In a process in which hessfig cannot be imported, a file runs as python runs it.
+ALONE = """
+import os, sys, runpy
+for name in ["hessfig", *(name for name in sys.modules if name.startswith("hessfig."))]:
+    sys.modules[name] = None
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], {}, "__main__")
+"""
 SMALL = (
     *("sweep=sigma", "sweep.vary={}", "grid.values=[0.5]", "seeds=1", "estimator=dense", "dtype=float64"),
     *("model.d_model=8", "model.n_heads=2", "model.d_mlp=6", "model.mlp=gelu", "task.digits=1", "task.batch_size=10"),
@@ -41,12 +43,6 @@ NETWORKS = {
 }
 
 
-def alone(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run an example with its arguments in an interpreter without hessfig."""
-    words = [sys.executable, "-I", "-c", ALONE, str(ROOT / f"examples/{script}.py"), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's table and the export of its network."""
@@ -59,11 +55,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("script", "count"), SCRIPTS.items())
-def test_a_stranger_recomputes_every_number_of_the_table(script: str, count: int, made: Path) -> None:
-    found = alone(script, made / "network", made / "outputs/by_hand/table.csv")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.splitlines()[-1] == f"0 of {count} numbers differ"
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize(("name", "count"), SCRIPTS.items())
+def test_a_stranger_recomputes_every_number_of_the_table(name: str, count: int, made: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    words = [tmp_path / "alone.py", ROOT / f"examples/{name}.py", made / "network", made / "outputs/by_hand/table.csv"]
+    found = script(*map(str, words), folder=tmp_path / "empty")
+    assert found.splitlines()[-1] == f"0 of {count} numbers differ"
 
 
 @pytest.fixture

@@ -40,3 +40,10 @@ def test_another_shape_is_refused() -> None:
         largest_ritz(lambda vector: vector, torch.zeros(2, 2), 1)
     with pytest.raises(TypeCheckError, match="products"):
         _columnwise(torch.zeros(2))
+
+
+def test_another_type_is_refused_where_there_are_no_shapes() -> None:
+    from hessfig.rng import stream
+
+    with pytest.raises(TypeCheckError, match="seed"):
+        stream("zero", "name")  # type: ignore[arg-type]

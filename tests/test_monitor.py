@@ -26,6 +26,7 @@ from hessfig.errors import UserError
 from hessfig.sweep.monitored import OtherTraining
 from hessfig.sweep.pool import start_process
 from tests import watched
+from tests.double_backward import hessian
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 
@@ -42,14 +43,13 @@ def value(folder: Path, quantity: str, step: int) -> float:
 
 
 def curvature(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return gradient and Hessian of the loss in all parameters, in float64, row by row."""
+    """Return gradient and Hessian of the loss in all parameters, in float64."""
     model = copy.deepcopy(model).double().eval()
     x, y = watched.data()
     at = list(model.parameters())
-    slopes = torch.autograd.grad(F.cross_entropy(model(x.double()), y), at, create_graph=True)
+    slopes = torch.autograd.grad(F.cross_entropy(model(x.double()), y), at)
     flat = torch.cat([slope.flatten() for slope in slopes])
-    rows = [torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True) for one in flat]
-    return flat.detach(), torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
+    return flat, hessian(lambda: F.cross_entropy(model(x.double()), y), at)
 
 
 def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from hessfig.analysis.presented import marked
-from scripts.processors import COMMAND, INSTRUCTIONS, MARKS, NUMBERS, PAGE, TESTS, THREADS, elsewhere, promised, unequal
+from scripts.processors import (
+    COMMAND,
+    INSTRUCTIONS,
+    MARKS,
+    NUMBERS,
+    PAGE,
+    TESTS,
+    THREADS,
+    UNSET,
+    digests,
+    elsewhere,
+    promised,
+    unequal,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +55,13 @@ def test_numbers_that_should_be_equal_and_are_not_are_found() -> None:
 @pytest.mark.long
 def test_numbers_are_equal_where_the_page_says_so() -> None:
     """On this processor, and on it without the instructions that many lack; all settings: `make test-processors`."""
-    names = (next(iter(INSTRUCTIONS)), "everything with AVX2")
-    found = {(name, threads): each for name in names for threads, each in elsewhere(name).items()}
+    first, other = next(iter(INSTRUCTIONS)), "everything with AVX2"
+    is_chosen, threads_here = any(name in os.environ for name in UNSET), torch.get_num_threads()
+    try:
+        here = elsewhere(first) if is_chosen else digests()
+    finally:
+        torch.set_num_threads(threads_here)
+    each_of = {first: here, other: elsewhere(other)}
+    found = {(name, threads): each for name, all_of in each_of.items() for threads, each in all_of.items()}
+    assert len(found) == 4
     assert not [line for line in unequal(found) if not line[-1]]

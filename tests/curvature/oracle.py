@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, hessian, jvp
+from torch import Tensor
+from torch.func import functional_call, jvp
 
 from hessfig.curvature.problem import Objective, Suffix
 from hessfig.models.networks import Transformer
 from hessfig.terms import Matrix, Part
+from tests.double_backward import hessian, jacobian
 
 Weights = dict[str, Tensor]
 Blocks = dict[tuple[Matrix, Matrix], Tensor]
@@ -42,7 +43,7 @@ def dense_oracle(problem: Objective, layer: int, matrices: list[Matrix]) -> dict
     def outputs(weights: Weights) -> Tensor:
         return functional_call(whole, weights, (problem.batch.inputs,))
 
-    found = {part: hessian(f)(at) for part, f in _functions(outputs, at, problem).items()}
+    found = {part: torch.func.hessian(f)(at) for part, f in _functions(outputs, at, problem).items()}
     return {part: _as_matrices(blocks, names, at) for part, blocks in found.items()}
 
 
@@ -80,31 +81,15 @@ def whole_oracle(problem: Objective) -> dict[Part, Tensor]:
     def outputs() -> Tensor:
         return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
 
-    def flat(value: Tensor, along: Tensor | None = None) -> Tensor:
-        kept = {"retain_graph": True, "materialize_grads": True}
-        found = torch.autograd.grad(value, at, along, is_grads_batched=along is not None, create_graph=True, **kept)
-        many = () if along is None else (len(along),)
-        pieces = [piece.expand(*many, *one.shape).flatten(len(many)) for piece, one in zip(found, at, strict=True)]
-        return torch.cat(pieces, dim=-1)
-
-    def rows(values: Tensor) -> Tensor:
-        # under vmap torch's own LayerNorm has wrong second derivatives
-        if any(isinstance(module, nn.LayerNorm) for module in suffix.modules()):
-            return torch.stack([flat(one).detach() for one in values])
-        return flat(values, torch.eye(len(values), dtype=values.dtype)).detach()
-
-    def twice(value: Tensor) -> Tensor:
-        return rows(flat(value))
-
     def loss(z: Tensor) -> Tensor:
         return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
 
-    jacobian = rows(outputs().flatten())
+    slopes = jacobian(outputs, at)
     curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
     return {
-        Part.H: twice(problem.loss(outputs(), problem.batch.targets)),
-        Part.H_o: jacobian.T @ curvature @ jacobian,
-        Part.H_f: twice((outputs() * suffix.gradient).sum()),
+        Part.H: hessian(lambda: problem.loss(outputs(), problem.batch.targets), at),
+        Part.H_o: slopes.T @ curvature @ slopes,
+        Part.H_f: hessian(lambda: (outputs() * suffix.gradient).sum(), at),
     }
 
 

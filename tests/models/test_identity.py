@@ -108,19 +108,24 @@ def test_entries_of_a_set_that_lead_back_to_it_have_an_end() -> None:
     assert identity(held)
 
 
+def found() -> list[str]:
+    """Return the identities of things made here, and of a model of transformers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=4, n_layer=1, n_head=2, vocab_size=5, n_positions=4))
+    return [identity(*made(1.0)[:-3], Holder, made), identity(model, without=model.parameters())]
+
+
 @pytest.mark.long
 def test_every_process_finds_the_same() -> None:
-    """Whatever the seed of Python's hashes is, by which sets are ordered."""
-    code = (
-        "from tests.models import test_identity as t\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"
-        "model = GPT2LMHeadModel(GPT2Config(n_embd=4, n_layer=1, n_head=2, vocab_size=5, n_positions=4))\n"
-        "print(t.identity(*t.made(1.0)[:-3], t.Holder, t.made), t.identity(model, without=model.parameters()))"
+    """Whatever the seed of Python's hashes is, by which sets are ordered: in another process as in this one."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.models import test_identity as t; print(*t.found())"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    root, found = Path(__file__).parents[2], set()
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, env=environment, check=True, capture_output=True, text=True
-        )
-        found.add(done.stdout)
-    assert len(found) == 1 and len(found.pop().split()[1]) == 64
+    assert done.stdout.split() == found() and len(found()[1]) == 64

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
@@ -237,13 +234,3 @@ def test_unknown_names_and_two_sources_are_refused() -> None:
         shipped.check(named("model.name=BertForMaskedLM"))
     with pytest.raises(UserError, match="read, or drawn at random"):
         shipped.check(named("model.name=native", "model.path=somewhere"))
-
-
-def test_transformer_lens_is_imported_for_a_bridge_alone() -> None:
-    program = (
-        "import sys, torch, hessfig; network = torch.nn.Linear(2, 2);"
-        "hessfig.measure(hessfig.Problem(network, torch.ones(1, 2), torch.zeros(1, 2), 'mse'), blocks=['weight']);"
-        "hessfig.lens; import json; print(json.dumps([one for one in sys.modules if one.startswith('transformer')]))"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == []

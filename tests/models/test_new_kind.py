@@ -75,29 +75,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(package: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Return what a program says that imports the copy."""
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=package,
-        env={**os.environ, "PYTHONPATH": str(package)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.long
-def test_one_file_is_a_kind_of_network_that_is_measured(package: Path) -> None:
-    words = ("estimator=dense", "grid.values=[0.3]", "blocks=[W_E,W_U,[W_E,W_U]]")
-    done = told(package, "from hessfig.cli.main import main; main()", "run", *TOY, *words)
-    assert done.returncode == 0 and "2 cells measured, 0 reused, 0 failed" in done.stdout, done.stdout + done.stderr
-    with (package / "outputs" / "sigma" / "table.csv").open() as handle:
-        rows = list(csv.DictReader(handle))
-    assert {row["row"] for row in rows} == {"W_E", "W_U"} and all(float(row["value"]) >= 0 for row in rows)
-    assert max(float(row["value"]) for row in rows) > 0
-
-
 REFUSED: dict[tuple[str, ...], str] = {
     ("model.n_layers=2",): "a bag has no layers",
     ("model.norm=pre",): "kind=bag has no LayerNorm",
@@ -109,28 +86,51 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("blocks=[W_U]", "estimator=exact"): "exact routes know",
     ("quantities=[score_spread]",): "shows no attention scores",
 }
-# One process for all of them: to import PyTorch takes longer than to be refused.
+MEASURED = ("estimator=dense", "grid.values=[0.3]", "blocks=[W_E,W_U,[W_E,W_U]]")
+# One process for all commands: to import PyTorch takes longer than to be measured or refused.
 EACH = """
 import contextlib, io, json, sys
 from hessfig.cli.main import main
 
 for words in json.loads(sys.argv[1]):
-    said, code = io.StringIO(), None
-    with contextlib.redirect_stderr(said):
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(words)
         except SystemExit as ended:
             code = ended.code
-    print(json.dumps([code, said.getvalue()]))
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
 """
 
 
-@pytest.mark.long
-def test_its_settings_are_refused_by_what_is_true_of_it(package: Path) -> None:
-    commands = [["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED]
-    done = told(package, EACH, json.dumps(commands))
+@pytest.fixture(scope="module")
+def answers(package: Path) -> list[tuple[int, str, str]]:
+    """Return code and words of a run that is measured, then of those that are refused, by the copy of the package."""
+    refused = [["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED]
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, json.dumps([["run", *TOY, *MEASURED], *refused])],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    for said, (code, answer) in zip(REFUSED.values(), answers, strict=True):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.long
+def test_one_file_is_a_kind_of_network_that_is_measured(package: Path, answers: list[tuple[int, str, str]]) -> None:
+    code, out, err = answers[0]
+    assert code == 0 and "2 cells measured, 0 reused, 0 failed" in out, out + err
+    with (package / "outputs" / "sigma" / "table.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert {row["row"] for row in rows} == {"W_E", "W_U"} and all(float(row["value"]) >= 0 for row in rows)
+    assert max(float(row["value"]) for row in rows) > 0
+
+
+@pytest.mark.long
+def test_its_settings_are_refused_by_what_is_true_of_it(package: Path, answers: list[tuple[int, str, str]]) -> None:
+    for said, (code, _, answer) in zip(REFUSED.values(), answers[1:], strict=True):
         assert code == 2 and said in answer, answer
     assert not (package / "outputs" / "refused").exists()

@@ -16,6 +16,7 @@ from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.column import view_of
 from hessfig.terms import Part
 from hessfig.weights import Weight
+from tests.double_backward import hessian, jacobian
 
 VOCABULARY, CONTEXT, SEQUENCES = 5, 4, 4
 _LLAMA = {
@@ -115,26 +116,23 @@ def dense_masked(model: torch.nn.Module, tokens: Tensor, targets: Tensor, paddin
 def _dense(
     model: torch.nn.Module, words: dict[str, Any], scored: slice, targets: Tensor, only: str
 ) -> dict[Part, Tensor]:
-    """Return H and H_f by double backward, entry by entry; H_o = J^T B J from the logits' Jacobian, on its own."""
-    at = {name: p.detach() for name, p in model.named_parameters() if only in name}
-    point = torch.cat([p.flatten() for p in at.values()])
+    """Return H and H_f by double backward; H_o = J^T B J from the logits' Jacobian, on its own."""
+    at = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters() if only in name}
 
-    def logits(flat: Tensor) -> Tensor:
-        pieces = flat.split([p.numel() for p in at.values()])
-        weights = {name: piece.view(p.shape) for (name, p), piece in zip(at.items(), pieces, strict=True)}
-        return functional_call(model, weights, (), words).logits[:, scored].flatten(0, 1)
+    def logits() -> Tensor:
+        return functional_call(model, at, (), words).logits[:, scored].flatten(0, 1)
 
     def loss(outputs: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(outputs, targets)
 
-    outputs = logits(point).detach()
+    outputs = logits().detach()
     slope = torch.autograd.functional.jacobian(loss, outputs)
     curved = torch.autograd.functional.hessian(loss, outputs).reshape(outputs.numel(), -1)
-    jacobian = torch.autograd.functional.jacobian(logits, point).reshape(outputs.numel(), -1)
+    slopes = jacobian(logits, [*at.values()])
     return {
-        Part.H: _hessian(lambda w: loss(logits(w)), point),
-        Part.H_f: _hessian(lambda w: (logits(w) * slope).sum(), point),
-        Part.H_o: jacobian.T @ curved @ jacobian,
+        Part.H: hessian(lambda: loss(logits()), [*at.values()]),
+        Part.H_f: hessian(lambda: (logits() * slope).sum(), [*at.values()]),
+        Part.H_o: slopes.T @ curved @ slopes,
     }
 
 
@@ -147,10 +145,3 @@ def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "", 
         whole = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
         found[f"{prefix}{name}"], start = whole, start + parameter.numel()
     return torch.cat([view_of(found[weight.parameter], weight).flatten() for weight in weights])
-
-
-def _hessian(scalar: Any, point: Tensor) -> Tensor:
-    at = point.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(scalar(at), at, create_graph=True)
-    rows = [torch.autograd.grad(entry, at, retain_graph=True)[0] for entry in slope]
-    return torch.stack(rows)

@@ -26,6 +26,7 @@ from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import dense_oracle
+from tests.double_backward import hessian
 from tests.toys import toy_problem
 
 VIT = ModelConfig(kind=Kind.vit, d_model=4, d_mlp=5, n_heads=2, norm=Norm.post, mlp=MLP.gelu, patch=4)
@@ -146,11 +147,8 @@ def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it()
     assert arrays["sizes"] == [weight.size for weight in problem.layout.weights]
     ordered = [parameters[weight.parameter].requires_grad_() for weight in problem.layout.weights]
     assert isinstance(problem.network, VisionTransformer)
-    value = problem.loss(logits(problem.network, problem.batch.inputs), problem.batch.targets)
-    slopes = torch.autograd.grad(value, ordered, create_graph=True)
-    flat = torch.cat([slope.flatten() for slope in slopes])
-    rows = [torch.autograd.grad(entry, ordered, retain_graph=True, materialize_grads=True) for entry in flat]
-    truth = torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
+    network, batch = problem.network, problem.batch
+    truth = hessian(lambda: problem.loss(logits(network, batch.inputs), batch.targets), ordered)
     assert np.abs(arrays["hessian"] - truth.numpy()).max() <= 1e-6 * float(truth.abs().max())
 
 

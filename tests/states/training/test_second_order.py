@@ -25,6 +25,7 @@ from hessfig.states.training.second_order import BatchLoss, _damped, dense_hessi
 from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.terms import Optimiser
+from tests.double_backward import hessian, jacobian
 from tests.toys import training_config
 
 DIVIDING = [one for one in Optimiser if one.facts.divides]
@@ -71,18 +72,16 @@ def gradient_of(loss: BatchLoss) -> Tensor:
 
 
 def oracle_hessian(loss: BatchLoss) -> Tensor:
-    """Return the Hessian row by row, each by a plain double backward pass."""
+    """Return the Hessian by double backward."""
     at = flat_of(loss).requires_grad_()
-    (slope,) = torch.autograd.grad(loss.of(outputs_at(loss, at)), at, create_graph=True)
-    return torch.stack([torch.autograd.grad(one, at, retain_graph=True)[0] for one in slope])
+    return hessian(lambda: loss.of(outputs_at(loss, at)), [at])
 
 
 def oracle_gauss_newton(loss: BatchLoss) -> Tensor:
-    """Return the mean over rows of J^T (diag(p) - p p^T) J, with J row by row."""
+    """Return the mean over rows of J^T (diag(p) - p p^T) J."""
     at = flat_of(loss).requires_grad_()
     outputs = outputs_at(loss, at)
-    jacobian = torch.stack([torch.autograd.grad(one, at, retain_graph=True)[0] for one in outputs.flatten()])
-    rows = jacobian.view(-1, outputs.shape[-1], len(at))
+    rows = jacobian(lambda: outputs_at(loss, at), [at]).view(-1, outputs.shape[-1], len(at))
     chances = outputs.detach().softmax(-1).flatten(0, -2)
     middle = chances.diag_embed() - chances[:, :, None] * chances[:, None]
     return torch.einsum("kvn,kvw,kwm->nm", rows, middle, rows) / len(rows)
