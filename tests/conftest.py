@@ -27,16 +27,17 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
 
 from tests import runs
-from tests.checked import CHECKED, TYPECHECKER
+from tests.checked import CHECKED, TYPECHECKER, jaxtyped
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # A shell's background jobs start with SIGINT ignored, and so would their children: commands could not be stopped.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-install_import_hook(CHECKED, TYPECHECKER)
+jaxtyping.jaxtyped = jaxtyped
+jaxtyping.install_import_hook(CHECKED, TYPECHECKER)
 
 
 class _LibrariesFirst(MetaPathFinder):

@@ -217,7 +217,7 @@ def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
     """Return what words make of the files; where results lie is set last, since it makes no other composition."""
     place = [word for word in words if word.startswith("output_dir=")]
     others = [word for word in words if word not in place]
-    composed = (None if own else shipped(others)) or _composed(tuple(others), own)
+    composed = shipped(others) or _composed(tuple(others), own)  # the user's files have no shipped names
     for folder in command_settings(place).values():
         composed.output_dir = folder
     return composed
