@@ -27,17 +27,16 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
+from jaxtyping import install_import_hook
 
 from tests import runs
-from tests.checked import CHECKED, TYPECHECKER, jaxtyped
+from tests.checked import CHECKED, TYPECHECKER
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # A shell's background jobs start with SIGINT ignored, and so would their children: commands could not be stopped.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-jaxtyping.jaxtyped = jaxtyped
-jaxtyping.install_import_hook(CHECKED, TYPECHECKER)
+install_import_hook(CHECKED, TYPECHECKER)
 
 
 class _LibrariesFirst(MetaPathFinder):
