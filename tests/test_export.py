@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -37,17 +37,38 @@ from tests.pages import BLOCK, ROOT, text_of
 from tests.runs import here, rows
 
 Cli = Callable[..., Answer]
+Told = dict[str, subprocess.CompletedProcess[str]]
 SCRIPT = ROOT / "examples/ten_numbers.py"
-# An interpreter in which hessfig cannot be imported runs a file as python does.
-ALONE = "import sys, runpy; sys.modules['hessfig'] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], {}, '__main__')"
+# An interpreter in which hessfig cannot be imported runs files as python does, each in a process forked from it: what
+# they import takes longest, and is imported once.
+ALONE = """
+import json, os, runpy, sys
+sys.modules["hessfig"] = None
+import torch, safetensors.torch
+
+for place, words in json.loads(sys.stdin.read()).items():
+    if not (child := os.fork()):
+        for number, name in enumerate(("out", "err"), start=1):
+            os.dup2(os.open(f"{place}.{name}", os.O_WRONLY | os.O_CREAT), number)
+        sys.argv = words
+        runpy.run_path(words[0], {}, "__main__")
+        sys.exit()
+    open(f"{place}.code", "w").write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
 SMALL = ("sweep=sigma", "model.d_model=4", "model.d_mlp=6", "task.digits=1", "task.batch_size=3", "grid.values=[0.3]")
 KINDS = 13  # numbers that the example recomputes
 
 
-def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script with its arguments in an interpreter without hessfig."""
-    words = [sys.executable, "-I", "-c", ALONE, *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=200)
+def alone(folder: Path, calls: Mapping[str, Sequence[object]]) -> Told:
+    """Run scripts with their arguments in an interpreter without hessfig; return what each printed."""
+    words = {str(folder / name): [str(word) for word in call] for name, call in calls.items()}
+    program = [sys.executable, "-I", "-c", ALONE]
+    subprocess.run(program, input=json.dumps(words), text=True, check=True, timeout=200)
+    ended = {place: [Path(f"{place}.{kind}").read_text() for kind in ("code", "out", "err")] for place in words}
+    return {
+        name: subprocess.CompletedProcess(call, int(code), out, err)
+        for (name, call), (code, out, err) in zip(calls.items(), ended.values(), strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +83,38 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def told(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What the example says of the export, and of others: a table, a weight and a setting that are off."""
+    folder, network, table = tmp_path_factory.mktemp("told"), made / "network", made / "outputs/ten_numbers/table.csv"
+    (folder / "imports.py").write_text("import hessfig\n")
+    with table.open() as handle:
+        content = list(csv.DictReader(handle))
+    with (folder / "table.csv").open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, content[0])
+        writer.writeheader()
+        writer.writerows({**row, "value": repr(float(row["value"]) * (1 + 1e-7))} for row in content)
+    for name in ("weights", "sigmoid"):
+        shutil.copytree(network, folder / name)
+    weights = load_file(folder / "weights/weights.safetensors")
+    weights["layers.0.attn.q.weight"][0, 0] += 1e-3
+    save_file(weights, folder / "weights/weights.safetensors")
+    about = json.loads((folder / "sigmoid/network.json").read_text())
+    about["settings"]["model"]["attention"] = "sigmoid"
+    (folder / "sigmoid/network.json").write_text(json.dumps(about))
+    calls = {
+        "as exported": (SCRIPT, network, table),
+        "imports": (folder / "imports.py",),
+        "another table": (SCRIPT, network, folder / "table.csv"),
+        "another weight": (SCRIPT, folder / "weights", table),
+        "another setting": (SCRIPT, folder / "sigmoid", table),
+    }
+    return alone(folder, calls)
+
+
 @pytest.mark.long
-def test_a_stranger_recomputes_numbers_of_a_table(made: Path) -> None:
-    found = alone(SCRIPT, made / "network", made / "outputs/ten_numbers/table.csv")
+def test_a_stranger_recomputes_numbers_of_a_table(told: Told) -> None:
+    found = told["as exported"]
     assert found.returncode == 0, found.stdout + found.stderr
     lines = found.stdout.splitlines()[1:-1]
     assert len(lines) == KINDS
@@ -73,32 +123,16 @@ def test_a_stranger_recomputes_numbers_of_a_table(made: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_example_has_no_hessfig_and_finds_what_is_off(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "imports.py").write_text("import hessfig\n")
-    assert "ModuleNotFoundError: import of hessfig halted" in alone(tmp_path / "imports.py").stderr
-    table = made / "outputs/ten_numbers/table.csv"
-    with table.open() as handle:
-        content = list(csv.DictReader(handle))
-    with (tmp_path / "table.csv").open("w", newline="") as handle:
-        writer = csv.DictWriter(handle, content[0])
-        writer.writeheader()
-        writer.writerows({**row, "value": repr(float(row["value"]) * (1 + 1e-7))} for row in content)
-    off = alone(SCRIPT, made / "network", tmp_path / "table.csv")
+def test_the_example_has_no_hessfig_and_finds_what_is_off(told: Told) -> None:
+    assert "ModuleNotFoundError: import of hessfig halted" in told["imports"].stderr
+    off = told["another table"]
     assert off.returncode == 1 and f"{KINDS} numbers differ" in off.stdout, off.stdout + off.stderr
-    shutil.copytree(made / "network", tmp_path / "network")
-    weights = load_file(tmp_path / "network/weights.safetensors")
-    weights["layers.0.attn.q.weight"][0, 0] += 1e-3
-    save_file(weights, tmp_path / "network/weights.safetensors")
-    assert alone(SCRIPT, tmp_path / "network", table).returncode == 1
+    assert told["another weight"].returncode == 1 and "differ" in told["another weight"].stdout
 
 
 @pytest.mark.long
-def test_the_example_says_what_it_does_not_know(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "network", tmp_path / "network")
-    about = json.loads((tmp_path / "network/network.json").read_text())
-    about["settings"]["model"]["attention"] = "sigmoid"
-    (tmp_path / "network/network.json").write_text(json.dumps(about))
-    found = alone(SCRIPT, tmp_path / "network", made / "outputs/ten_numbers/table.csv")
+def test_the_example_says_what_it_does_not_know(told: Told) -> None:
+    found = told["another setting"]
     assert found.returncode == 1 and "does not know model.attention=sigmoid" in found.stderr
 
 

@@ -116,10 +116,9 @@ def test_a_broken_manifest_does_not_stop_status(cli: Cli, undisturbed: Path, tmp
     assert "without a manifest" in cli("status", *TOY).out
 
 
-@pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize("flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len)
-@pytest.mark.long
-def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path, flag: list[str]) -> None:
+@pytest.fixture
+def of_ones_own(tmp_path: Path) -> None:
+    """A folder `my` with a sweep, a model and a figure."""
     files = {
         "sweep/mine": OWN_SWEEP,
         "model/tiny": "# A tiny MLP\nkind: linear_mlp\nd_model: 4\n",
@@ -129,13 +128,24 @@ def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path, flag: list[str]) -> None
         path = tmp_path / "my" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+@pytest.mark.usefixtures("of_ones_own")
+@pytest.mark.parametrize("flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len)
+def test_a_folder_of_ones_own_is_named_in_three_ways(cli: Cli, flag: list[str]) -> None:
     assert "  mine               My own\n" in cli("run", "--help", *flag).out
     assert "  my_figure          Mine\n" in cli("plot", *flag, "--help").out
     assert "did you mean 'mine'?" in cli("run", "sweep=mime", *flag).err
+
+
+@pytest.mark.usefixtures("of_ones_own", "workers")
+@pytest.mark.long
+def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path) -> None:
+    flag = ["--config-dir", "my"]
     assert cli("run", "sweep=mine", *flag).code == 0
     assert len(rows(tmp_path / "outputs/mine/table.csv")) == 2 * 3 * (1 + 2) * 3
     assert str(tmp_path) not in (tmp_path / "outputs/mine/manifest.json").read_text()
-    drawn = cli("plot", "figure=my_figure", *flag)
+    drawn = cli("plot", "figure=my_figure", "figure.formats=[png]", *flag)
     assert drawn.code == 0, drawn.err
     assert (tmp_path / "outputs/figures/figmy_figure.png").exists()
     assert cli("slopes", "sweep=mine", *flag).code == 0
@@ -168,7 +178,7 @@ def test_windows_given_to_plot_have_an_effect(cli: Cli, undisturbed: Path, tmp_p
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     written = []
     for windows in ("[[null,1.0]]", "[[0.1,null]]"):
-        answer = cli("plot", "figure=3a", f"sweep.windows={windows}")
+        answer = cli("plot", "figure=3a", "figure.formats=[png]", f"sweep.windows={windows}")
         assert answer.code == 0, answer.err
         written.append((tmp_path / "outputs/figures/fig3a.png").read_bytes())
     assert written[0] != written[1]
@@ -189,7 +199,7 @@ def test_plot_refuses_a_table_of_other_settings(cli: Cli, undisturbed: Path) -> 
 @pytest.mark.long
 def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed / "outputs/sigma", tmp_path / "outputs/mine")
-    answer = cli("plot", "figure=3a", "figure.sweep=mine", "figure.name=3a_mine")
+    answer = cli("plot", "figure=3a", "figure.sweep=mine", "figure.name=3a_mine", "figure.formats=[png]")
     assert answer.code == 0, answer.err
     assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
 

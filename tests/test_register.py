@@ -133,10 +133,13 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "slopes": (("slopes", "sweep=sigma"), "outputs/sigma/slopes.csv"),
     "levels": (("slopes", "sweep=sigma", "levels=true"), "outputs/sigma/levels.csv"),
     "compare": (("compare", "sweep=sigma", "reference=other/table.csv"), "outputs/sigma/paired.csv"),
-    "plot": (("plot", "figure=3a"), "outputs/figures/fig3a.pdf"),
-    "plot, numbers": (("plot", "figure=3a"), "outputs/figures/fig3a.csv"),
+    "plot": (("plot", "figure=3a", "figure.formats=[pdf]"), "outputs/figures/fig3a.pdf"),
+    "plot, numbers": (("plot", "figure=3a", "figure.formats=[svg]"), "outputs/figures/fig3a.csv"),
     "plot of one's own": (
-        ("plot", "figure=none", "figure.sweep=sigma", "figure.name=mine", "figure.layout=lines"),
+        (
+            *("plot", "figure=none", "figure.sweep=sigma", "figure.name=mine", "figure.layout=lines"),
+            "figure.formats=[svg]",
+        ),
         "outputs/sigma/drawn/mine.json",
     ),
     "claims": (("claims",), "outputs/claims.md"),

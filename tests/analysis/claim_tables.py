@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -27,7 +28,12 @@ Law = Callable[[float], float]
 
 def normal(seed: int, *words: object) -> float:
     """Return a standard normal number of its own for these words."""
-    return float(np.random.default_rng([seed, *map(ord, repr(words))]).normal())
+    return _normal(seed, repr(words))
+
+
+@cache
+def _normal(seed: int, words: str) -> float:
+    return float(np.random.default_rng([seed, *map(ord, words)]).normal())
 
 
 def block(row: str, value: float, col: str = "", **place: Any) -> Row:

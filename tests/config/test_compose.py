@@ -103,6 +103,8 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
         narrow |= {"model.path": "null", "model.architecture": "bert", "estimator.num_probes": 2}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
+    if sweep == "approximations_text":  # factors of a window are as many as its characters
+        narrow |= {"task.length": 8}
     narrow |= TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     if sweep == "model_size_width":
         narrow |= {"sweep.vary": "{model.d_model: [4, 6]}"}

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tests.figures.shipped import texts
+from tests.figures.shipped import laid_out, texts
 
 _IDENTIFIER = re.compile(r"\b(?![WH]_)[A-Za-z]\w*_\w+")
 _MATHTEXT = re.compile(r"\$[^$]*\$")
@@ -25,7 +24,7 @@ def identifiers(figure: Figure, own: tuple[str, ...] = ()) -> list[str]:
 
 def short_of_ticks(figure: Figure) -> list[str]:
     """Return the axes (by panel and direction) on which data stand and fewer than two places have a label."""
-    FigureCanvasAgg(figure).draw()
+    laid_out(figure)
     found = []
     for ax in _with_data(figure):
         for which in ("x", "y"):
@@ -36,7 +35,7 @@ def short_of_ticks(figure: Figure) -> list[str]:
 
 def under_legends(figure: Figure) -> list[str]:
     """Return the panels whose legend covers points of lines."""
-    FigureCanvasAgg(figure).draw()
+    laid_out(figure)
     found = []
     for ax in _with_data(figure):
         legend = ax.get_legend()

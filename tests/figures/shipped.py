@@ -147,10 +147,16 @@ def _of_hessians(figure: str, outputs: Path, paper: Paper) -> list[Page]:
     return list(LAYOUTS[STORED[figure]].draw(spec, listed(outputs, *stored)))
 
 
+def laid_out(figure: Figure) -> None:
+    """Give every artist its place, as drawing does, but for the pixels; once, until something is changed."""
+    if figure.stale or not isinstance(figure.canvas, FigureCanvasAgg):
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+
+
 def texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
     """Return every text that is drawn: its words, its size in points, and where it stands in inches."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    laid_out(figure)
     hidden = set(_beyond(figure))
     found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
     shown = [text for text in found if text not in hidden and (text.axes is None or text.axes.get_visible())]

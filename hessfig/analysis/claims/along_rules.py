@@ -172,8 +172,9 @@ def influence(evidence: Evidence) -> judges.Finding:
     interval by Fisher's z. The claim holds when the interval is above 0 and the effect at least 0.5, and does not when
     the interval is below 0.5.
     """
+    last = evidence.at_step(-1)
     columns = {
-        (name, number): by_seed(evidence.at_step(-1).numbers(f"{name}_influence_{number}"))
+        (name, number): by_seed(last.numbers(f"{name}_influence_{number}"))
         for name in INFLUENCES
         for number in ("score", "error")
     }

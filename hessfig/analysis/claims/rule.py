@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +206,16 @@ class Evidence:
 
         Each of `settings` (dotted keys that the sweep varies) becomes a column of texts; "" where a variant has none.
         """
-        table = self.table[~self.table["status"].isin(LEFT_OUT) & (self.table["quantity"] == quantity)]
+        table = self._counted.get(quantity, self.table.iloc[:0])
         chosen = [table[name] == value for name, value in columns.items()]
         rows = table[np.logical_and.reduce(chosen)] if chosen else table
         return with_settings(rows, *settings)
+
+    @cached_property
+    def _counted(self) -> dict[object, pd.DataFrame]:
+        """The rows that count, by their quantity: rules ask for many."""
+        counted = self.table[~self.table["status"].isin(LEFT_OUT)]
+        return dict(iter(counted.groupby("quantity", sort=False)))
 
 
 def evidence_in(folder: Path) -> Evidence:

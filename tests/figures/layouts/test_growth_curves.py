@@ -158,7 +158,7 @@ def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
     blocks = [(name, name) for name in names]
     for layout in ("growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "blocks", "ablation"):
         (page, *_) = pages(layout, make_table(blocks=blocks, networks=[("", 1)], sigma=SIGMA[:4], seeds=2))
-        page.figure.canvas.draw()  # every label can be laid out
+        page.figure.draw_without_rendering()  # every label can be laid out
     (page,) = pages("growth", make_table(blocks=blocks, seeds=2))
     labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
     assert [label.partition(" block")[0] for label in labels[1:]] == [names[0], r"a\$b_{x", "MLP"]
