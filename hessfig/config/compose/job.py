@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from hessfig.config.checks import check
 from hessfig.config.compose.overrides import command_settings, for_hydra, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
-from hessfig.config.compose.shipped import shipped
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.presets import figures, names
@@ -217,10 +216,16 @@ def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
     """Return what words make of the files; where results lie is set last, since it makes no other composition."""
     place = [word for word in words if word.startswith("output_dir=")]
     others = [word for word in words if word not in place]
-    composed = shipped(others) or _composed(tuple(others), own)  # the user's files have no shipped names
+    composed = _composed(tuple(others), own) if own else _shipped(tuple(others)).copy()
     for folder in command_settings(place).values():
         composed.output_dir = folder
     return composed
+
+
+@lru_cache(maxsize=256)
+def _shipped(words: tuple[str, ...]) -> DictConfig:
+    """Return what words make of the shipped files, which do not change while hessfig runs."""
+    return _composed(words, None)
 
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:

@@ -44,7 +44,7 @@ def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> Non
 
 def command_settings(words: Sequence[str]) -> dict[str, Any]:
     """Return {key: value} of words that are known to be sound; the last of equal keys counts."""
-    overrides = map(as_override, words)
+    overrides = map(_override, words)
     return {override.key_or_group: override.value() for override in overrides}
 
 
@@ -76,7 +76,7 @@ def _written(text: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def as_override(word: str) -> Override:
+def _override(word: str) -> Override:
     """Return a word as Hydra reads it, which for a long list takes its time: so each is read once."""
     return OverridesParser.create().parse_override(for_hydra(word))
 
@@ -103,7 +103,7 @@ def _parsed(word: str, own: Path | None) -> Override:
     if "=" not in word and not word.startswith(("~", "+")):
         raise lone_word(word, own)
     try:
-        return as_override(word)
+        return _override(word)
     except (HydraException, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_in_quotes(word)) from error
 
@@ -193,7 +193,7 @@ def _check_number(count: int, got: str) -> None:
 
 def _alternatives(word: str) -> list[str]:
     """Return key=a and key=b of key=a,b: MOST_RUNS of them and one more, if there are so many."""
-    override = as_override(word)
+    override = _override(word)
     if not override.is_sweep_override():
         return [word]
     key = override.key_or_group
