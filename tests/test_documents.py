@@ -380,7 +380,7 @@ def test_the_readme_is_one_screen() -> None:
 
 
 def test_the_galleries_show_or_list_every_figure_in_order_in_45_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
     gallery = import_module("gallery")
     pictures = 0
     for page, groups in gallery.PAGES.items():

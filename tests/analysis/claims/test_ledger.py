@@ -17,7 +17,7 @@ from hessfig.analysis.presented import between_marks, marked
 from hessfig.config.compose.job import compose
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
-from scripts import claims_page
+from scripts.pages import claims as claims_page
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
