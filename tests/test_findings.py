@@ -44,10 +44,7 @@ def test_a_finding_is_written_from_its_table(
     monkeypatch.setattr(findings, "DOCS", tmp_path)
     told = [str(tmp_path / "outputs")]
     assert keep(None, findings.COMMAND, findings.parts, ["--check", *told]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "landscape.md: the vit_accuracy are behind",
-        "training.md: the races are behind",
-    ]
+    assert capsys.readouterr().out.splitlines() == ["landscape.md, vit_accuracy: behind", "training.md, races: behind"]
     assert keep(None, findings.COMMAND, findings.parts, ["--write", *told]) == 0
     assert keep(None, findings.COMMAND, findings.parts, ["--check", *told]) == 0
     text = page.read_text()

@@ -38,6 +38,6 @@ def keep(
             sys.stdout.write(separator + text)
             separator = "\n"
         elif marked(page.read_text(), name, command) != text:
-            print(f"{page.name}: the {name} are behind")
+            print(f"{page.name}, {name}: behind")
             behind = 1
     return behind
