@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -20,11 +19,8 @@ from hessfig.errors import UserError
 from scripts.pages import claims as claims_page
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.test_cli import imported
-
-Cli = Callable[..., Answer]
-
 
 SCALES = ("scale in the source", "scale here")
 
