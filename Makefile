@@ -81,14 +81,14 @@ check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its to
 
 claims-docs: $(READY) ## judge the claims from outputs/ and write docs/claims.md from records and verdicts
 	$(RUN) claims
-	$(BIN)/python scripts/claims_page.py --write outputs
+	$(BIN)/python scripts/pages/claims.py --write outputs
 
 verify: $(READY) ## check every statement of the theory against automatic differentiation
 	$(RUN) verify
 
 bench: $(READY) ## time one cell by every engine, and how its cost grows (on an idle machine)
-	$(BIN)/python scripts/bench_norms.py
-	$(BIN)/python scripts/bench_scaling.py
+	$(BIN)/python scripts/benchmarks/norms.py
+	$(BIN)/python scripts/benchmarks/scaling.py
 
 clean: ## remove caches and build products (never results)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

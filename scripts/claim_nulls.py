@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from claims_page import PAGE
 from numpy.typing import NDArray
 from scipy.stats import beta
 from toy_sweeps import toy
@@ -37,6 +36,7 @@ from hessfig.analysis.presented import between_marks, markdown_row, markdown_tab
 from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.record import TABLE
 
+PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 COMMAND = "python scripts/claim_nulls.py FOLDER --write"
 HELD = {*PASSING[:2], ClaimVerdict.holds_only_if}
 EVERY = ("constant", "noise", "trend")

@@ -139,8 +139,11 @@ class Answer:
     err: str
 
 
+Cli = Callable[..., Answer]
+
+
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Call the command line in this process, in an empty folder."""
     from hessfig.cli.main import main
 

@@ -186,7 +186,8 @@ def _python(words: list[str]) -> None:
     path = ROOT / words[0]
     shown = {block["file"] for page in PAGES for block in BLOCK.finditer(text_of(page))}
     assert words[0] in shown or path.is_file(), f"there is no script {words[0]}"
-    read = [one for one in (path, ROOT / "scripts/benchmarking.py") if path.is_file()]
+    shared = [path.with_name(name) for name in ("runner.py", "page.py")]
+    read = [one for one in (path, *shared) if one.is_file()]
     told = "".join(one.read_text() for one in read)
     missing = [word for word in words[1:] if word.startswith("--") and f'"{word}"' not in told]
     assert not missing, f"{words[0]} takes no {missing}"

@@ -17,9 +17,8 @@ from hessfig.figures.parts.page import Paper
 from hessfig.register import REGISTER
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
 from tests.analysis.synthetic import write_sweep
-from tests.conftest import Answer
+from tests.conftest import Answer, Cli
 
-Cli = Callable[..., Answer]
 PUBLISHED = {
     **{"3a": "sigma", "3b": "layernorm", "5a": "linear_axis_short", "5b": "linear_axis"},
     **{"6": "depth", "7": "softmax", "8": "mlp"},

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import house_tree
+from hessfig.analysis.presented import marked
+from scripts.pages import architecture
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
@@ -385,12 +386,12 @@ def _object(name: str) -> object:
 
 def test_the_page_shows_the_tree_as_it_is() -> None:
     """Every room stands on the page with what it says it is for."""
-    page = house_tree.PAGE.read_text()
-    assert page == house_tree.with_tree(page), f"docs/architecture.md is behind: run {house_tree.COMMAND}"
+    shown = marked(architecture.PAGE.read_text(), "tree", architecture.COMMAND)
+    assert shown == architecture.tree(), f"docs/architecture.md is behind: run {architecture.COMMAND}"
 
 
 def test_the_tree_has_a_line_for_every_room() -> None:
-    lines = house_tree.tree().splitlines()
+    lines = architecture.tree().splitlines()
     assert len(lines) == len(MODULES) and not [line for line in lines if line.endswith(": ")]
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hessfig.errors import run_command
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import COMMAND, TOY
 
-Cli = Callable[..., Answer]
 ROOT = Path(__file__).parent.parent / "hessfig"
 UNTOLD = ("cli/compare.py", "sweep/runner.py")  # a figure that is skipped; a worker's own words
 CHECKED = sorted(path for path in ROOT.rglob("*.py") if not path.as_posix().endswith(UNTOLD))

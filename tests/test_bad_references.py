@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import numpy as np
 import pytest
 
 from tests.analysis.authors import file_name, publish, write_toy_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.test_against_references import files_under
-
-Cli = Callable[..., Answer]
 
 
 class Command:

@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from tests import runs
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS = Path(__file__).parent.parent / "scripts/benchmarks"
 COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
 ENVIRONMENT = {"date", "platform", "cpu", "cores", "threads", "load_average", "python", "hessfig", "torch"}
 
@@ -44,7 +43,7 @@ def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> None:
-    report = report_of("bench_scaling", tmp_path)
+    report = report_of("scaling", tmp_path)
     axes = ["d_model", "n_layers", "sequence_length", "batch_size", "num_probes"]
     assert list(dict.fromkeys(point["axis"] for point in report["points"])) == axes
     assert all(point[cost] for point in report["points"] for cost in COSTS)
@@ -59,7 +58,7 @@ def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> N
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path: Path) -> None:
-    engines = report_of("bench_norms", tmp_path)["engines"]
+    engines = report_of("norms", tmp_path)["engines"]
     assert all(set(row) >= COSTS and row["numbers"] == 5 for row in engines.values())
     for row in (engines["published, float32"], engines["hutchinson, float64"]):
         assert 0.01 < row["relative_sem"] < 0.5 and 0 < row["rms_deviation"] < 0.7
@@ -71,7 +70,7 @@ def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Path) -> None:
-    report = report_of("bench_norms", tmp_path, "--n-layers=3", "--d-model=20")
+    report = report_of("norms", tmp_path, "--n-layers=3", "--d-model=20")
     engines, auto = report["engines"], report["engines"]["auto, float64"]
     assert "exact, float64" not in engines and auto["rms_deviation"] is None
     assert 0 < auto["sampled_numbers"] < auto["numbers"] == 17
@@ -79,37 +78,15 @@ def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Pa
     assert len(report["product_gflops"]) == 4 and all(rate > 0 for rate in report["product_gflops"].values())
 
 
-@pytest.mark.long
-def test_differences_are_calibrated_by_block_type_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every other of the steps, with two of the probes."""
-    import calibrate_differences
-
-    assert len(calibrate_differences.STRETCHES) == 11
-    monkeypatch.setattr(calibrate_differences, "STRETCHES", calibrate_differences.STRETCHES[1::2])
-    monkeypatch.setattr(calibrate_differences, "PROBES", 2)
-    rows = report_of("calibrate_differences", tmp_path)["rows"]
-    by_rule = [row for row in rows if row["stretch"] == 1]
-    assert len(by_rule) == 18 and len(rows) == 5 * 18
-    limits = {"float64": 1e-8, "float32": 1e-2}
-    assert all(row["error"] <= limits.get(row["dtype"], math.inf) for row in by_rule)
-    far_off = [row for row in rows if row["dtype"] == "float64" and row["stretch"] == 4**4]
-    assert all(row["error"] > 10 * near["error"] for row in far_off for near in by_rule if _are_alike(row, near))
-    assert all((row["estimate"] or 1) > 0.1 for row in rows if row["error"] > 0.5)
-
-
-def _are_alike(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(row[key] == other[key] for key in ("mlp", "block", "dtype"))
-
-
 def test_bad_sizes_are_told_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
-        report_of("bench_norms", tmp_path, "--d-model=0")
+        report_of("norms", tmp_path, "--d-model=0")
     assert exit.value.code == 2 and "model.d_model" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_power_law_is_found_with_its_error() -> None:
-    from power_law import fit_power_law
+    from scaling import fit_power_law
 
     xs, noise = [8, 16, 32, 64], [0.02, -0.02, -0.02, 0.02]
     law = fit_power_law(xs, [3e-4 * x**1.7 * math.exp(e) for x, e in zip(xs, noise, strict=True)])
@@ -120,7 +97,7 @@ def test_a_power_law_is_found_with_its_error() -> None:
 
 
 def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of() -> None:
-    from power_law import fit_power_law
+    from scaling import fit_power_law
 
     assert fit_power_law([2, 4], [1, 8]).standard_error is None
     assert fit_power_law([1, 2, 4], [5, 20, 80]).standard_error == pytest.approx(0, abs=1e-12)
@@ -128,7 +105,7 @@ def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of() -> None:
 
 @pytest.mark.parametrize(("count", "kept"), [(2, 2), (3, 3), (4, 3), (5, 3), (7, 4)])
 def test_the_upper_half_holds_the_middle(count: int, kept: int) -> None:
-    from power_law import upper_half
+    from scaling import upper_half
 
     rows = [{"x": x} for x in reversed(range(count))]
     assert [row["x"] for row in upper_half(rows)] == list(range(count))[-kept:]
@@ -143,7 +120,7 @@ def _is_top(point: dict[str, Any]) -> bool:
 def test_spectra_beside_peers_judge_everybody_alike(tmp_path: Path) -> None:
     """Peers that are not installed are named with the reason; the others reach the residual that was asked for."""
     output = tmp_path / "spectra.json"
-    __import__("bench_spectra").main(["--quick", f"--output={output}"])
+    __import__("spectra").main(["--quick", f"--output={output}"])
     report = json.loads(output.read_text())
     rows = {(row["name"], row["target"]): row for row in report["largest"]}
     for name in ("hessfig", "curvlinops + eigsh"):
@@ -155,9 +132,9 @@ def test_spectra_beside_peers_judge_everybody_alike(tmp_path: Path) -> None:
 
 def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every contender multiplies by the same Hessian; here in this process, and those alone that are installed."""
-    import bench_real
+    import real
 
-    monkeypatch.setattr(bench_real, "_in_a_process", bench_real.measured)
+    monkeypatch.setattr(real, "_in_a_process", real.measured)
     output, contenders = tmp_path / "real.json", ["hessfig", "hessfig_split", "curvlinops"]
     contenders += [
         peer
@@ -165,7 +142,7 @@ def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pyt
         if find_spec(module)
     ]
     words = ["--cases", "W_V@2", "--products=1", f"--output={output}", "--contenders", *contenders]
-    bench_real.main(["--quick", *words])
+    real.main(["--quick", *words])
     report = json.loads(output.read_text())
     assert [run["contender"] for run in report["runs"]] == contenders
     assert all(run["agrees"] < 1e-5 and run["peak_gib"] >= run["base_gib"] > 0 for run in report["runs"])
@@ -174,7 +151,7 @@ def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pyt
 
 def test_a_product_is_timed_beside_those_of_others(tmp_path: Path) -> None:
     output = tmp_path / "operator.json"
-    importlib.import_module("bench_operator").main(["--quick", f"--output={output}"])
+    importlib.import_module("products").main(["--quick", f"--output={output}"])
     rows = json.loads(output.read_text())["rows"]
     assert {row["way"] for row in rows} == {"hessfig", "jvp of grad", "curvlinops"}
     assert all(row["ms"] > 0 and row["off"] < 1e-10 for row in rows)
@@ -183,31 +160,23 @@ def test_a_product_is_timed_beside_those_of_others(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_the_wait_for_a_first_number_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One program and one command are processes of their own; the others are forked, or called here."""
-    import bench_start
+    """One command is a process of its own; the others are called here."""
+    import runner
+    import start
 
-    output_of, spent = bench_start._output, bench_start._spent
+    spent = start._spent
 
-    def forked(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str:
-        if command[1] != "-c" or environment.get("OMP_NUM_THREADS") != "1":
-            return output_of(command, folder, environment)
-        file = tmp_path / "program.py"
-        file.write_text(command[2])
-        return runs.script(str(file), *command[3:], folder=tmp_path / "forked", paths=(Path(folder),))
-
-    def called(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> tuple[float, float]:
-        name, *words = command[len(bench_start.COMMAND) :]
+    def called(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> dict[str, float]:
+        name, *words = command[len(start.COMMAND) :]
         if name == "slopes":
             return spent(command, folder, environment)
-        began = time.perf_counter(), time.process_time()
-        done = runs.here(name, *words, folder=Path(folder))
+        done, took = runner.timed(partial(runs.here, name, *words, folder=Path(folder)))
         assert done.returncode == 0, done.stderr
-        return time.perf_counter() - began[0], time.process_time() - began[1]
+        return took
 
-    monkeypatch.setattr(bench_start, "_output", forked)
-    monkeypatch.setattr(bench_start, "_spent", called)
-    output = tmp_path / "bench_start.json"
-    bench_start.main(["--quick", f"--output={output}"])
+    monkeypatch.setattr(start, "_spent", called)
+    output = tmp_path / "start.json"
+    start.main(["--quick", f"--output={output}"])
     report = json.loads(output.read_text())
     names = ["measure", "measure, one thread", "own", "cells", "slopes", "plot", "report", "plan"]
     assert [*report["seconds"]] == [*report["cpu_seconds"]] == names
@@ -221,13 +190,13 @@ def test_what_a_monitor_costs_a_training_is_measured(tmp_path: Path, monkeypatch
 
     All but the one that is killed are here in this process.
     """
-    import bench_monitor
+    import monitor
 
-    alone = bench_monitor.in_process
-    monkeypatch.setattr(bench_monitor, "in_process", lambda one: (alone if one.kill else bench_monitor.train)(one))
-    output = tmp_path / "bench_monitor.json"
+    alone = monitor.in_process
+    monkeypatch.setattr(monitor, "in_process", lambda one: (alone if one.kill else monitor.train)(one))
+    output = tmp_path / "monitor.json"
     words = ["--quick", "--max-fractions", "0.5", f"--folder={tmp_path / 'kept'}", f"--output={output}"]
-    bench_monitor.main(words)
+    monitor.main(words)
     rows = json.loads(output.read_text())["loops"]["plain"]
     assert [*rows] == ["alone", "at most 0.5", "unbounded", "killed, restarted"]
     assert all(row["bits equal"] and row["cpu_seconds"] > 0 for row in rows.values())

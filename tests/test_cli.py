@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -27,10 +26,9 @@ from hessfig.config.settings import settings
 from hessfig.record import CHECKSUM, checksum
 from hessfig.theory.statement import Dims
 from hessfig.verbs import VERBS, Verb
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import CELLS, COMMAND, TOY, cell_files, here, hessfig, rows
 
-Cli = Callable[..., Answer]
 HEAVY = {"torch", "hydra", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "transformer_lens", "rich"}
 
 

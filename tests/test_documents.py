@@ -22,7 +22,7 @@ from hessfig.config.compose.overrides import check_words
 from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError
 from tests import pages, runs
-from tests.conftest import Answer, Background
+from tests.conftest import Background, Cli
 from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
 from tests.test_architecture import tracked
 
@@ -60,7 +60,6 @@ NO_SETTINGS = {
         "a word of hessfig reproduce, bundle and export",
     ),
 }
-Cli = Callable[..., Answer]
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +379,7 @@ def test_the_readme_is_one_screen() -> None:
 
 
 def test_the_galleries_show_or_list_every_figure_in_order_in_45_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
     gallery = import_module("gallery")
     pictures = 0
     for page, groups in gallery.PAGES.items():

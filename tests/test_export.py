@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -32,11 +32,10 @@ from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.tasks.examples import training_batch, unseen_sums
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.pages import BLOCK, ROOT, text_of
 from tests.runs import here, rows
 
-Cli = Callable[..., Answer]
 Told = dict[str, subprocess.CompletedProcess[str]]
 SCRIPT = ROOT / "examples/ten_numbers.py"
 # An interpreter in which hessfig cannot be imported runs files as python does, each in a process forked from it: what

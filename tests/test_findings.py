@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hessfig.analysis.presented import between_marks
-from scripts import findings
+from scripts.pages import findings
+from scripts.pages.page import keep
 
 
 def test_every_finding_has_its_place_on_a_page() -> None:
@@ -16,7 +17,9 @@ def test_every_finding_has_its_place_on_a_page() -> None:
         assert "\nnew\n" in between_marks(text, name, "\nnew\n", findings.COMMAND), name
 
 
-def test_a_finding_is_written_from_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_is_written_from_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "outputs" / "sublayers_steps"
     folder.mkdir(parents=True)
     heads = (
@@ -39,8 +42,11 @@ def test_a_finding_is_written_from_its_table(tmp_path: Path, monkeypatch: pytest
     chosen = {name: findings.FINDINGS[name] for name in ("vit_accuracy", "races", "learned")}
     monkeypatch.setattr(findings, "FINDINGS", chosen)
     monkeypatch.setattr(findings, "DOCS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["findings.py", "--write", str(tmp_path / "outputs")])
-    findings.main()
+    told = [str(tmp_path / "outputs")]
+    assert keep(None, findings.COMMAND, findings.parts, ["--check", *told]) == 1
+    assert capsys.readouterr().out.splitlines() == ["landscape.md, vit_accuracy: behind", "training.md, races: behind"]
+    assert keep(None, findings.COMMAND, findings.parts, ["--write", *told]) == 0
+    assert keep(None, findings.COMMAND, findings.parts, ["--check", *told]) == 0
     text = page.read_text()
     assert "| 0 | 0.11 [-0.0171, 0.237] |" in text and "| 100 | 0.91 [0.783, 1.04] |" in text
     assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")

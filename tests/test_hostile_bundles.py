@@ -18,12 +18,11 @@ from hessfig.config.keys import in_manifest
 from hessfig.record import CHECKSUM, checksum
 from tests import forging
 from tests.analysis.synthetic import make_table, write_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.forging import FORGERIES, seal, with_sums, zipped
 from tests.runs import here
 from tests.test_jobs import SMALL
 
-Cli = Callable[..., Answer]
 EVIL = """
 import pathlib
 pathlib.Path(__file__).with_name("ran").touch()

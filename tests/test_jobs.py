@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -13,10 +12,9 @@ from hessfig.cli.dispatch import apart
 from hessfig.cli.main import main
 from hessfig.config.compose.job import jobs
 from tests.analysis.synthetic import make_table, write_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import TOY, rows
 
-Cli = Callable[..., Answer]
 SMALL = [
     *["model=linear_mlp", "model.d_model=4", "task.digits=1", "task.batch_size=2", "grid.points=3"],
     *["blocks=[W]", "workers=1", "estimator=dense"],

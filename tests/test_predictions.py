@@ -24,7 +24,7 @@ from hessfig.sessions import COLUMNS_PREDICTED as COLUMNS
 from hessfig.sessions import predicted_rows as rows
 from hessfig.tasks.batch import draw_batch
 from hessfig.terms import Matrix
-from scripts import components_page
+from scripts.pages import components as components_page
 
 MEASURED = r" \([-\d.]+ ± (?:[\d.]+|nan)\)|\nOf \d+ predicted slopes .*\n"  # what a run put beside predictions
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,10 @@ from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum, read_checked
 from hessfig.register import REGISTER, check_free, publish, vouched, withdraw
 from tests.analysis.synthetic import make_table, write_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import here
 from tests.test_jobs import SMALL
 
-Cli = Callable[..., Answer]
 MINE = "years of work"
 
 

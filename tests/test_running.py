@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ from hessfig.config import machine
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.sweep import pool
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import COMMAND, TOY, here, hessfig
 
-Cli = Callable[..., Answer]
 TRAP = "from pathlib import Path\nPath(__file__).with_suffix('.executed').touch()\nraise SystemExit('trap')\n"
 FACTORY = """
 import torch

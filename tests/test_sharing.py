@@ -7,18 +7,16 @@ import hashlib
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hessfig.record import CHECKSUM, checksum
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import rows
 from tests.test_jobs import SMALL
 
-Cli = Callable[..., Answer]
 ROOT = Path(__file__).parent.parent
 FACTORY = """
 import torch

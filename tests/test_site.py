@@ -13,10 +13,11 @@ from types import ModuleType
 import pytest
 
 import hessfig
+from hessfig.analysis.presented import marked
 from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
-from scripts import settings_page
+from scripts.pages import settings as settings_page
 from tests.pages import PAGES, ROOT, text_of
 
 KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
@@ -65,8 +66,8 @@ def test_a_page_reads_plainly_on_a_code_host(page: str) -> None:
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:
-    text = settings_page.PAGE.read_text("utf-8")
-    assert text == settings_page.with_tables(text), f"behind: run {settings_page.COMMAND}"
+    shown = marked(settings_page.PAGE.read_text("utf-8"), "settings", settings_page.COMMAND)
+    assert shown == settings_page.tables(), f"behind: run {settings_page.COMMAND}"
 
 
 def test_the_page_of_settings_shows_each_one_once_and_every_preset() -> None:

@@ -58,7 +58,7 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
 
     The size of a chunk follows from the problem alone, never from the machine: matrix products of another shape
     may round differently, and the same settings must give the same bits everywhere. Five probes at once are also
-    the fastest (scripts/bench_norms.py): their tangents still fit the cache.
+    the fastest (scripts/benchmarks/norms.py): their tangents still fit the cache.
     """
     yield from probes.split(max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1)
 

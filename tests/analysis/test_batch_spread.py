@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +11,6 @@ from hessfig.analysis.comparison.references import Reference
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
 from tests.analysis.authors import as_reference, toy_table
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 SOFTMAX, PRE = Architecture(), Architecture(norm=Norm.pre)
 CHAIN = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)
 LINEAR_MLP = Architecture(kind=Kind.linear_mlp, square_loss=True)
@@ -58,18 +54,3 @@ def test_figure_8_on_another_batch_agrees_though_its_seeds_hardly_spread() -> No
         against.compare(table, Reference(reference), Batches(networks, scale=scale)).verdict for scale in (0.0, 2.0)
     ]
     assert verdicts == [AgreementVerdict.differs, AgreementVerdict.agrees]
-
-
-def test_the_script_takes_a_networks_own_answer_to_a_batch_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    sys.modules.pop("batch_spread", None)
-    from batch_spread import spread
-
-    generator = np.random.default_rng(1)
-    found = []
-    for _ in range(50):
-        batch, network = generator.normal(0, 0.03, (12, 1, 1)), generator.normal(0, 0.5, (1, 4, 6))
-        found.append(spread(batch + network + generator.normal(0, 0.05, (12, 4, 6)))[0])
-    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.03, rel=0.1)
-    same = generator.normal(0, 0.5, (1, 4, 6)) + np.zeros((12, 1, 1))
-    assert spread(same) == pytest.approx((0.0, 0.0), abs=1e-9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from hessfig.analysis.manifest import read_run
 from hessfig.cli.experiment import out_of_range
 from tests.analysis.synthetic import config, make_table, write_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 
 DEEP = ["sweep=softmax", "model.n_layers=7", "model.d_model=4", "task.digits=1", "task.batch_size=2", "grid.high=10"]
 
@@ -93,7 +92,7 @@ def test_places_without_sigma(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_a_network_too_deep_for_float64_runs_to_its_end(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_network_too_deep_for_float64_runs_to_its_end(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", *DEEP, "seeds=1", "grid.points=3", "workers=1")
     assert done.code == 0, done.err
     lines = done.out.splitlines()

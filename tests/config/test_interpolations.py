@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hessfig.config.compose.job import jobs
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError
 from hessfig.sessions import run
-from tests.conftest import Answer
+from tests.conftest import Cli
 
 SECRET = "hunter2-of-the-environment"
 # By a resolver's name: those of OmegaConf and Hydra, and any other; nested, in a text, in a key, in lists.
@@ -61,7 +60,7 @@ def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path: Path, place: str,
 
 @pytest.mark.parametrize("reference", REFERENCES)
 @pytest.mark.parametrize("key", ["sweep.about", "output_dir", "model.factory", "seeds"])
-def test_so_do_words_of_the_command_line(cli: Callable[..., Answer], tmp_path: Path, key: str, reference: str) -> None:
+def test_so_do_words_of_the_command_line(cli: Cli, tmp_path: Path, key: str, reference: str) -> None:
     for verb in ("run", "slopes", "export"):
         answer = cli(verb, "sweep=sigma", f"{key}={reference}")
         assert answer.code == 2 and SECRET not in answer.out + answer.err

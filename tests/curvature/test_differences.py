@@ -29,8 +29,8 @@ COLUMNS = (Matrix.W_Q, Matrix.W_V, Matrix.W_in)
 
 
 @cache
-def oracle() -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
-    return dense_oracle(toy_problem(SMOOTH), 1, matrices_of(SMOOTH))
+def oracle(name: str = "heads") -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
+    return dense_oracle(toy_problem(ARCHITECTURES[name]), 1, matrices_of(ARCHITECTURES[name]))
 
 
 def norm_of(problem: Objective, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
@@ -60,6 +60,23 @@ def test_the_error_covers_what_the_norm_is_off_by(dtype: torch.dtype, part: Part
     assert 0 < abs(found.value - truth) <= found.error
     assert found.is_rough == (found.error > 0.1 * found.value)
     assert not found.is_rough or dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["heads", "softmax"])  # a smooth activation, and kinks
+def test_steps_that_are_far_off_are_worse_and_say_so(name: str, dtype: torch.dtype) -> None:
+    problem = toy_problem(ARCHITECTURES[name])
+    limits = {torch.float64: 1e-8, torch.float32: 1e-2 if name == "heads" else math.inf}
+    for col in COLUMNS:
+        truth, off = oracle(name)[Part.H][col, col], {}
+        for stretch in (4.0**-5, 1.0, 4.0**5):
+            column = DifferencedColumn(problem.cast(dtype), 1, col, [col], stretch=stretch)
+            found = dense_blocks(column, [Part.H])[col, Part.H].double()
+            off[stretch] = float((found - truth).norm() / truth.norm())
+            estimate = column.relative_error(col, Part.H)
+            assert off[stretch] <= 0.5 or not estimate <= 0.1  # rounding alone leaves no estimate
+        assert off[1.0] <= limits.get(dtype, math.inf)
+        assert dtype != torch.float64 or off[4.0**5] > 10 * off[1.0]
 
 
 def test_a_quadratic_loss_leaves_rounding_alone() -> None:

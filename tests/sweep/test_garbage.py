@@ -14,7 +14,7 @@ from hessfig.sweep.garbage import YOUNG, remove, sweep_folders, unused
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.store import at_work, is_at_work
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.toys import toy_config
 
 
@@ -100,7 +100,7 @@ def cut(table: Path) -> None:
 
 
 @pytest.mark.long
-def test_cells_of_own_code_stay_and_it_is_not_run(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_cells_of_own_code_stay_and_it_is_not_run(cli: Cli, tmp_path: Path) -> None:
     """Whatever the table lists stays, without the folder that names the code, and when the code is gone."""
     (tmp_path / "my/sweep").mkdir(parents=True)
     (tmp_path / "my/net.py").write_text(FACTORY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.shards import Shard, run_shard
 from hessfig.sweep.slurm import SlurmJob, said_of
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -190,7 +189,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> 
 TOY = ["model=linear_mlp", "task.digits=1", "task.batch_size=2", "blocks=[W]", "seeds=1", "grid.points=2"]
 
 
-def test_without_sbatch_nothing_is_written(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sbatch_nothing_is_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
@@ -198,14 +197,14 @@ def test_without_sbatch_nothing_is_written(cli: Callable[..., Answer], monkeypat
     assert not list(Path().rglob("*.json"))
 
 
-def test_dry_run_prints_the_script_and_writes_nothing(cli: Callable[..., Answer]) -> None:
+def test_dry_run_prints_the_script_and_writes_nothing(cli: Cli) -> None:
     answer = cli("run", *TOY, "launcher=slurm", "launcher.tasks=2", "dry_run=true")
     assert answer.code == 0 and answer.out.startswith("#!/bin/bash\n#SBATCH --job-name=hessfig-sigma\n")
     assert "#SBATCH --array=1-2\n" in answer.out and '"shard=$SLURM_ARRAY_TASK_ID/2"' in answer.out
     assert not list(Path().iterdir())
 
 
-def test_a_share_says_what_it_did_and_how_to_collect(cli: Callable[..., Answer]) -> None:
+def test_a_share_says_what_it_did_and_how_to_collect(cli: Cli) -> None:
     answer = cli("run", *TOY, "workers=1", "shard=2/2")
     assert answer.code == 0
     assert "shard 2/2: 1 cells measured, 0 reused, 0 failed in " in answer.out

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from hessfig.config.compose.job import compose
 from hessfig.curvature.problem import Objective, scored_outputs
 from hessfig.states.initialised import initialised
-from scripts.leading_sizes import leading_norms
+from scripts.pages.leading_sizes import leading_norms
 
 SMALL = ("model.d_model=4", "task.digits=1", "task.batch_size=5")
 MIXINGS = {

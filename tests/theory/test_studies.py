@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessfig.theory import studies
-from tests.conftest import Answer
+from tests.conftest import Cli
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "killed after the first table": lambda folder: [(folder / n).unlink() for n in ("table.csv", studies.SEAL)],
@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.long
-def test_the_same_command_mends_a_study(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_the_same_command_mends_a_study(cli: Cli, tmp_path: Path) -> None:
     assert cli("plot", "figure=bounds", "figure.formats=[svg]").code == 0
     folder = tmp_path / "outputs/bounds"
     whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -49,7 +49,7 @@ def test_the_same_command_mends_a_study(cli: Callable[..., Answer], tmp_path: Pa
 
 
 @pytest.mark.usefixtures("small")
-def test_whole_tables_are_not_computed_again(cli: Callable[..., Answer], tmp_path: Path) -> None:
+def test_whole_tables_are_not_computed_again(cli: Cli, tmp_path: Path) -> None:
     cli("plot", "figure=bounds", "figure.formats=[svg]")
     before = (tmp_path / "outputs/bounds/table.csv").stat().st_mtime_ns
     assert cli("plot", "figure=bounds", "figure.formats=[svg]").err == ""

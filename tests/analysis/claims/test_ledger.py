@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -17,14 +16,11 @@ from hessfig.analysis.presented import between_marks, marked
 from hessfig.config.compose.job import compose
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
-from scripts import claims_page
+from scripts.pages import claims as claims_page
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep
-from tests.conftest import Answer
+from tests.conftest import Cli
 from tests.test_cli import imported
-
-Cli = Callable[..., Answer]
-
 
 SCALES = ("scale in the source", "scale here")
 

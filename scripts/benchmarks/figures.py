@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_engines import PUBLISHED
-from benchmarking import TOY_WORDS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
-from scaling_points import EXACT, TOP, WHOLE
+from norms import PUBLISHED
+from runner import TOY_WORDS
+from scaling import EXACT, TOP, WHOLE
 
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.lettering import BACKING, TINY

@@ -1,7 +1,6 @@
-"""Print the tables of settings from the schema and the shipped presets, or write them into docs/settings.md.
+"""Write the tables of settings into docs/settings.md, from the schema and the shipped presets.
 
-    python scripts/settings_page.py            # the tables
-    python scripts/settings_page.py --write    # put them between the marks of the page
+    python scripts/pages/settings.py [--write | --check]
 
 `hessfig run --help` prints the same texts in a terminal; a test compares the page with the schema.
 """
@@ -9,33 +8,24 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.presented import markdown_table
 from hessfig.config.presets import choices
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import Setting, settings
 from hessfig.verbs import VERBS
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
-COMMAND = "python scripts/settings_page.py --write"
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+COMMAND = "python scripts/pages/settings.py --write"
 HEADS = ("setting", "meaning, values, default")
 IN_GALLERIES = ("figure",)  # groups whose presets the galleries list
 
 
-def main() -> None:
-    """Print the tables, or write them."""
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(with_tables(PAGE.read_text()))
-    else:
-        sys.stdout.write(tables())
-
-
-def with_tables(page: str) -> str:
-    """Return the page with the tables of today between its marks. Raises ValueError for a page without them."""
-    return between_marks(page, "settings", tables(), COMMAND)
+def parts(_outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield the tables."""
+    yield PAGE, "settings", tables()
 
 
 def tables() -> str:
@@ -74,4 +64,6 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from page import keep
+
+    raise SystemExit(keep(__doc__, COMMAND, parts))

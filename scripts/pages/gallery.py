@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import claims_page
+import claims as claims_page
 import pandas as pd
 from PIL import Image
 
@@ -23,7 +23,7 @@ from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.presets import ShippedFigure, natural, shipped_figures
 from hessfig.report.drawn_figures import in_few_colours
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {
     "gallery.md": [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study],
     "gallery-follow-ups.md": [FigureGroup.follow_up],
@@ -34,16 +34,16 @@ HEADS["gallery.md"] = """# Gallery
 
 The figures of the paper and of its claims, as `make figures` draws them at full size (20 values of sigma, 20 seeds,
 d_model 128, 64 sequences unless the title says otherwise) on 2 cores without a GPU. Each figure is shown once; where it
-has several pages, the overview is shown. `scripts/gallery.py` writes this page from the manifests of the sweeps, and
-takes the verdicts on claims from [claims.md](claims.md). [figures.md](figures.md) explains how to read the figures.
+has several pages, the overview is shown. `scripts/pages/gallery.py` writes this page from the manifests of the sweeps,
+and takes the verdicts on claims from [claims.md](claims.md). [figures.md](figures.md) explains how to read the figures.
 Spectra, training, landscape and size are in [gallery-follow-ups.md](gallery-follow-ups.md).
 """
 HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
 
 Spectra, training, today's components, approximations and landscape: figures beyond the paper, as
 `make figures-follow-up` draws them on 2 cores without a GPU. Each figure is shown once; where it has several
-pages, the overview is shown. `scripts/gallery.py --page gallery-follow-ups.md` writes this page from the manifests of
-the sweeps, and takes the verdicts on claims from [claims.md](claims.md).
+pages, the overview is shown. `scripts/pages/gallery.py --page gallery-follow-ups.md` writes this page from the
+manifests of the sweeps, and takes the verdicts on claims from [claims.md](claims.md).
 """
 # What the pages show: one message each; every other figure is listed below them with its command.
 LISTED_ONLY = """

@@ -1,8 +1,7 @@
-"""Print the tables of predicted growth rates by component, or write them into docs/components.md.
+"""Write the tables of predicted growth rates by component into docs/components.md.
 
-    python scripts/components_page.py                       # the tables
-    python scripts/components_page.py --write               # put them between their marks on the page
-    python scripts/components_page.py --write outputs       # with the slopes.csv that `hessfig slopes` left
+    python scripts/pages/components.py [--write | --check]             # without measured slopes
+    python scripts/pages/components.py [--write | --check] outputs     # with the slopes.csv that `hessfig slopes` left
 
 A test compares the part without measured numbers.
 """
@@ -10,34 +9,28 @@ A test compares the part without measured numbers.
 from __future__ import annotations
 
 import csv
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hessfig.analysis.axis import settings_of
-from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.presented import markdown_table
 from hessfig.config.compose.job import compose
 from hessfig.sessions import predicted_rows as rows
 
-PAGE = Path(__file__).parents[1] / "docs" / "components.md"
-COMMAND = "python scripts/components_page.py --write"
+PAGE = Path(__file__).parents[2] / "docs" / "components.md"
+COMMAND = "python scripts/pages/components.py --write"
 REGIMES = ("sqrt(eps) < sigma < 1", "sigma -> 0")  # what the sweep's small sigmas are, the first that a network has
 TABLES = {"table": "components", "norms": "components_norms"}  # the marks of a table on the page, and its sweep
 NEAR = 0.1
 Slopes = dict[tuple[str, str, str, str], str]
 
 
-def main() -> None:
-    """Print the table, or write it, with measured slopes where a folder of results is told."""
-    if sys.argv[1:2] != ["--write"]:
-        sys.stdout.write("\n".join(predicted(sweep) for sweep in TABLES.values()))
-        return
-    text = PAGE.read_text()
+def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield the table of every sweep, with measured slopes where a folder of results has them."""
     for marks, sweep in TABLES.items():
-        table = predicted(sweep)
-        if len(sys.argv) > 2 and (path := Path(sys.argv[2]) / sweep / "slopes.csv").exists():
-            table = predicted(sweep, measured(path)) + counted(path)
-        text = between_marks(text, marks, table, COMMAND)
-    PAGE.write_text(text)
+        path = outputs and outputs / sweep / "slopes.csv"
+        has_slopes = path is not None and path.exists()
+        yield PAGE, marks, predicted(sweep, measured(path)) + counted(path) if path and has_slopes else predicted(sweep)
 
 
 def predicted(sweep: str, found: Slopes | None = None) -> str:
@@ -103,4 +96,6 @@ def name_of(variant: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from page import keep
+
+    raise SystemExit(keep(__doc__, COMMAND, parts))

@@ -1,9 +1,8 @@
-"""Print the table of claims and their rules from the records, or write it into docs/claims.md.
+"""Write the tables of claims, their rules and verdicts into docs/claims.md, from the records.
 
-    python scripts/claims_page.py                       # the generated part
-    python scripts/claims_page.py --write               # put it between its marks on the page
-    python scripts/claims_page.py --write outputs       # and the verdicts of outputs/claims.csv (`hessfig claims`);
-                                                        # others stay as they are
+    python scripts/pages/claims.py [--write | --check]             # the part without numbers
+    python scripts/pages/claims.py [--write | --check] outputs     # and the verdicts of outputs/claims.csv
+                                                                   # (`hessfig claims`); others stay as they are
 
 Nothing on the page that comes from a record or a table is written by hand; a test compares the part without numbers.
 """
@@ -11,7 +10,7 @@ Nothing on the page that comes from a record or a table is written by hand; a te
 from __future__ import annotations
 
 import csv
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -19,26 +18,24 @@ import pandas as pd
 from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import INTERVAL, claims, quoted, seeds_in_words
 from hessfig.analysis.claims.rule import Claim
-from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, markdown_text, marked
+from hessfig.analysis.presented import markdown_row, markdown_table, markdown_text, marked
 from hessfig.record import TABLE
 
-PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
+PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 BEFORE = PAGE.with_name("verdicts-of-0.2.1.csv")
-COMMAND = "python scripts/claims_page.py --write"
+COMMAND = "python scripts/pages/claims.py --write"
 NOT_YET = "not measured under this rule yet"
 CELL = ["config", "sigma", "step", "seed"]
 
 
-def main() -> None:
-    """Print the records, or write them, and the verdicts of a folder where one is told."""
-    if sys.argv[1:2] != ["--write"]:
-        sys.stdout.write(records())
-        return
-    page = between_marks(PAGE.read_text(), "records", records(), COMMAND)
-    if len(sys.argv) > 2:
-        page = between_marks(page, "verdicts", verdicts(Path(sys.argv[2]), marked(page, "verdicts", COMMAND)), COMMAND)
-    page = between_marks(page, "changes", changes(marked(page, "verdicts", COMMAND)), COMMAND)
-    PAGE.write_text(page)
+def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield the records, the verdicts where a folder of results is told, and what changed."""
+    yield PAGE, "records", records()
+    shown = marked(PAGE.read_text(), "verdicts", COMMAND)
+    if outputs:
+        shown = verdicts(outputs, shown)
+        yield PAGE, "verdicts", shown
+    yield PAGE, "changes", changes(shown)
 
 
 def records() -> str:
@@ -147,4 +144,6 @@ def _interval(low: str, high: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from page import keep
+
+    raise SystemExit(keep(__doc__, COMMAND, parts))

@@ -1,6 +1,6 @@
 """What hessfig.Monitor costs a training, and whether it changes it: a plain loop, a Trainer, and a Lightning training.
 
-    python scripts/bench_monitor.py    # 200 steps each; the extra `monitor` brings the two trainers
+    python scripts/benchmarks/monitor.py    # 200 steps each; the extra `monitor` brings the two trainers
 
 Every training of a small GPT-2 with dropout is a process of its own, on one thread: alone, watched with each bound of
 `--max-fractions`, watched without a bound, and watched, killed (signal 9) and started again from its last checkpoint.
@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,13 +27,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarking import heading, parse, write_report
+import runner
 
 from hessfig.sweep.pool import THREADS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {"plain": "transformers", "trainer": "accelerate", "lightning": "lightning"}
 VOCABULARY, LENGTH, EXAMPLES, MEASURED = 64, 32, 512, 4
+SIZES = ("steps", "every", "width", "batch")
 TIMES = {"seconds", "cpu_seconds", "set-up", "spent"}
 
 
@@ -66,7 +66,7 @@ class Training:
 def main(words: Sequence[str] | None = None) -> None:
     """Train, print and write what the options ask for."""
     toy = {"rounds": 1, "steps": 8, "every": 2, "width": 4, "batch": 4, "loops": ["plain"]}
-    options = parse(__doc__, _options, toy, words)
+    options = runner.parse(__doc__, _options, toy, words)
     if options.train:
         print(json.dumps(train(Training(**json.loads(options.train)))))
         return
@@ -76,9 +76,9 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"{loop}: step {1000 * row['alone']['seconds'] / options.steps:.1f} ms")
         for name, one in row.items():
             print(f"  {name}: " + ", ".join(f"{key} {_short(value)}" for key, value in one.items()))
-    settings = {key: getattr(options, key) for key in ("steps", "every", "width", "batch", "max_fractions", "rounds")}
-    report = {**heading(options), "settings": settings, "loops": found, "not installed": lacking}
-    write_report(options.output or ROOT / "outputs/benchmarks/bench_monitor.json", report)
+    settings = (*SIZES, "max_fractions", "rounds")
+    report = {**runner.heading(options, settings), "loops": found, "not installed": lacking}
+    runner.write_report(options, "monitor", report)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +113,7 @@ def compared(loop: str, options: argparse.Namespace) -> dict[str, dict[str, Any]
 
 def _round(loop: str, folder: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     folder.mkdir(parents=True)
-    sizes = {name: getattr(options, name) for name in ("steps", "every", "width", "batch")}
+    sizes = {name: getattr(options, name) for name in SIZES}
     first = Training(loop, f"{folder}/alone", **sizes)
     found = {"alone": in_process(first)}
     for share in options.max_fractions:
@@ -133,10 +133,8 @@ def in_process(training: Training) -> dict[str, Any]:
     """Return what a training gave. Exits with its words if it ends otherwise than it should."""
     words = [sys.executable, "-W", "ignore", __file__, "--train", json.dumps(asdict(training))]
     environment = {**os.environ, **THREADS, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != (-signal.SIGKILL if training.kill else 0):
-        raise SystemExit(f"{training} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return {} if training.kill else json.loads(done.stdout.splitlines()[-1])
+    told = runner.said(words, environment, status=-signal.SIGKILL if training.kill else 0)
+    return {} if training.kill else json.loads(told.splitlines()[-1])
 
 
 def measured(folder: str) -> dict[tuple[Any, ...], float]:

@@ -1,6 +1,6 @@
 """Time Hessian-vector products of a GPT-2-small-shaped network next to other packages: seconds and peak memory.
 
-    python scripts/bench_real.py [--length 64] [--products 3] [--dtype float32] [--device cuda] [--output FILE.json]
+    python scripts/benchmarks/real.py [--length 64] [--products 3] [--dtype float32] [--device cuda]
 
 12 layers, 12 heads, width 768, 50 257 words, random weights: a probe of W_Q and of W_V of layers 1, 6 and 12, and one
 product of the whole Hessian, each by every contender in a process of its own (which alone gives a peak of memory), in
@@ -16,84 +16,65 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from statistics import median
+from functools import partial
 from typing import Any
 
-import benchmarking
+import runner
+from runner import Run
 
 CASES = ("W_Q@1", "W_V@1", "W_Q@6", "W_V@6", "W_Q@12", "W_V@12", "all")
 CONTENDERS = ("hessfig", "hessfig_split", "curvlinops", "pyhessian", "eigenthings")
 QUICK = {"n_layers": 2, "n_heads": 2, "d_model": 8, "vocabulary": 50, "length": 6}
 SIZES = {"n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary": 50257, "length": 64}
-_TIMEOUT = 3600
+SETTINGS = (*SIZES, "batch_size", "products", "dtype", "device")
+COLUMNS = ("seconds", "cpu_seconds", "first", "peak_gib", "base_gib", "agrees")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure every contender on every case, print the table, write the JSON."""
-    options = _options(words)
+    options = runner.parse(__doc__, _options, QUICK, words, **SIZES, rounds=1, allocator="system")
     if options.one is not None:
         print(json.dumps(measured(options, *options.one)))
         return
-    runs = [_in_a_process(options, contender, case) for case in options.cases for contender in options.contenders]
+    there = [case for case in CASES if int(case.partition("@")[2] or 0) <= options.n_layers]
+    runs = [
+        _in_a_process(options, contender, case)
+        for _ in range(options.rounds)
+        for case in options.cases or there
+        for contender in options.contenders
+    ]
     _print(_compared(runs))
-    if options.output is not None:
-        report = {**benchmarking.heading(options), "settings": _sizes(options), "runs": runs}
-        benchmarking.write_report(options.output, report)
+    runner.write_report(options, "real", {**runner.heading(options, (*SETTINGS, "quick")), "runs": runs})
 
 
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _options(parser: argparse.ArgumentParser) -> None:
     for name, value in SIZES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=None, help=f"({value})")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"({value})")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--products", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda, of all contenders; peaks are the device's (cpu)")
-    parser.add_argument("--cases", nargs="+", default=None, help=f"({' '.join(CASES)})")
+    parser.add_argument("--device", default="cpu", help=runner.DEVICES)
+    parser.add_argument("--cases", nargs="+", help=f"({' '.join(CASES)})")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
-    parser.add_argument("--quick", action="store_true", help="toy sizes")
-    parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument("--one", nargs=2, default=None, help=argparse.SUPPRESS)
-    parser.set_defaults(allocator="system")
-    options = parser.parse_args(words)
-    for name, value in (QUICK if options.quick else SIZES).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    if options.cases is None:
-        options.cases = [case for case in CASES if int(case.partition("@")[2] or 0) <= options.n_layers]
-    return options
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # contender and case, in this process
 
 
-def _sizes(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in (*SIZES, "batch_size", "products", "dtype", "device", "quick")}
-
-
-def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
-    sizes = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in (*SIZES, "batch_size", "products")]
-    words = [*sizes, f"--dtype={options.dtype}", f"--device={options.device}", "--one", contender, case]
-    done = subprocess.run(
-        [sys.executable, __file__, *words],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["killed"])[-1]
-        return {"contender": contender, "case": case, "failed": last[:300]}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> Run:
+    words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in SETTINGS]
+    command = [sys.executable, __file__, *words, "--one", contender, case]
+    try:
+        told = runner.said(command, {**os.environ, "OMP_NUM_THREADS": "1"})
+    except SystemExit as failure:
+        return {"contender": contender, "case": case, "failed": str(failure).strip().splitlines()[-1][:300]}
+    found: Run = json.loads(told.strip().splitlines()[-1])
     times = f"{found['seconds']:9.3f} s {found['cpu_seconds']:9.3f} s CPU"
     print(f"{case:8} {contender:14} {times} {found['peak_gib']:7.2f} GiB", flush=True)
     return found
 
 
-def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
+def measured(options: argparse.Namespace, contender: str, case: str) -> Run:
     """Measure one contender on one case in this process."""
     import torch
 
@@ -103,27 +84,19 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
     side = problem.layout.side(int(layer or 0), name)
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(sum(w.size for w in side), 1, generator=generator, dtype=problem.dtype).to(options.device)
-    base, start = benchmarking.peak_gib(options.device), time.perf_counter()
-    product = _contender(contender, problem, int(layer or 0), name)
-    benchmarking.synchronised(options.device)
-    built = time.perf_counter() - start
-    times, cpu, curvature = [], [], 0.0
-    for _ in range(1 + options.products):
-        start, busy = time.perf_counter(), time.process_time()
-        curvature = product(probe)
-        benchmarking.synchronised(options.device)
-        times.append(time.perf_counter() - start)
-        cpu.append(time.process_time() - busy)
+    base = runner.peak_gib(options.device)
+    make = partial(_contender, contender, problem, int(layer or 0), name)
+    product, built = runner.timed(make, options.device)
+    first, *others = (runner.timed(partial(product, probe), options.device) for _ in range(1 + options.products))
     return {
         "contender": contender,
         "case": case,
-        "build": built,
-        "first": times[0],
-        "seconds": median(times[1:]),
-        "cpu_seconds": median(cpu[1:]),
+        "build": built["seconds"],
+        "first": first[1]["seconds"],
+        **runner.medians([times for _, times in others]),
         "base_gib": base,
-        "peak_gib": benchmarking.peak_gib(options.device),
-        "curvature": curvature,
+        "peak_gib": runner.peak_gib(options.device),
+        "curvature": others[-1][0],
     }
 
 
@@ -152,10 +125,10 @@ def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[
         column = HeadedColumn(problem, layer, name, [name])
         parts = [Part.H] if contender == "hessfig" else [Part.H_o, Part.H_f]
         return lambda probe: sum(float((probe * one).sum()) for one in column.split_matmat(probe, parts).values())
-    from peers import PEERS
+    from peers import PRODUCTS
 
     sides = SidedColumn(problem, layer, name, [name])
-    make = PEERS[contender]
+    make = PRODUCTS[contender]
     product = make(_Scored(problem.network), problem.batch.inputs, problem.batch.targets, sides.parameters)
 
     def curvature(probe: Any) -> float:
@@ -180,7 +153,7 @@ def _Scored(network: Any) -> Any:
     return Scored()
 
 
-def _compared(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _compared(runs: list[Run]) -> list[Run]:
     """Add to every run how far its v.Hv is from the first contender's."""
     first: dict[str, float] = {}
     for run in runs:
@@ -190,11 +163,10 @@ def _compared(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return runs
 
 
-def _print(runs: list[dict[str, Any]]) -> None:
-    columns = ("seconds", "cpu_seconds", "first", "peak_gib", "base_gib", "agrees")
-    print(f"{'case':8} {'contender':14} {' '.join(f'{name:>11}' for name in columns)}")
+def _print(runs: list[Run]) -> None:
+    print(f"{'case':8} {'contender':14} {' '.join(f'{name:>11}' for name in COLUMNS)}")
     for run in runs:
-        numbers = " ".join(f"{run[name]:11.3g}" for name in columns) if "agrees" in run else run["failed"]
+        numbers = " ".join(f"{run[name]:11.3g}" for name in COLUMNS) if "agrees" in run else run["failed"]
         print(f"{run['case']:8} {run['contender']:14} {numbers}")
 
 

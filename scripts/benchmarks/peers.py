@@ -1,8 +1,12 @@
-"""What other packages offer for the largest eigenvalue and the density of a whole network's Hessian, each as one call.
+"""What other packages offer for Hessians, behind one signature each: products, the largest eigenvalue, densities.
 
-Every peer gets the same module: the network from tokens to the outputs at the scored positions (its last layer is
-computed there only), the same loss and batch, float64, one thread. Products are counted where they are made.
-Peers: scipy's eigsh on curvlinops' operator, PyHessian 0.1, hessian-eigenthings 1.0.0a5 (extra `bench`).
+A product takes a network, inputs, targets and the parameters that are differentiated, and returns a function from one
+vector a parameter to H v, one tensor a parameter; the loss is the mean cross-entropy of the outputs. For eigenvalues
+and densities of the whole network every peer gets the same module: from tokens to the outputs at the scored positions
+(its last layer is computed there only), with the same loss and batch, float64, one thread; products are counted where
+they are made. hessian-eigenthings and PyHessian come with the extra `bench`, installed without their dependencies:
+
+    pip install --no-deps hessian-eigenthings==1.0.0a5 PyHessian==0.1
 """
 
 from __future__ import annotations
@@ -17,9 +21,73 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective, Suffix
 
+Product = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Make = Callable[[nn.Module, Tensor, Tensor, Sequence[nn.Parameter]], Product]
 Density = tuple[np.ndarray, np.ndarray]  # nodes and weights that sum to 1
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over all scored positions."""
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def curvlinops(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]) -> Product:
+    """Multiply by curvlinops.HessianLinearOperator: forward over reverse under vmap."""
+    from curvlinops import HessianLinearOperator
+
+    operator = HessianLinearOperator(
+        network, CrossEntropy(), list(parameters), [(inputs, targets)], num_data=len(inputs), check_deterministic=False
+    )
+    return lambda vectors: [one[..., 0] for one in operator @ [vector.unsqueeze(-1) for vector in vectors]]
+
+
+def pyhessian(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]) -> Product:
+    """Multiply by PyHessian's hessian_vector_product: double backward from a graph that is kept."""
+    from pyhessian import hessian, hessian_vector_product
+
+    only(network, parameters)
+    found = hessian(network, cross_entropy, data=(inputs, targets), cuda=False)
+    return reordered(
+        parameters, found.params, lambda vectors: hessian_vector_product(found.gradsH, found.params, vectors)
+    )
+
+
+def eigenthings(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]) -> Product:
+    """Multiply by hessian_eigenthings.HessianOperator: double backward, the graph made anew for every product."""
+    from hessian_eigenthings.loss_fns import supervised_loss
+    from hessian_eigenthings.operators import HessianOperator
+
+    only(network, parameters)
+    operator = HessianOperator(network, [(inputs, targets)], supervised_loss(cross_entropy))
+    own = [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+    def product(vectors: Sequence[Tensor]) -> Sequence[Tensor]:
+        flat = operator.matvec(torch.cat([vector.flatten() for vector in vectors]))
+        pieces = flat.split([parameter.numel() for parameter in own])
+        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, own, strict=True)]
+
+    return reordered(parameters, own, product)
+
+
+def reordered(parameters: Sequence[nn.Parameter], own: Sequence[nn.Parameter], product: Product) -> Product:
+    """Return a product that takes and gives the order of `parameters` where the package has its `own`."""
+    places = [next(i for i, one in enumerate(parameters) if one is parameter) for parameter in own]
+
+    def multiply(vectors: Sequence[Tensor]) -> Sequence[Tensor]:
+        found = dict(zip(places, product([vectors[place] for place in places]), strict=True))
+        return [found[place] for place in range(len(parameters))]
+
+    return multiply
+
+
+def only(network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Let these parameters alone require gradients."""
+    network.requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_()
 
 
 @dataclass
@@ -157,6 +225,7 @@ def eigenthings_operator(problem: Objective) -> Any:
     return HessianOperator(scored_network(problem), batches, supervised_loss(problem.loss))
 
 
+PRODUCTS: dict[str, Make] = {"curvlinops": curvlinops, "pyhessian": pyhessian, "eigenthings": eigenthings}
 LARGEST = {
     "curvlinops + eigsh": Peer(eigsh_on_curvlinops, (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)),
     "PyHessian": Peer(pyhessian_power, tuple(10.0**-power for power in range(3, 13))),

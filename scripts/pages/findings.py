@@ -1,7 +1,6 @@
-"""Print the findings of the full-size tables, or write them between their marks on the pages of docs/.
+"""Write the findings of the full-size tables between their marks on the pages of docs/.
 
-    python scripts/findings.py outputs               # every finding whose sweeps have a table in outputs/
-    python scripts/findings.py --write outputs       # put them between their marks
+    python scripts/pages/findings.py [--write | --check] outputs     # those whose sweeps have a table in outputs/
 
 Intervals are 95 %, Student's t over seeds: of logarithms for norms, eigenvalues and losses.
 """
@@ -9,7 +8,7 @@ Intervals are 95 %, Student's t over seeds: of logarithms for norms, eigenvalues
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,42 +18,31 @@ from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
-from hessfig.analysis.presented import between_marks, markdown_table, marked
+from hessfig.analysis.presented import markdown_table, marked
 from hessfig.analysis.spectral_distances import KERNELS, pair_distances
 from hessfig.analysis.training_runs import against_plain, late_shares, race
+from hessfig.record import TABLE
 from hessfig.terms import Approximation
 
-DOCS = Path(__file__).parents[1] / "docs"
-COMMAND = "python scripts/findings.py --write outputs"
+DOCS = Path(__file__).parents[2] / "docs"
+COMMAND = "python scripts/pages/findings.py --write outputs"
 FINDINGS: dict[str, tuple[str, tuple[str, ...], Callable[..., str]]] = {}
 HALF = 0.5  # of the weights
 SMALL = 0.1  # sigma
 Maker = Callable[..., str]
 
 
-def main() -> None:
-    """Print or write every finding whose sweeps are measured."""
-    outputs = Path(sys.argv[-1])
+def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield every finding whose sweeps are measured; of one that nobody has written yet, the commands."""
+    folder = outputs or Path("outputs")
     for name, (page, sweeps, make) in FINDINGS.items():
-        if missing := [sweep for sweep in sweeps if not (outputs / sweep / "table.csv").is_file()]:
-            print(f"{name}: no table of {', '.join(missing)}", file=sys.stderr)
-            if sys.argv[1] == "--write":
-                _say_unmeasured(DOCS / page, name, sweeps)
+        if not (missing := [sweep for sweep in sweeps if not (folder / sweep / TABLE).is_file()]):
+            yield DOCS / page, name, make(*(evidence_in(folder / sweep) for sweep in sweeps))
             continue
-        text = make(*(evidence_in(outputs / sweep) for sweep in sweeps))
-        if sys.argv[1] == "--write":
-            path = DOCS / page
-            path.write_text(between_marks(path.read_text(), name, text, COMMAND))
-        else:
-            print(f"{name} ({page})\n\n{text}")
-
-
-def _say_unmeasured(path: Path, name: str, sweeps: Iterable[str]) -> None:
-    """Put the commands between the marks of a finding that nobody has written yet; what stands there is kept."""
-    page = path.read_text()
-    if not marked(page, name, COMMAND).strip():
-        runs = " && ".join(f"hessfig run sweep={sweep}" for sweep in sweeps)
-        path.write_text(between_marks(page, name, f"Not measured at full size by this version: `{runs}`.\n", COMMAND))
+        print(f"{name}: no table of {', '.join(missing)}", file=sys.stderr)
+        if not marked((DOCS / page).read_text(), name, COMMAND).strip():
+            runs = " && ".join(f"hessfig run sweep={sweep}" for sweep in sweeps)
+            yield DOCS / page, name, f"Not measured at full size by this version: `{runs}`.\n"
 
 
 def finding(page: str, *sweeps: str) -> Callable[[Maker], Maker]:
@@ -392,4 +380,6 @@ def _interval(found: Interval) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from page import keep
+
+    raise SystemExit(keep(__doc__, COMMAND, parts))

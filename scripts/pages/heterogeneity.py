@@ -1,7 +1,6 @@
-"""Print the tables of docs/heterogeneity.md from measured sweeps, or write them between their marks.
+"""Write the tables of docs/heterogeneity.md from measured sweeps.
 
-    python scripts/heterogeneity_page.py outputs               # those whose sweeps have a table in outputs/
-    python scripts/heterogeneity_page.py --write outputs       # put them between their marks
+    python scripts/pages/heterogeneity.py [--write | --check] outputs     # those whose sweeps have a table in outputs/
 
 A ratio is ||H(Q, Q)|| / ||H(V, V)||, as geometric mean over seeds with its 95 % interval (Student's t of logarithms).
 """
@@ -9,16 +8,17 @@ A ratio is ||H(Q, Q)|| / ||H(V, V)||, as geometric mean over seeds with its 95 %
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from components_page import name_of
+from components import name_of
 from leading_sizes import leading_norms
 
 from hessfig.analysis.claims.rule import diagonal
 from hessfig.analysis.intervals import geometric_interval
-from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.presented import markdown_table
 from hessfig.analysis.table import read_table
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Attention
@@ -27,24 +27,22 @@ from hessfig.models.blocks import components
 from hessfig.record import FROBENIUS, TABLE
 from hessfig.states.initialised import initialised
 
-PAGE = Path(__file__).parents[1] / "docs" / "heterogeneity.md"
-COMMAND = "python scripts/heterogeneity_page.py --write outputs"
+PAGE = Path(__file__).parents[2] / "docs" / "heterogeneity.md"
+COMMAND = "python scripts/pages/heterogeneity.py --write outputs"
 SWEEPS = ("component_ratios", "ratio_scale")
 # What the leading terms are written for: mixing weights with known derivatives at equal scores, and soft-capped scores.
 _NO_LEADING_TERMS = (Attention.kernel, Attention.differential)
 _KNOWN = {"attention", "attention_bias", "softcap"}
 
 
-def main() -> None:
-    """Print or write every table whose sweep is measured."""
-    outputs = Path(sys.argv[-1])
+def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield the table of every sweep that is measured."""
+    folder = outputs or Path("outputs")
     for sweep in SWEEPS:
-        if not (outputs / sweep / TABLE).is_file():
-            print(f"{sweep}: no table in {outputs}", file=sys.stderr)
-        elif sys.argv[1] == "--write":
-            PAGE.write_text(between_marks(PAGE.read_text(), sweep, sizes(outputs, sweep), COMMAND))
+        if (folder / sweep / TABLE).is_file():
+            yield PAGE, sweep, sizes(folder, sweep)
         else:
-            print(sizes(outputs, sweep))
+            print(f"{sweep}: no table in {folder}", file=sys.stderr)
 
 
 def ratios(outputs: Path, sweep: str) -> pd.Series:
@@ -94,4 +92,6 @@ def _cell(measured: pd.Series, leading: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from page import keep
+
+    raise SystemExit(keep(__doc__, COMMAND, parts))

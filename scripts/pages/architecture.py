@@ -1,7 +1,6 @@
-"""Print the tree of the package with the opening sentence of every module, or write it into docs/architecture.md.
+"""Write the tree of the package into docs/architecture.md, with the opening sentence of every module.
 
-    python scripts/house_tree.py            # the tree
-    python scripts/house_tree.py --write    # put it between the two marks of the page
+    python scripts/pages/architecture.py [--write | --check]
 
 A module says in its first sentence what it is for; the page repeats it, and a test compares the two.
 """
@@ -10,34 +9,23 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hessfig.analysis.presented import between_marks
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "hessfig"
-COMMAND = "python scripts/house_tree.py --write"
+COMMAND = "python scripts/pages/architecture.py --write"
 
 
-def main() -> None:
-    """Print the tree, or write it."""
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(with_tree(PAGE.read_text()))
-    else:
-        sys.stdout.write(tree())
+def parts(_outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield the tree."""
+    yield PAGE, "tree", tree()
 
 
 def tree() -> str:
     """Return a line for every folder and every module, folders last, each with its opening sentence."""
     return "\n".join([_line("hessfig/", PACKAGE / "__init__.py", 0), *_lines(PACKAGE, 1)]) + "\n"
-
-
-def with_tree(page: str) -> str:
-    """Return the page with the tree of today between its marks. Raises ValueError for a page without them."""
-    return between_marks(page, "tree", tree(), COMMAND)
 
 
 def _lines(folder: Path, depth: int) -> Iterator[str]:
@@ -61,4 +49,6 @@ def opening_sentence(module: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from page import keep
+
+    raise SystemExit(keep(__doc__, COMMAND, parts))

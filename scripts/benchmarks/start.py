@@ -1,6 +1,6 @@
 """What users wait for: the first number of a toy network of their own, 20 toy cells, and commands that read or plan.
 
-    python scripts/bench_start.py --before REF    # beside the version of git at REF: seconds of both, and their ratio
+    python scripts/benchmarks/start.py --before REF    # beside the version of git at REF, with the ratio
 
 Every number is that of a fresh process, in turn with the other version's: `measure` is the first call of
 hessfig.measure on an encoder layer, after `import torch, hessfig`, on torch's own number of threads and on one;
@@ -19,17 +19,17 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from statistics import median
 
-from benchmarking import heading, parse, write_report
+import runner
+from runner import Run
 
 from hessfig.sweep.pool import THREADS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FACTORY = """
 import torch
 from torch import nn
@@ -64,32 +64,30 @@ OWN = ["sweep=network", "model.factory=factory.py:make"]
 CELLS = ["sweep=sigma", "model.d_model=8", "task.digits=1", "task.batch_size=4", "grid.points=5", "seeds=4"]
 GPT2 = ["sweep=network", "model=huggingface", "model.architecture=gpt2", "task=tokens", "blocks=[W_V]", "dry_run=true"]
 READ = {"slopes": ["slopes", "sweep=sigma"], "plot": ["plot", "figure=3a"], "report": ["report"]}
-Spent = tuple[float, float]  # seconds, and the processor's seconds
+CLOCKS = ("seconds", "cpu_seconds")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, print and write what the options ask for."""
-    options = parse(__doc__, _options, {"rounds": 1, "width": 8}, words)
-    found: dict[str, dict[str, list[Spent]]] = {}
+    options = runner.parse(__doc__, _options, {"rounds": 1, "width": 8}, words)
+    found: dict[str, dict[str, list[Run]]] = {}
     with versions(options.before) as folders:
         for _ in range(options.rounds):
             for version, folder in folders.items():
                 for name, spent in times(folder, options.width).items():
                     found.setdefault(name, {}).setdefault(version, []).append(spent)
-    rows = {key: _medians(found, place) for place, key in enumerate(("seconds", "cpu_seconds"))}
-    for key, table in rows.items():
+    rows = {clock: _medians(found, clock) for clock in CLOCKS}
+    for clock, table in rows.items():
         for name, row in table.items():
-            print(f"{key}, {name}: " + ", ".join(f"{one} {number:.2f}" for one, number in row.items()))
-    settings = {"before": options.before, "rounds": options.rounds, "width": options.width}
-    report = {**heading(options), "settings": settings, **rows, "rounds": found}
-    write_report(options.output or ROOT / "outputs/benchmarks/bench_start.json", report)
+            print(f"{clock}, {name}: " + ", ".join(f"{one} {number:.2f}" for one, number in row.items()))
+    report = {**runner.heading(options, ("before", "rounds", "width")), **rows, "rounds": found}
+    runner.write_report(options, "start", report)
 
 
-def _medians(found: Mapping[str, Mapping[str, list[Spent]]], place: int) -> dict[str, dict[str, float]]:
-    """Return the medians over rounds of one of the two kinds of seconds, and how many times as long it took before."""
+def _medians(found: Mapping[str, Mapping[str, list[Run]]], clock: str) -> dict[str, dict[str, float]]:
+    """Return the medians over rounds of one of the two clocks, and how many times as long it took before."""
     rows = {
-        name: {version: median(spent[place] for spent in all_of) for version, all_of in row.items()}
-        for name, row in found.items()
+        name: {version: runner.medians(runs)[clock] for version, runs in row.items()} for name, row in found.items()
     }
     return {
         name: row | ({"ratio": row["before"] / row["now"]} if "before" in row else {}) for name, row in rows.items()
@@ -114,7 +112,7 @@ def versions(before: str | None) -> Iterator[dict[str, Path]]:
         yield {"now": ROOT} | ({"before": Path(folder)} if before else {})
 
 
-def times(version: Path, width: int) -> dict[str, Spent]:
+def times(version: Path, width: int) -> dict[str, Run]:
     """Return what every task took, in an empty folder."""
     free = {name: value for name, value in os.environ.items() if name not in THREADS} | {"PYTHONPATH": str(version)}
     with tempfile.TemporaryDirectory() as folder:
@@ -130,23 +128,17 @@ def times(version: Path, width: int) -> dict[str, Spent]:
         }
 
 
-def _said(program: Sequence[str], folder: str, environment: Mapping[str, str]) -> Spent:
-    wall, cpu = map(float, _output(program, folder, environment).split())
-    return wall, cpu
+def _said(program: Sequence[str], folder: str, environment: Mapping[str, str]) -> Run:
+    told = runner.said(program, environment, folder=Path(folder)).split()
+    return dict(zip(CLOCKS, map(float, told), strict=True))
 
 
-def _spent(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Spent:
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    _output(command, folder, environment)
+def _spent(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Run:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _, spent = runner.timed(partial(runner.said, command, environment, folder=Path(folder)))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def _output(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{command}: {done.stderr}")
-    return done.stdout
+    own = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return spent | {"cpu_seconds": own}
 
 
 if __name__ == "__main__":

@@ -9,19 +9,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarking import heading, parse, write_report
+import runner
 
-ROOT = Path(__file__).resolve().parents[1]
 Multiply = Callable[[Any], Any]
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, print and write what the options ask for."""
-    options = parse(__doc__, _options, {"rounds": 2, "width": 8, "probes": [1]}, words)
+    options = runner.parse(__doc__, _options, {"rounds": 2, "width": 8, "probes": [1]}, words)
     import torch
 
     torch.set_num_threads(1)
@@ -32,7 +30,8 @@ def main(words: Sequence[str] | None = None) -> None:
             rows += timed(name, ways, vectors, options.rounds)
     for row in rows:
         print("{network}, {vectors} vectors, {way}: {ms:.2f} ms, off by {off:.1e}".format(**row))
-    write_report(options.output or ROOT / "outputs/benchmarks/bench_operator.json", {**heading(options), "rows": rows})
+    settings = ("width", "probes", "rounds")
+    runner.write_report(options, "products", {**runner.heading(options, settings), "rows": rows})
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
