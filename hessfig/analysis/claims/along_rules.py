@@ -148,17 +148,24 @@ def _exponents(evidence: Evidence, part: Part) -> dict[str, pd.Series]:
 def _at_equal_losses(evidence: Evidence, number: str) -> pd.Series:
     """Return log10 of a number of AdamW's update over that of Muon's at equal losses, averaged, by seed."""
     losses = by_seed(in_logs(evidence.numbers("loss", OPTIMISER, row="")), OPTIMISER, "step")
+    logs = {rule: _logs(evidence, rule, number) for rule in ("adamw", "muon")}
     found = {}
     for seed in sorted(set(losses.index.get_level_values("seed"))):
-        if logs := at_equal_losses([_curve(evidence, losses, rule, number, seed) for rule in ("adamw", "muon")]):
-            found[seed] = float(np.mean(logs[0] - logs[1]))
+        curves = [_curve(rows[rows["seed"] == seed], losses, rule, seed) for rule, rows in logs.items()]
+        if values := at_equal_losses(curves):
+            found[seed] = float(np.mean(values[0] - values[1]))
     return pd.Series(found, dtype=float)
 
 
-def _curve(evidence: Evidence, losses: pd.Series, rule: str, number: str, seed: int) -> pd.Series:
-    """Return log10 of a number of a rule's update by log10 of the loss, rising."""
-    rows = in_logs(evidence.numbers(f"{rule}_update_{number}", OPTIMISER, row="all", part=Part.H.value, seed=seed))
-    logs = rows[rows[OPTIMISER] == rule].set_index("step")["value"]
+def _logs(evidence: Evidence, rule: str, number: str) -> pd.DataFrame:
+    """Return log10 of a number of a rule's update along its own training."""
+    rows = in_logs(evidence.numbers(f"{rule}_update_{number}", OPTIMISER, row="all", part=Part.H.value))
+    return rows[rows[OPTIMISER] == rule]
+
+
+def _curve(rows: pd.DataFrame, losses: pd.Series, rule: str, seed: int) -> pd.Series:
+    """Return the logs of a rule's training of one seed by log10 of the loss, rising."""
+    logs = rows.set_index("step")["value"]
     at = pd.Series({step: losses.get((rule, step, seed), np.nan) for step in logs.index}, dtype=float)
     return pd.Series(logs.to_numpy(), index=at.to_numpy())[at.notna().to_numpy()].sort_index()
 
