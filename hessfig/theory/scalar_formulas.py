@@ -67,7 +67,7 @@ class ScalarHessian:
     d_K: int
 
     @property
-    def outliers(self) -> Float[Tensor, 3]:
+    def outliers(self) -> Float[Tensor, "3"]:
         """Ascending eigenvalues of the 3 x 3 matrix."""
         a, b, e, k, p, n = self.a, self.b, self.e, self.k, self.p, self.n
         rows = [[a, e * p, e * n], [e * p, k * p**2 + b, k * p * n], [e * n, k * p * n, k * n**2 - b]]
@@ -242,7 +242,7 @@ class SinkEffect:
     """Size of the bulk |b|, and of the three outliers, largest first."""
 
     bulk: float
-    outliers: Float[Tensor, 3]
+    outliers: Float[Tensor, "3"]
 
 
 def sink_inputs(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -203,7 +203,7 @@ def autodiff_blocks(
     return {key: block for blocks in found for key, block in blocks.items()}
 
 
-def normal(*shape: int, generator: torch.Generator, scale: float = 1.0) -> Float[Tensor, ...]:
+def normal(*shape: int, generator: torch.Generator, scale: float = 1.0) -> Float[Tensor, "..."]:
     """Independent N(0, scale^2) entries."""
     return scale * torch.randn(*shape, dtype=DTYPE, generator=generator)
 
