@@ -123,7 +123,7 @@ def toy(sweep: str) -> dict[str, object]:
     """Return the settings of a shipped sweep at toy size."""
     text = (Path(__file__).parents[1] / "conf" / "sweep" / f"{sweep}.yaml").read_text()
     found: dict[str, object] = dict(SMALL)
-    if sweep in ("heads", "heads_zeros", "model_size_heads", "approximations_heads"):
+    if sweep in ("heads", "heads_zeros", "model_size_heads", "approximations_heads", "ratio_scale"):
         found["model.d_model"] = 16
     if sweep == "model_size_width":
         del found["model.d_model"]

@@ -49,7 +49,7 @@ def pyhessian(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: S
     from pyhessian import hessian, hessian_vector_product
 
     only(network, parameters)
-    found = hessian(network, cross_entropy, data=(inputs, targets), cuda=False)
+    found = hessian(network, cross_entropy, data=(inputs, targets), cuda=inputs.is_cuda)
     return reordered(
         parameters, found.params, lambda vectors: hessian_vector_product(found.gradsH, found.params, vectors)
     )
@@ -127,7 +127,8 @@ def eigsh_on_curvlinops(problem: Objective, tolerance: float) -> tuple[float, Te
 
     def product(vector: np.ndarray) -> np.ndarray:
         count[0] += 1
-        return (operator @ torch.from_numpy(np.ascontiguousarray(vector.reshape(-1)))).detach().numpy()
+        there = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1))).to(operator.device)
+        return (operator @ there).detach().cpu().numpy()
 
     dim = operator.shape[0]
     start = np.random.default_rng(0).standard_normal(dim)
@@ -153,7 +154,8 @@ def pyhessian_power(
     package.hessian_vector_product = counted
     torch.set_default_dtype(dtype)  # it draws its start in the default type
     try:
-        found = package.hessian(module, problem.loss, data=(problem.batch.inputs, problem.batch.targets), cuda=False)
+        batch = (problem.batch.inputs, problem.batch.targets)
+        found = package.hessian(module, problem.loss, data=batch, cuda=batch[0].is_cuda)
         values, vectors = found.eigenvalues(maxIter=most, tol=tolerance, top_n=1)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -200,7 +202,7 @@ def pyhessian_density(problem: Objective, steps: int, probes: int) -> Density:
     torch.set_default_dtype(torch.float64)
     try:
         batch = (problem.batch.inputs, problem.batch.targets)
-        found = package.hessian(scored_network(problem), problem.loss, data=batch, cuda=False)
+        found = package.hessian(scored_network(problem), problem.loss, data=batch, cuda=batch[0].is_cuda)
         nodes, weights = found.density(iter=steps, n_v=probes)
     finally:
         torch.set_default_dtype(torch.float32)

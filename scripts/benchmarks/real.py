@@ -101,6 +101,8 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> Run:
 
 
 def _problem(options: argparse.Namespace) -> Any:
+    import torch
+
     from hessfig.config.enums import Data, DType, Scored
     from hessfig.config.schema import Config
     from hessfig.config.science import ModelConfig, TaskConfig
@@ -112,7 +114,7 @@ def _problem(options: argparse.Namespace) -> Any:
     config = Config(
         model=model, task=task, dtype=DType(options.dtype), device=options.device, blocks="each", memory="1TB"
     )
-    return drawn(config, sigma=None, seed=0)
+    return drawn(config, sigma=None, seed=0).to(torch.device(options.device))
 
 
 def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[[Any], float]:
