@@ -73,11 +73,13 @@ class ColumnOperator(SidedColumn):
         return completed(self.gathered(found), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
-        """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone)."""
+        """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone).
+
+        Its vectors are on the CPU whatever the device of the products, so that every device sees the same ones.
+        """
         if part == Part.H:
             return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
-        operator = self._operator(part)
-        return operator if isinstance(operator, PyTorchLinearOperator) else _AsLinearOperator(operator, self.parameters)
+        return _OnCPU(self._operator(part), self.parameters)
 
     def _operator(self, part: Part) -> TensorsOperator:
         """Return the operator of a part over the whole of the column's and rows' parameters, made once."""
@@ -95,21 +97,20 @@ class ColumnOperator(SidedColumn):
             return verified_or_fallback(fast, reliable, other_part, self.parameters, part)
 
 
-class _AsLinearOperator(PyTorchLinearOperator):
-    """Another operator, by double backward, as one of curvlinops'."""
+class _OnCPU(PyTorchLinearOperator):
+    """A symmetric operator as one of curvlinops' on vectors of the CPU."""
 
-    SELF_ADJOINT = True
+    SELF_ADJOINT, device = True, torch.device("cpu")
 
     def __init__(self, operator: TensorsOperator, parameters: Sequence[nn.Parameter]) -> None:
         shapes = [tuple(parameter.shape) for parameter in parameters]
         super().__init__(shapes, shapes)
         self._operator, self._parameter = operator, parameters[0]
 
-    device = property(lambda self: self._parameter.device)
     dtype = property(lambda self: self._parameter.dtype)
 
     def _matmat(self, X: list[Tensor]) -> list[Tensor]:
-        return list(self._operator @ X)
+        return [one.cpu() for one in self._operator @ [one.to(self._parameter.device) for one in X]]
 
 
 def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *, generator: Generator) -> float:

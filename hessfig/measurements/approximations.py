@@ -99,7 +99,7 @@ class _Shared:
             return None
         held = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
         correction = 1 - training.betas[0] ** at.step
-        return {name: one.double() / correction for name, one in preconditioner(at, held).items()}
+        return {name: one.double().cpu() / correction for name, one in preconditioner(at, held).items()}
 
     def names(self, block: Block) -> Iterator[Approximation]:
         """Yield the approximations that the block can have. Raises UserError for one that is asked for by name.

@@ -339,7 +339,7 @@ def _seconds(problem: Objective, at: At) -> tuple[float, float]:
     training = at.config.training
     network = copy.deepcopy(problem.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
     rule, batch = StepRule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
-    loss = BatchLoss(network, problem.loss, batch)
+    loss = BatchLoss(network, problem.loss, batch.to(next(network.parameters()).device))
 
     def gradient() -> None:
         network.zero_grad(set_to_none=True)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import hessfig
 from hessfig.config.enums import DType, Method, Norm, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
+from hessfig.measurements.catalogue import quantities
+from hessfig.measurements.directions import slices
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell
+from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
+from tests.measurements.test_catalogue import CONFIG, WHOLE_TOO
 
 TOLERANCE = {DType.float64: 1e-10, DType.float32: 2e-3}
+OF_CLOCKS = {"training_cost"}
 ENGINES = {
     "hutchinson": EstimatorConfig(),
     "curvlinops": EstimatorConfig(products=Products.curvlinops),
@@ -26,20 +33,56 @@ ENGINES = {
 }
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+
+
 def numbers(config: Config, device: str) -> list[dict[str, Any]]:
     return measure(Cell(Variant("", dataclasses.replace(config, device=device)), 0.5, 1234)).rows
 
 
 @pytest.mark.cuda
+@needs_gpu
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
 def test_the_gpu_gives_the_numbers_of_the_cpu(engine: str, dtype: DType, norm: Norm) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU on this machine")
     model = ModelConfig(n_layers=2, d_model=8, norm=norm)
     task = TaskConfig(digits=1, batch_size=3)
     config = Config(model=model, task=task, estimator=ENGINES[engine], dtype=dtype)
     on_cpu, on_gpu = numbers(config, "cpu"), numbers(config, "cuda")
     for ours, theirs in zip(on_cpu, on_gpu, strict=True):
         assert theirs["value"] == pytest.approx(ours["value"], rel=TOLERANCE[dtype]), ours
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("name", sorted(set(quantities()) - OF_CLOCKS))
+def test_every_quantity_is_the_same_on_the_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_ANGLES", 4)
+    settings = {"quantities": [name], "output_dir": str(tmp_path), **WHOLE_TOO.get(name, {})}
+    (cell,) = Sweep([("", dataclasses.replace(CONFIG, **settings))]).cells
+    there = dataclasses.replace(cell.variant, config=dataclasses.replace(cell.config, device="cuda"))
+    on_cpu, on_gpu = measure(cell), measure(dataclasses.replace(cell, variant=there))
+    largest = max((abs(row["value"]) for row in on_cpu.rows if math.isfinite(row["value"])), default=0.0)
+    for ours, theirs in zip(on_cpu.rows, on_gpu.rows, strict=True):
+        assert theirs["value"] == pytest.approx(ours["value"], rel=1e-6, abs=1e-9 * largest, nan_ok=True), ours
+    assert on_cpu.arrays.keys() == on_gpu.arrays.keys()
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_operators_and_approximations_are_the_same_on_the_gpu() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))
+    problem = hessfig.Problem(network, torch.randn(9, 5), torch.randint(3, (9,)))
+    vectors = torch.randn(35, 2, dtype=torch.float64)
+    for part in ("H", "H_o", "H_f"):
+        here, there = (problem.operator("0.weight", part, device=device) for device in ("cpu", "cuda"))
+        torch.testing.assert_close((there @ vectors.cuda()).cpu(), here @ vectors, rtol=1e-10, atol=1e-12)
+    assert there.device.type == "cuda"
+    here, there = (problem.operator("0.weight", "H_o", device=device) for device in ("cpu", "cuda"))
+    ours, theirs = (one.solve(vectors[:, 0].to(one.device), damping=0.1) for one in (here, there))
+    torch.testing.assert_close(theirs.x.cpu(), ours.x, rtol=1e-6, atol=1e-9)
+    kfac = problem.approximation("kfac", "0.weight")
+    again = hessfig.Problem(network.cuda(), *(one.cuda() for one in (problem.inputs, problem.targets)))
+    torch.testing.assert_close(again.approximation("kfac", "0.weight").dense(), kfac.dense(), rtol=1e-6, atol=1e-9)

@@ -115,7 +115,7 @@ class OutputSide:
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"]
     ) -> dict[str, Float[Tensor, "batch ..."]]:
-        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, in every parameter by its name."""
+        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, in every parameter by its name; on the CPU."""
         held = {f"network.{name}": one for name, one in self.problem.network.named_parameters()}
         _check_bytes(
             len(sent) * sum(one.numel() * one.element_size() for one in held.values()), "gradients of single samples"
@@ -127,7 +127,7 @@ class OutputSide:
                 rows = slice(sample, sample + 1)
                 outputs = functional_call(self.body, at, (self.problem.batch.inputs[rows],))
                 found.append(gradients((outputs * sent[rows]).sum(), list(at.values())))
-        stacked = [torch.stack(of_parameter).double() for of_parameter in zip(*found, strict=True)]
+        stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*found, strict=True)]
         return dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
 
     def linear_of(self, weight: Weight) -> nn.Linear | None:
@@ -165,8 +165,8 @@ class OutputSide:
         return Signals(self._joined(inputs), torch.stack(sent_back))
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
-        """Return the vectors of every use of a map by a sample, its calls one after the other, in float64."""
-        return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double()
+        """Return the vectors of every use of a map by a sample, its calls one after the other: float64, on the CPU."""
+        return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double().cpu()
 
     def _check_samples(self, outputs: Tensor, leaves: list[Tensor], weight: Weight) -> None:
         """Raise UserError where the first sample's outputs depend on another part of a call than its first."""

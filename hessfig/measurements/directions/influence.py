@@ -46,7 +46,8 @@ def influence(problem: Objective, request: Request) -> Measured:
     tests = replace(problem, batch=unseen.to(problem.batch.inputs.device), more=())
     left_out, before = _subsets(request, count), _losses(problem.network, tests)
     with one_thread():
-        ends = [_losses(retrained(request, _others(one, count)).to(problem.dtype), tests) for one in left_out]
+        networks = (retrained(request, _others(one, count)) for one in left_out)
+        ends = [_losses(network.to(tests.batch.inputs.device, problem.dtype), tests) for network in networks]
     true = torch.stack([one - before for one in ends], dim=1)
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
     for block, column in square_columns(problem, request):
@@ -116,11 +117,5 @@ def _gradients(subject: Subject, problem: Objective) -> Float[Tensor, "samples d
     """Return the gradients of single samples in the entries of the block."""
     shares = SampleGradients(OutputSide(problem), torch.Generator()).true
     count = len(problem.batch.inputs)
-    return (
-        torch.stack(
-            [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]
-        )
-        .double()
-        .cpu()
-        * count
-    )
+    each = [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]
+    return torch.stack(each) * count

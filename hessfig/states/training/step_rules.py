@@ -171,7 +171,7 @@ class StepRule:
         for parameter in self._named.values():
             state = self._state(parameter)
             if "exp_avg" in state and not facts.is_of_extra:
-                state["step"] = torch.tensor(float(step))
+                state["step"] = torch.tensor(float(step), device=parameter.device)
             state |= facts.state(self._training) if state else {}
             for moment in facts.by_axis if state else ():
                 _put(state, moment, None, parameter.ndim)
@@ -191,7 +191,8 @@ class StepRule:
         """Hand what `_kept` returned to the optimisers: in one order in memory, in a run that is stopped or not."""
         for key, tensor in kept.items():
             moment, _, name = key.partition("/")
-            _put(self._state(self._named[name]), moment, tensor, self._named[name].ndim)
+            parameter = self._named[name]
+            _put(self._state(parameter), moment, tensor.to(parameter.device), parameter.ndim)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter in the optimiser that has it."""
