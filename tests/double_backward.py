@@ -58,7 +58,7 @@ def _flat(pieces: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def _norms_written_out() -> Iterator[None]:
-    """Layer norms by their formula: the second derivatives of torch's own are wrong in batched passes."""
+    """Layer norms by their formula: a batched pass goes through torch's own row by row. The plain pass has those."""
 
     def layer_norm(x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
         axes = tuple(range(-len(shape), 0))
