@@ -39,7 +39,9 @@ def _checked(values: Values, at: Sequence[Tensor]) -> Tensor:
     along = torch.randn(len(plain), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(plain)
     expected, tolerance = _rows(plain, at, along), 1e4 * torch.finfo(rows.dtype).eps
     off = float((along @ rows - expected).abs().max())
-    assert off <= tolerance * max(float(rows.abs().max()), torch.finfo(rows.dtype).tiny), off
+    assert off <= tolerance * max(float(rows.abs().max()), torch.finfo(rows.dtype).tiny), (
+        f"the batched pass is off by {off}"
+    )
     return rows
 
 
