@@ -1,0 +1,49 @@
+"""The dense derivatives that tests compare with: those of plain passes, and none that a batched pass has wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.double_backward import hessian, jacobian
+
+
+def by_rows(values: Tensor, at: list[Tensor]) -> Tensor:
+    rows = [torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True) for one in values.flatten()]
+    return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.Identity()])
+def test_all_rows_at_once_are_those_of_plain_passes(norm: nn.Module) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), norm, nn.Tanh(), nn.Linear(4, 2)).double()
+    unused = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    x, at = torch.randn(5, 3, dtype=torch.float64), [*network.parameters(), unused]
+    slopes = torch.autograd.grad(network(x).exp().sum(), at, create_graph=True, materialize_grads=True)
+    rows = by_rows(torch.cat([slope.flatten() for slope in slopes]), at)
+    torch.testing.assert_close(hessian(lambda: network(x).exp().sum(), at), rows, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(jacobian(lambda: network(x), at), by_rows(network(x), at), rtol=1e-11, atol=1e-12)
+
+
+class OtherAtFirst(torch.autograd.Function):
+    """The identity, whose first pass backward, that of all rows at once, has the last entry twice too large."""
+
+    passes = 0
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Tensor:
+        OtherAtFirst.passes += 1
+        return slope if OtherAtFirst.passes > 1 else slope * torch.tensor([1.0, 1.0, 2.0], dtype=slope.dtype)
+
+
+def test_a_row_that_a_batched_pass_has_wrong_is_found() -> None:
+    at = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    assert jacobian(at.square, [at]).equal(2 * torch.eye(3, dtype=torch.float64))
+    with pytest.raises(AssertionError, match="the batched pass is off by"):
+        jacobian(lambda: OtherAtFirst.apply(at.square()), [at])
+    assert OtherAtFirst.passes == 2
