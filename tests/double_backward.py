@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 Values = Callable[[], Tensor]
-EXACT = 1e4 * torch.finfo(torch.float64).eps  # relative
+ROUNDINGS = 1e4  # of the type of the values
+EXACT = ROUNDINGS * torch.finfo(torch.float64).eps
 
 
 def jacobian(values: Values, at: Sequence[Tensor], within: float = EXACT) -> Tensor:
@@ -19,7 +20,7 @@ def jacobian(values: Values, at: Sequence[Tensor], within: float = EXACT) -> Ten
 
     A batched pass is many times as fast as one for each row, but some of torch's rules for it are wrong. So the whole
     matrix times a random row is compared with one plain pass, which no wrong row survives: they agree `within` a share
-    of the largest entry.
+    of the largest entry, or so many roundings.
     """
     return _checked(lambda: values().flatten(), at, within)
 
@@ -40,6 +41,7 @@ def _checked(values: Values, at: Sequence[Tensor], within: float) -> Tensor:
     plain = values()
     along = torch.randn(len(plain), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(plain)
     off = float((along @ rows - _rows(plain, at, along)).abs().max())
+    within = max(within, ROUNDINGS * torch.finfo(rows.dtype).eps)
     assert off <= within * max(float(rows.abs().max()), torch.finfo(rows.dtype).tiny), (
         f"the batched pass is off by {off}"
     )
