@@ -160,6 +160,10 @@ class Batch:
         """What the mean over this batch weighs next to those over others: its samples, unless `weight` says else."""
         return float(len(self.inputs)) if self.weight is None else self.weight
 
+    def samples(self, rows: slice | Tensor) -> Batch:
+        """Return the batch of some samples, whose mean is over them alone."""
+        return Batch(self.inputs[rows], self.targets[rows], self.scored)
+
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))

@@ -23,13 +23,13 @@ from hessfig.curvature.approximations.matrices import (
 )
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands, view_of
+from hessfig.curvature.column import Column, completed, multiplied, summands, view_of
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
 from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
-from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, exact
 from hessfig.measurements.stability import preconditioner
 from hessfig.models.protocol import kind
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
@@ -39,7 +39,7 @@ _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
 NEGLIGIBLE = 1e-12  # an approximation that is this small compared with the block is rounding, and counts as 0
 Vectors = Float[Tensor, "dim k"]
-Numbers = tuple[Estimate, Estimate, Estimate]
+Numbers = tuple[Estimate, ...]  # one for each of NUMBERS_OF_APPROXIMATIONS
 
 
 def approximations(problem: Objective, request: Request) -> Measured:
@@ -140,8 +140,7 @@ def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Par
     compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
-            numbers = zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True)
-            for number, found in numbers:
+            for number, found in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
                 yield block_row(f"{name}_{number}", request, block, part, found)
 
 
@@ -207,7 +206,7 @@ class _Dense:
     by, count = Method.dense.value, 0
 
     def __init__(self, block: Block, column: Column, parts: Sequence[Part]) -> None:
-        found = completed(dense_blocks(column, summands(parts)), parts)
+        found = dense_parts(column, parts)
         self._of = {part: found[block, part].double().cpu() for part in parts}
 
     def is_finite(self, part: Part) -> bool:
@@ -225,11 +224,8 @@ class _Dense:
         if square**0.5 < NEGLIGIBLE * size:
             return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
-        return self._exact(
-            float((block - made).norm()) / size,
-            float((block - scale * made).norm()) / size,
-            overlap / size / square**0.5,
-        )
+        error, scale_error = float((block - made).norm()) / size, float((block - scale * made).norm()) / size
+        return self._exact(error, scale_error, overlap / size / square**0.5)
 
     def diagonal(self, part: Part, basis: Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal, in a basis."""
@@ -252,8 +248,7 @@ class _Dense:
         return _Apart(lambda vectors: self._of[part] @ vectors, pieces)
 
     def _exact(self, *values: float) -> Numbers:
-        first, second, third = (Estimate(value, 0.0, 0, self.by) for value in values)
-        return first, second, third
+        return tuple(exact(value, self.by) for value in values)
 
 
 class _Probed:
@@ -315,11 +310,8 @@ class _Probed:
         return rademacher(self._column.dim, count, generator=self._generator, dtype=torch.float64)
 
     def _multiplied(self, vectors: Vectors, parts: Sequence[Part]) -> dict[Part, Vectors]:
-        pieces = [
-            completed(self._column.split_matmat(chunk, summands(parts)), parts)
-            for chunk in chunks(vectors.to(self._column.dtype), self._column, PROBES_AT_ONCE)
-        ]
-        return {part: torch.cat([one[self._block, part] for one in pieces], dim=1).double().cpu() for part in parts}
+        products = completed(multiplied(self._column, vectors, summands(parts)), parts)
+        return {part: products[self._block, part].double().cpu() for part in parts}
 
     def _jackknifed(
         self, function: Callable[[Tensor], Tensor], whole: Float[Tensor, "s 1"], left: Float[Tensor, "s k"]
@@ -328,9 +320,8 @@ class _Probed:
         values, others = function(whole)[:, 0], function(left)
         spread = (others - others.mean(dim=1, keepdim=True)).square().sum(dim=1)
         errors = (spread * (self.count - 1) / self.count).sqrt()
-        found = [Estimate(float(v), float(e), self.count, self.by) for v, e in zip(values, errors, strict=True)]
-        first, second, third = found
-        return first, second, third
+        pairs = zip(values.tolist(), errors.tolist(), strict=True)
+        return tuple(Estimate(value, error, self.count, self.by) for value, error in pairs)
 
 
 class _Apart:
@@ -369,5 +360,4 @@ def _coordinates(basis: Basis, columns: Vectors) -> Vectors:
 
 
 def _nothing(reference: _Dense | _Probed) -> Numbers:
-    lost = Estimate(nan, nan, reference.count, reference.by)
-    return lost, lost, lost
+    return (Estimate(nan, nan, reference.count, reference.by),) * len(NUMBERS_OF_APPROXIMATIONS)

@@ -22,6 +22,7 @@ from hessfig.curvature.column import (
     chunks,
     completed,
     lengths,
+    multiplied,
     squared_norms,
     summands,
 )
@@ -179,15 +180,17 @@ def _keys(asked: ColumnRequest) -> list[tuple[Block, Part]]:
 
 def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
-    identity = torch.eye(column.dim, dtype=column.dtype)
-    pieces = [column.split_matmat(chunk, parts) for chunk in chunks(identity, column, COLUMNS_AT_ONCE)]
-    return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
+    return multiplied(column, torch.eye(column.dim, dtype=column.dtype), parts, COLUMNS_AT_ONCE)
+
+
+def dense_parts(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
+    """Return `parts` of every row of `column` as matrices, H as the sum of two others (see `summands`)."""
+    return completed(dense_blocks(column, summands(parts)), parts)
 
 
 def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    blocks = completed(dense_blocks(column, summands(parts)), parts)
-    return {key: Estimate(float(block.norm()), 0.0, 0) for key, block in blocks.items()}
+    return {key: Estimate(float(block.norm()), 0.0, 0) for key, block in dense_parts(column, parts).items()}
 
 
 def hutchinson(

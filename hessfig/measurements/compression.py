@@ -8,7 +8,7 @@ from math import nan
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
@@ -23,16 +23,15 @@ from hessfig.curvature.brain_surgeon import (
     surgery,
     zeroed,
 )
-from hessfig.curvature.column import Column, completed, entries_of, view_of
+from hessfig.curvature.column import Column, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
-from hessfig.measurements.training_dynamics import EXACT, state_row
+from hessfig.measurements.quantity import EXACT, Arrays, Estimate, Measured, Request, Row, state_row
 from hessfig.models.blocks import matrices_of
-from hessfig.terms import AT_OUTPUTS, PRUNED_BY, Approximation, Block, Matrix, Part, Surrogate
+from hessfig.terms import PRUNED_BY, Approximation, Block, Matrix, Part, Surrogate
 from hessfig.weights import Weight
 
 AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
@@ -75,7 +74,7 @@ class Subject:
 
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
-        terms = [scalar(functional_call(self._suffix, moved, (start,))) for start, scalar in self._suffix.terms(Part.H)]
+        terms = [scalar(self._suffix.at(moved, start)) for start, scalar in self._suffix.terms(Part.H)]
         return torch.stack(terms).sum()
 
     def _moved(self, step: Tensor) -> dict[str, Tensor]:
@@ -90,10 +89,9 @@ class Subject:
 
     def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
         """Return the matrices of the block by name."""
-        dense = dense_blocks(self._column, AT_OUTPUTS)
-        parts = completed(dense, [Part.H, Part.H_o])
-        exact = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
-        found = {name: parts[self.block, part].double().cpu() for name, part in exact.items()}
+        parts = dense_parts(self._column, [Part.H, Part.H_o])
+        by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
+        found = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
         outer = found[Surrogate.gauss_newton].diagonal()
         if Surrogate.empirical_fisher in names:
             rows = self._material(self.side, outer.shape).approximation(Approximation.empirical_fisher)

@@ -16,11 +16,11 @@ from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Batch, Objective
-from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import At, Estimate, Measured, Request
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.eigenvalues import extremes_of, outer_estimate
+from hessfig.measurements.quantity import At, Estimate, Measured, Request, state_row, state_rows
 from hessfig.models.routes import Engines
 from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
@@ -62,12 +62,8 @@ def critical_step(problem: Objective, request: Request) -> Measured:
     found = replace(found, by="losses", is_rough=not found.error > 0)
     sharpness = 2 / found.value if found.value else float("nan")
     beside = sharpness * found.error / found.value if found.value else float("nan")
-    return Measured(
-        [
-            state_row("critical_step", request, found),
-            state_row("critical_sharpness", request, replace(found, value=sharpness, error=beside)),
-        ]
-    )
+    sharp = replace(found, value=sharpness, error=beside)
+    return Measured(state_rows(request, {"critical_step": found, "critical_sharpness": sharp}))
 
 
 def stability_threshold(problem: Objective, request: Request) -> Measured:
@@ -78,8 +74,7 @@ def stability_threshold(problem: Objective, request: Request) -> Measured:
     """
     del problem
     training, rate = request.at.config.training, coming_rate(request.at)
-    values = {"stability_threshold": factor(training) / rate, "learning_rate": rate}
-    return Measured([state_row(name, request, value) for name, value in values.items()])
+    return Measured(state_rows(request, {"stability_threshold": factor(training) / rate, "learning_rate": rate}))
 
 
 def coming_rate(at: At) -> float:
@@ -118,22 +113,12 @@ def _scaled_eigenvalue(name: str, problem: Objective, request: Request, scale: F
     block = Block(0, Group.all.value, Group.all.value)
     engines = Engines(problem, request.model, request.estimator.products)
     square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
-    settings = request.spectrum
+    generator = request.stream(0, Group.all.value)
     try:
-        found = extremes(
-            Scaled(square, scale),
-            End.largest,
-            tolerance=settings.tolerance,
-            steps=settings.steps,
-            generator=request.stream(0, Group.all.value),
-        )
+        found = outer_estimate(extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator))
     except NotFinite:
-        estimate = Estimate(math.nan, math.nan, 0, "lanczos")
-    else:
-        estimate = Estimate(
-            float(found.values[0]), float(found.residuals[0]), 0, "lanczos", is_rough=not found.converged
-        )
-    return Measured([{**state_row(name, request, estimate, block=block), "part": Part.H.value}])
+        found = Estimate(math.nan, math.nan, 0, "lanczos")
+    return Measured([state_row(name, request, found, block=block, part=Part.H)])
 
 
 def predicted_decrease(problem: Objective, request: Request) -> Measured:
@@ -149,8 +134,8 @@ def predicted_decrease(problem: Objective, request: Request) -> Measured:
     with _moving(problem, update) as loss_at:
         true = loss_at(0.0) - loss_at(-1.0)
     ratio = true / predicted if predicted else math.nan
-    values = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
-    return Measured([state_row(name, request, value) for name, value in values.items()])
+    numbers = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
+    return Measured(state_rows(request, numbers))
 
 
 def coming_update(problem: Objective, at: At) -> Named:

@@ -10,7 +10,7 @@ from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, 
 from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
-from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import Spectra
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
 from hessfig.measurements.requirements import SUMMABLE, is_published
@@ -108,9 +108,9 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
 
 
 def _named(problem: Objective, request: Request) -> Arrays:
-    engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request, Method.dense)
+    engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request)
     for layer, col, blocks in columns(request.blocks):
-        found = completed(dense_blocks(engines.column(layer, col, blocks), summands(request.parts)), request.parts)
+        found = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block in blocks:
             for part in request.parts:
                 matrix = found[block, part].cpu().double().numpy()
@@ -121,8 +121,7 @@ def _named(problem: Objective, request: Request) -> Arrays:
 def _plain(problem: Objective, request: Request) -> Arrays:
     side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
     engines = Engines(problem, request.model, request.estimator.products)
-    blocks = dense_blocks(engines.column(0, Group.all, [every]))
-    whole = blocks[every, Part.H_o] + blocks[every, Part.H_f]
+    whole = dense_parts(engines.column(0, Group.all, [every]), [Part.H])[every, Part.H]
     deep = problem.layout.num_layers > 1
     names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
     sizes = [weight.size for weight in side]

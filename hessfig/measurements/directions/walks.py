@@ -15,8 +15,7 @@ from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.measurements.directions.loss_surface import ExpansionRule, Surface
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.quantity import Arrays, Measured, Request, exact, state_rows
 from hessfig.terms import Group
 
 Vector = Float[Tensor, " n"]
@@ -47,9 +46,8 @@ def descent(problem: Objective, request: Request) -> Measured:
         "run_curvature": _ratio(course.run_curvatures, course.curvatures),
         "line_curvature": _ratio(course.line_curvatures, course.curvatures),
     }
-    made = {name: Estimate(one, 0.0, 0, "descent", is_rough=not converged) for name, one in found.items()}
-    rows = [state_row(f"descent_{name}", request, one) for name, one in made.items()]
-    return Measured(rows, course.arrays)
+    made = {f"descent_{name}": exact(one, "descent", is_rough=not converged) for name, one in found.items()}
+    return Measured(state_rows(request, made), course.arrays)
 
 
 @dataclass
@@ -150,9 +148,8 @@ def critical_points(problem: Objective, request: Request) -> Measured:
         "start": surface.loss(surface.start),
     }
     is_found = norm <= request.at.config.directions.tolerance
-    made = {name: Estimate(one, 0.0, 0, "least squares", is_rough=not is_found) for name, one in found.items()}
-    rows = [state_row(f"critical_{name}", request, one) for name, one in made.items()]
-    return Measured(rows, {"eigenvalues": values.numpy()})
+    made = {f"critical_{name}": exact(one, "least squares", is_rough=not is_found) for name, one in found.items()}
+    return Measured(state_rows(request, made), {"eigenvalues": values.numpy()})
 
 
 def _searched(surface: Surface, evaluations: int) -> Tensor:
