@@ -55,16 +55,12 @@ class SmallNetwork:
         self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
         self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
         self.holds, self.graphs = cache(self._holds), cache(self._graphs)
+        self.bytes_per_probe = self._suffix.bytes_per_probe
 
     @staticmethod
     def can_take(problem: Objective) -> bool:
         """Whether the network is somebody else's and small."""
         return not isinstance(problem.network, Layered) and is_small(problem.network)
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self._suffix.bytes_per_probe
 
     def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return A V in the parameters `rows`, (k, *shape) each; V is zero outside `columns`, which are alike."""
@@ -187,11 +183,7 @@ class BatchedColumn(SidedColumn):
     def __init__(self, network: SmallNetwork, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(problem, layer, col, rows)
         self._network, self._given = network, (problem, layer, col, rows)
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self._network.bytes_per_probe
+        self.bytes_per_probe = network.bytes_per_probe
 
     @cached_property
     def _other(self) -> Column:

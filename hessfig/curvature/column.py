@@ -179,16 +179,12 @@ class DecayedColumn:
     def __init__(self, column: Column, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         self.column, self.decay = column, problem.decay
         self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
+        self.bytes_per_probe = column.bytes_per_probe
         own = _spans(problem.layout.side(layer, col))
         self.shared = {
             key: [(there, own[path]) for path, there in _spans(problem.layout.side(*at)).items() if path in own]
             for key, at in rows.items()
         }
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self.column.bytes_per_probe
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V, keyed (row, part), for every row and each of `parts`."""

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -95,7 +96,7 @@ class Estimator:
         """Return ||H_part(block)||_F for every block of one column and every part."""
         ways: dict[Method, Callable[[ColumnRequest], Norms]] = {
             **{Method.auto: self.by_auto, Method.exact: self.by_exact, Method.dense: self.by_dense},
-            **{Method.hutchinson: self.by_hutchinson, Method.aligned: self.by_aligned, Method.xtrace: self.by_xtrace},
+            **{Method.hutchinson: self.by_probes, Method.aligned: self.by_probes, Method.xtrace: self.by_xtrace},
         }
         return ways[self.settings.method](ColumnRequest(layer, col, blocks, parts, generator))
 
@@ -103,13 +104,10 @@ class Estimator:
         """Return the operator of the column."""
         return self.engines.column(asked.layer, asked.col, asked.blocks)
 
-    def by_hutchinson(self, asked: ColumnRequest) -> Norms:
-        """Return norms by plain probes."""
-        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=False)
-
-    def by_aligned(self, asked: ColumnRequest) -> Norms:
-        """Return norms by probes in the axes of the diagonal block."""
-        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=True)
+    def by_probes(self, asked: ColumnRequest) -> Norms:
+        """Return norms by plain probes, or by probes in the axes of the diagonal block."""
+        is_aligned = self.settings.method == Method.aligned
+        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=is_aligned)
 
     def by_dense(self, asked: ColumnRequest) -> Norms:
         """Return norms of whole matrices."""
@@ -128,7 +126,9 @@ class Estimator:
         """Return norms by the exact engine."""
         rows = [block.row for block in asked.blocks]
         norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
-        return {key: Estimate(norms[key[0].row, key[1]], 0.0, 0, Method.exact) for key in _keys(asked)}
+        return {
+            key: Estimate(norms[key[0].row, key[1]], 0.0, 0, Method.exact) for key in product(asked.blocks, asked.parts)
+        }
 
     def by_auto(self, asked: ColumnRequest) -> Norms:
         """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
@@ -139,7 +139,7 @@ class Estimator:
             probed = [part for part in asked.parts if (alike[0], part) not in norms]
             if probed:
                 norms |= self._auto_probed(replace(asked, blocks=alike, parts=probed))
-        return {key: norms[key] for key in _keys(asked)}
+        return {key: norms[key] for key in product(asked.blocks, asked.parts)}
 
     def _exact_if_same(self, asked: ColumnRequest) -> Norms:
         try:
@@ -172,10 +172,6 @@ class Estimator:
 
     def _is_cheap(self, block: Block, part: Part) -> bool:
         return self._takes_exact and exactness(self.model, block, part).level == Level.cheap
-
-
-def _keys(asked: ColumnRequest) -> list[tuple[Block, Part]]:
-    return [(block, part) for block in asked.blocks for part in asked.parts]
 
 
 def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:

@@ -64,10 +64,7 @@ def _sums(
             made = multiplied(column, vectors, summands(request.parts), at_once)
             whole = {key: product.double().cpu() for key, product in made.items()}
             for key, product in completed(whole, request.parts).items():
-                block, part = key
-                assert isinstance(block, Block)
-                before = total.get((block, part))
-                total[block, part] = size * product if before is None else before + size * product
+                total[key] = total[key] + size * product if key in total else size * product
         found.append(dict(total))
         start = k
     return found

@@ -47,7 +47,8 @@ def batch_sharpness(problem: Objective, request: Request) -> Measured:
         batch = training_batch(config, seed=at.seed, step=number, name=name)
         there = batch.to(next(problem.network.parameters()).device)
         found.append(along_gradient(replace(problem, batch=there, more=())))
-    error, count = (0.0, 0) if full else (_error(found), len(found))
+    spread = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
+    error, count = (0.0, 0) if full else (spread, len(found))
     mean = Estimate(statistics.fmean(found), error, count, "mini-batches")
     return Measured([state_row("batch_sharpness", request, mean)])
 
@@ -143,8 +144,7 @@ def coming_update(problem: Objective, at: At) -> Named:
     step = (at.step or 0) + 1
     trial = Trial(problem, at.config.training)
     if step > 1:
-        kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1)
-        trial.rule.restore(kept, step - 1)
+        trial.rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
     trial.step(step, training_batch(at.config, seed=at.seed, step=step), seed=at.seed)
     return trial.moved
 
@@ -163,10 +163,7 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
     plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
     config, trial = replace(at.config, training=plain), Trial(problem, plain)
     if is_own:
-        kept = at.moments
-        if kept is None:
-            kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=first - 1)
-        trial.rule.restore({key: one.to(trial.like) for key, one in kept.items()}, first - 1)
+        trial.rule.restore({key: one.to(trial.like) for key, one in _moments(at).items()}, first - 1)
     is_measured = optimiser.facts.is_full_batch or at.moments is not None or not config.task.data.facts.is_trainable
     if is_measured and optimiser.facts.divides and problem.more:
         raise UserError(
@@ -280,10 +277,6 @@ def along_gradient(problem: Objective) -> float:
     return float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
 
 
-def _error(found: list[float]) -> float:
-    return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
-
-
 class Scaled:
     """S A S for a diagonal S, given as a vector: symmetric as A is."""
 
@@ -342,11 +335,16 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     }
 
 
+def _moments(at: At) -> Mapping[str, Tensor]:
+    """Return the moments of the state: of the training that is followed, or of the one that is stored."""
+    if at.moments is not None:
+        return at.moments
+    return moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
+
+
 def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
     """Return the moments that the rule keeps, zeros where there is none yet."""
-    found = at.moments
-    if found is None:
-        found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
+    found = _moments(at)
     return [
         {name: found.get(f"{one}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}
         for one in at.config.training.optimiser.facts.moments

@@ -20,7 +20,7 @@ from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs, standard_error
+from hessfig.curvature.problem import Batch, Layered, Objective, hooked, scored_outputs, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, state_row, state_rows, without_error
 from hessfig.measurements.requirements import without_layers
@@ -104,14 +104,17 @@ def residual_norm(problem: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
+@torch.no_grad()
 def score_spread(problem: Objective, request: Request) -> Measured:
     """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
 
     Of the scores before the softmax (pairs that the mask allows), and of the mixing weights after it (all pairs).
     """
     rows = []
-    for layer, (scores, pattern) in enumerate(spreads(problem), start=1):
-        rows += state_rows(request, {"score_spread": scores, "pattern_spread": pattern}, layer=layer)
+    for layer, (scores, masked, pattern) in enumerate(_attention(problem), start=1):
+        allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
+        numbers = {"score_spread": float(scores[..., allowed].double().std()), "pattern_spread": float(pattern.std())}
+        rows += state_rows(request, numbers, layer=layer)
     return Measured(rows)
 
 
@@ -124,9 +127,7 @@ def sink_mass(problem: Objective, request: Request) -> Measured:
     i >= j, which is 1 at every j for uniform attention.
     """
     rows = []
-    for layer, (attention, hidden) in enumerate(_inputs(problem), start=1):
-        scores = attention.scores(hidden, slice(None))
-        pattern = attention.pattern(scores, slice(None), _masked(attention, scores)).double()
+    for layer, (_, _, pattern) in enumerate(_attention(problem), start=1):
         first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
         keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
@@ -195,18 +196,12 @@ def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict
     return rows
 
 
-def spreads(problem: Objective) -> list[tuple[float, float]]:
-    """Return the standard deviations of scores (of allowed pairs) and of mixing weights of every attention layer."""
-    return [_of_layer(attention, hidden) for attention, hidden in _inputs(problem)]
-
-
-@torch.no_grad()
-def _of_layer(attention: SelfAttention | BareAttention, hidden: Tensor) -> tuple[float, float]:
-    scores = attention.scores(hidden, slice(None))
-    masked = _masked(attention, scores)
-    allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
-    pattern = attention.pattern(scores, slice(None), masked)
-    return float(scores[..., allowed].double().std()), float(pattern.double().std())
+def _attention(problem: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield scores, mask and mixing weights (float64) of every attention layer at all positions."""
+    for attention, hidden in _inputs(problem):
+        scores = attention.scores(hidden, slice(None))
+        masked = _masked(attention, scores)
+        yield scores, masked, attention.pattern(scores, slice(None), masked).double()
 
 
 def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
@@ -223,16 +218,8 @@ def _inputs(problem: Objective) -> list[tuple[SelfAttention | BareAttention, Ten
         return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]
     found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
-    hooks = [
-        module.register_forward_pre_hook(lambda module, given: found.append((module, given[0].detach())))
-        for module in modules
-    ]
-    try:
-        with torch.no_grad():
-            problem.network(problem.batch.inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(modules, lambda module, given, _: found.append((module, given[0].detach()))), torch.no_grad():
+        problem.network(problem.batch.inputs)
     return found
 
 
