@@ -21,6 +21,7 @@ from hessfig.curvature.double_backward import (
     fault,
     gradients,
     of_second_order,
+    summed,
 )
 from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
 from hessfig.curvature.rounding import OUTPUTS
@@ -65,8 +66,7 @@ class SmallNetwork:
     def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return A V in the parameters `rows`, (k, *shape) each; V is zero outside `columns`, which are alike."""
         with torch.enable_grad(), differentiable_twice():
-            pieces = [graph.products(columns, rows) for graph in self.graphs(part)]
-        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+            return summed(graph.products(columns, rows) for graph in self.graphs(part))
 
     def _graphs(self, part: Part) -> list[_Curved | _Outer]:
         kind = _Outer if part == Part.H_o else _Curved

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
-from hessfig.curvature.double_backward import gradients
+from hessfig.curvature.double_backward import gradients, summed
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.problem import Objective, Scalar, along
 from hessfig.terms import AT_OUTPUTS, Part
@@ -107,7 +107,7 @@ class DifferencedColumn(SidedColumn):
         return [(a - b) / (2 * h) for a, b in zip(plus, minus, strict=True)]
 
     def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
-        return self._summed([self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part)])
+        return summed(self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part))
 
     def _of(self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar) -> list[Tensor]:
         at = [weight.clone().requires_grad_() for weight in weights]
@@ -122,10 +122,7 @@ class DifferencedColumn(SidedColumn):
             plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
             curved = share * (plus - minus) / (2 * h)
             pieces.append(self._of(here, start, partial(along, curved)))
-        return self._summed(pieces)
+        return summed(pieces)
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
         return self._suffix.at(dict(zip(self._names, weights, strict=True)), start)
-
-    def _summed(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]

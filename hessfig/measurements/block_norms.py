@@ -30,7 +30,7 @@ from hessfig.curvature.column import (
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
-from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns
+from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns, exact
 from hessfig.measurements.settings_and_costs import is_few
 from hessfig.models.exact.support import Level, exactness
 from hessfig.models.routes import Engines
@@ -126,9 +126,8 @@ class Estimator:
         """Return norms by the exact engine."""
         rows = [block.row for block in asked.blocks]
         norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
-        return {
-            key: Estimate(norms[key[0].row, key[1]], 0.0, 0, Method.exact) for key in product(asked.blocks, asked.parts)
-        }
+        keys = product(asked.blocks, asked.parts)
+        return {(block, part): exact(norms[block.row, part], Method.exact) for block, part in keys}
 
     def by_auto(self, asked: ColumnRequest) -> Norms:
         """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
