@@ -91,6 +91,11 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     return training.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
 
+def refreshes_curvature(training: TrainingConfig, step: int) -> bool:
+    """Whether the curvature is estimated anew before update `step`."""
+    return (step - 1) % training.refresh == 0
+
+
 def _by_block(training: TrainingConfig) -> bool:
     return training.curvature == Curvature.blocks
 
@@ -119,7 +124,7 @@ class StepRule:
 
         The gradients of `loss` are there; they stay.
         """
-        kind, due = self._training.curvature, (step - 1) % self._training.refresh == 0
+        kind, due = self._training.curvature, refreshes_curvature(self._training, step)
         if kind != Curvature.none and due:
             self._factors = factors(kind, self._named, loss, seed=seed, step=step)
         if self._training.optimiser.facts.divides and (due or self._solver is None):
