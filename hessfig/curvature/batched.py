@@ -21,6 +21,7 @@ from hessfig.curvature.double_backward import (
     fault,
     gradients,
     of_second_order,
+    summed,
 )
 from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
 from hessfig.curvature.rounding import OUTPUTS
@@ -55,22 +56,17 @@ class SmallNetwork:
         self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
         self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
         self.holds, self.graphs = cache(self._holds), cache(self._graphs)
+        self.bytes_per_probe = self._suffix.bytes_per_probe
 
     @staticmethod
     def can_take(problem: Objective) -> bool:
         """Whether the network is somebody else's and small."""
         return not isinstance(problem.network, Layered) and is_small(problem.network)
 
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self._suffix.bytes_per_probe
-
     def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return A V in the parameters `rows`, (k, *shape) each; V is zero outside `columns`, which are alike."""
         with torch.enable_grad(), differentiable_twice():
-            pieces = [graph.products(columns, rows) for graph in self.graphs(part)]
-        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+            return summed(graph.products(columns, rows) for graph in self.graphs(part))
 
     def _graphs(self, part: Part) -> list[_Curved | _Outer]:
         kind = _Outer if part == Part.H_o else _Curved
@@ -187,11 +183,7 @@ class BatchedColumn(SidedColumn):
     def __init__(self, network: SmallNetwork, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(problem, layer, col, rows)
         self._network, self._given = network, (problem, layer, col, rows)
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self._network.bytes_per_probe
+        self.bytes_per_probe = network.bytes_per_probe
 
     @cached_property
     def _other(self) -> Column:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.batched import undisturbed
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, view_of
+from hessfig.curvature.column import Column, multiplied, view_of
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
@@ -144,5 +144,5 @@ class BlockOperator(ImplicitMatrix):
         with undisturbed(self._problem):
             if self._made is None:
                 self._made = self._column_of(self.block)
-            pieces = [self._made.split_matmat(chunk, parts) for chunk in chunks(vectors, self._made, PROBES_AT_ONCE)]
-        return {part: torch.cat([one[self.block, part] for one in pieces], dim=1).detach() for part in parts}
+            products = multiplied(self._made, vectors, parts)
+        return {part: products[self.block, part].detach() for part in parts}

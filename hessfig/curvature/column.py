@@ -63,6 +63,14 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
     yield from probes.split(max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1)
 
 
+def multiplied(
+    column: Column, vectors: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT, at_once: int = PROBES_AT_ONCE
+) -> Products:
+    """Return A V, keyed (row, part), for every row and each of `parts`, `at_once` of the vectors at a time."""
+    pieces = [column.split_matmat(chunk, parts) for chunk in chunks(vectors.to(column.dtype), column, at_once)]
+    return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
+
+
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
@@ -171,16 +179,12 @@ class DecayedColumn:
     def __init__(self, column: Column, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         self.column, self.decay = column, problem.decay
         self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
+        self.bytes_per_probe = column.bytes_per_probe
         own = _spans(problem.layout.side(layer, col))
         self.shared = {
             key: [(there, own[path]) for path, there in _spans(problem.layout.side(*at)).items() if path in own]
             for key, at in rows.items()
         }
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self.column.bytes_per_probe
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V, keyed (row, part), for every row and each of `parts`."""

@@ -57,12 +57,8 @@ class ColumnOperator(SidedColumn):
     def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         super().__init__(problem, layer, col, rows)
         self._suffix = problem.suffix(self.weights)
+        self.bytes_per_probe = self._suffix.bytes_per_probe
         self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, TensorsOperator]()
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self._suffix.bytes_per_probe
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""

@@ -6,12 +6,11 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
-from hessfig.curvature.double_backward import gradients
+from hessfig.curvature.double_backward import gradients, summed
 from hessfig.curvature.losses import output_gradient
-from hessfig.curvature.problem import Objective, Scalar
+from hessfig.curvature.problem import Objective, Scalar, along
 from hessfig.terms import AT_OUTPUTS, Part
 
 
@@ -60,14 +59,10 @@ class DifferencedColumn(SidedColumn):
     ) -> None:
         super().__init__(problem, layer, col, rows)
         self._suffix, self._stretch = problem.suffix(self.weights), stretch
+        self.bytes_per_probe = self._suffix.bytes_per_probe
         names = {parameter: name for name, parameter in self._suffix.named_parameters()}
         self._names = [names[parameter] for parameter in self.parameters]
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
-
-    @property
-    def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
-        return self._suffix.bytes_per_probe
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V, keyed (row, part), for every row and each of `parts`; keep how far a step of 2 h is from it."""
@@ -112,7 +107,7 @@ class DifferencedColumn(SidedColumn):
         return [(a - b) / (2 * h) for a, b in zip(plus, minus, strict=True)]
 
     def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
-        return self._summed([self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part)])
+        return summed(self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part))
 
     def _of(self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar) -> list[Tensor]:
         at = [weight.clone().requires_grad_() for weight in weights]
@@ -126,16 +121,8 @@ class DifferencedColumn(SidedColumn):
                 ends = [self._outputs(weights, start) for weights in moved]
             plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
             curved = share * (plus - minus) / (2 * h)
-            pieces.append(self._of(here, start, partial(_along, curved)))
-        return self._summed(pieces)
+            pieces.append(self._of(here, start, partial(along, curved)))
+        return summed(pieces)
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
-        found: Tensor = functional_call(self._suffix, dict(zip(self._names, weights, strict=True)), (start,))
-        return found
-
-    def _summed(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
-
-
-def _along(slope: Tensor, outputs: Tensor) -> Tensor:
-    return (outputs * slope).sum()
+        return self._suffix.at(dict(zip(self._names, weights, strict=True)), start)

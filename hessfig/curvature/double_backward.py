@@ -1,7 +1,7 @@
 """Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -32,7 +32,7 @@ class DoubleBackward:
         """Multiply: one tensor (*shape, k) a parameter in and out."""
         with torch.enable_grad(), differentiable_twice():
             pieces = [self._of_batch(start, scalar, columns) for start, scalar in self._terms]
-        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+        return summed(pieces)
 
     def _of_batch(self, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]) -> list[Tensor]:
         at = dict(zip(self._names, self._at, strict=True))
@@ -93,6 +93,11 @@ def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
         seen.add(node)
         ahead += [further for further, _ in node.next_functions]
     return slopes
+
+
+def summed(pieces: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the sum of lists of tensors, one a parameter: those of all batches."""
+    return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
 
 
 def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -185,7 +185,7 @@ class Samples:
     def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
         """Return l_i at a point, w* by default."""
         with torch.no_grad():
-            pieces = [self._losses(at or self.at, *rows) for rows in self._pieces(0, self.count)]
+            pieces = [self._losses(at or self.at, *rows) for rows in self._pieces()]
         return torch.cat(pieces)
 
     def along(self, direction: Point) -> Along:
@@ -196,7 +196,7 @@ class Samples:
         here.)
         """
         with torch.enable_grad(), differentiable_twice():
-            pieces = [self._along(direction, *rows) for rows in self._pieces(0, self.count)]
+            pieces = [self._along(direction, *rows) for rows in self._pieces()]
         losses, slopes, curvatures = (torch.cat(one) for one in zip(*pieces, strict=True))
         return Along(losses, slopes, curvatures)
 
@@ -222,7 +222,7 @@ class Samples:
         first = self._gradient_length(0)
         try:
             with torch.enable_grad(), differentiable_twice():
-                pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(0, self.count, at_once)]
+                pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(at_once)]
             found = torch.cat(pieces)
             off = (found[0] - first).abs()
             why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * found.max() else ""
@@ -252,10 +252,9 @@ class Samples:
     def _losses(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
         return functional_call(self._body, {f"network.{name}": one for name, one in at.items()}, (inputs, targets))
 
-    def _pieces(self, start: int, stop: int, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
-        for first in range(start, stop, at_once):
-            rows = slice(first, min(first + at_once, stop))
-            yield self._batch.inputs[rows], self._batch.targets[rows]
+    def _pieces(self, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+        chosen = self._batch.samples(slice(self.count))
+        return zip(chosen.inputs.split(at_once), chosen.targets.split(at_once), strict=True)
 
 
 def _lengths(slopes: Point) -> Float[Tensor, " samples"]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -63,6 +64,17 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
     return (
         network.from_hidden(start, 0, slice(None))[:, scored] if everywhere else network.from_hidden(start, 0, scored)
     )
+
+
+@contextmanager
+def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    """Let every call of the modules be seen by `hook` (module, inputs, output), which may give another output."""
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def standard_error(samples: Float[Tensor, " count"]) -> float:
@@ -159,6 +171,10 @@ class Batch:
     def size(self) -> float:
         """What the mean over this batch weighs next to those over others: its samples, unless `weight` says else."""
         return float(len(self.inputs)) if self.weight is None else self.weight
+
+    def samples(self, rows: slice | Tensor) -> Batch:
+        """Return the batch of some samples, whose mean is over them alone."""
+        return Batch(self.inputs[rows], self.targets[rows], self.scored)
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
@@ -305,7 +321,7 @@ class Suffix(nn.Module):
     def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
         """Return the inputs of every batch and the scalar of its outputs whose Hessian is the batch's H or H_f."""
         if part == Part.H_f:
-            return [(start, partial(_along, slope)) for start, slope in self.gradients]
+            return [(start, partial(along, slope)) for start, slope in self.gradients]
         shares = zip(self.data, self.shares, strict=True)
         return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
 
@@ -332,7 +348,8 @@ class Suffix(nn.Module):
         return self.network.hidden(inputs, self.depth) if layered else inputs  # type: ignore[operator]
 
 
-def _along(slope: Tensor, outputs: Tensor) -> Tensor:
+def along(slope: Tensor, outputs: Tensor) -> Tensor:
+    """Return <slope, outputs>: the loss linearised in the outputs, whose Hessian is H_f."""
     return (outputs * slope).sum()
 
 

@@ -310,9 +310,7 @@ class HeadedColumn(SidedColumn):
         is_tied = problem.depth(self.weights) is None
         self._body = {i: path for i, (path, _) in places if i not in self._heads or is_tied}
         self._features = Features(network, problem.depth(self.weights), problem.batch.scored)
-        self._batches = [
-            (self._features.start(batch.inputs), batch.targets) for batch in (problem.batch, *problem.more)
-        ]
+        self._batches = [(self._features.start(batch.inputs), batch.targets) for batch in problem.batches]
         self._total = sum(int((targets != IGNORED).sum()) for _, targets in self._batches)
         self._kept: Graphs | None = None
 

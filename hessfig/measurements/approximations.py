@@ -12,34 +12,27 @@ from torch import Generator, Tensor
 
 from hessfig.config.enums import Method
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.approximations.matrices import (
-    Basis,
-    Diagonal,
-    Product,
-    Rotated,
-    as_weights,
-    best_kronecker_sum,
-    fitted_kronecker_sum,
-)
+from hessfig.curvature.approximations import matrices
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands, view_of
+from hessfig.curvature.column import Column, completed, multiplied, summands, view_of
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
 from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
-from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, exact
 from hessfig.measurements.stability import preconditioner
 from hessfig.models.protocol import kind
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
 from hessfig.weights import Weight
 
+_OWN_DIAGONALS = {Approximation.diagonal, Approximation.soap}  # of the block itself, in a basis or not
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
 NEGLIGIBLE = 1e-12  # an approximation that is this small compared with the block is rounding, and counts as 0
 Vectors = Float[Tensor, "dim k"]
-Numbers = tuple[Estimate, Estimate, Estimate]
+Numbers = tuple[Estimate, ...]  # one for each of NUMBERS_OF_APPROXIMATIONS
 
 
 def approximations(problem: Objective, request: Request) -> Measured:
@@ -60,7 +53,7 @@ def approximations(problem: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
-def approximation_of(problem: Objective, request: Request) -> Product:
+def approximation_of(problem: Objective, request: Request) -> matrices.Product:
     """Return the approximation that a request names, of its one block, for its one part.
 
     Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
@@ -73,8 +66,8 @@ def approximation_of(problem: Objective, request: Request) -> Product:
     if name.facts.needs == Need.whole:
         return _Apart(Square(column, block, part).matmat, _pieces(side, by_layer=name == Approximation.layer_diagonal))
     reference, material = _Dense(block, column, [part]), shared.material(side, column.dim)
-    if name in (Approximation.diagonal, Approximation.soap):
-        return reference.diagonal_matrix(part, material.shampoo_basis if name == Approximation.soap else None)
+    if name in _OWN_DIAGONALS:
+        return reference.diagonal_matrix(part, _basis(name, material))
     return _Comparison(reference, material, shared.config.approximation.rank).matrix(name, part)
 
 
@@ -140,8 +133,7 @@ def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Par
     compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
-            numbers = zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True)
-            for number, found in numbers:
+            for number, found in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
                 yield block_row(f"{name}_{number}", request, block, part, found)
 
 
@@ -162,26 +154,21 @@ class _Comparison:
 
     def __init__(self, reference: _Dense | _Probed, material: Material, rank: int) -> None:
         self._reference, self._material, self._rank = reference, material, rank
-        self._given: dict[Approximation, Product] = {}
+        self._given: dict[Approximation, matrices.Product] = {}
 
     def numbers(self, name: Approximation, part: Part) -> Numbers:
         """Return error, error after the best scalar, and angle; nan for what is not finite."""
-        if not self._reference.is_finite(part):
-            return _nothing(self._reference)
+        reference = self._reference
+        if not reference.is_finite(part):
+            return _nothing(reference)
         try:
-            return self._of_part(name, part)
+            if name in _OWN_DIAGONALS:
+                return reference.diagonal(part, _basis(name, self._material))
+            return reference.compared(part, self.matrix(name, part))
         except torch.linalg.LinAlgError:  # gradients that are not finite have no eigenvectors
-            return _nothing(self._reference)
+            return _nothing(reference)
 
-    def _of_part(self, name: Approximation, part: Part) -> Numbers:
-        reference, material = self._reference, self._material
-        if name == Approximation.diagonal:
-            return reference.diagonal(part)
-        if name == Approximation.soap:
-            return reference.diagonal(part, material.shampoo_basis)
-        return reference.compared(part, self.matrix(name, part))
-
-    def matrix(self, name: Approximation, part: Part) -> Product:
+    def matrix(self, name: Approximation, part: Part) -> matrices.Product:
         """Return an approximation other than the block's own diagonal, in a basis or not."""
         if name in _PAIRS:
             rank = self._rank if name == Approximation.kronecker_sum else 1
@@ -192,6 +179,10 @@ class _Comparison:
         if name not in self._given:
             self._given[name] = self._material.approximation(name)
         return self._given[name]
+
+
+def _basis(name: Approximation, material: Material) -> matrices.Basis | None:
+    return material.shampoo_basis if name == Approximation.soap else None
 
 
 def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
@@ -207,14 +198,14 @@ class _Dense:
     by, count = Method.dense.value, 0
 
     def __init__(self, block: Block, column: Column, parts: Sequence[Part]) -> None:
-        found = completed(dense_blocks(column, summands(parts)), parts)
+        found = dense_parts(column, parts)
         self._of = {part: found[block, part].double().cpu() for part in parts}
 
     def is_finite(self, part: Part) -> bool:
         """Whether the block can be compared."""
         return bool(self._of[part].isfinite().all())
 
-    def compared(self, part: Part, product: Product) -> Numbers:
+    def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers of an approximation."""
         block = self._of[part]
         made = product.matmat(torch.eye(len(block), dtype=torch.float64))
@@ -225,35 +216,31 @@ class _Dense:
         if square**0.5 < NEGLIGIBLE * size:
             return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
-        return self._exact(
-            float((block - made).norm()) / size,
-            float((block - scale * made).norm()) / size,
-            overlap / size / square**0.5,
-        )
+        error, scale_error = float((block - made).norm()) / size, float((block - scale * made).norm()) / size
+        return self._exact(error, scale_error, overlap / size / square**0.5)
 
-    def diagonal(self, part: Part, basis: Basis | None = None) -> Numbers:
+    def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal, in a basis."""
         return self.compared(part, self.diagonal_matrix(part, basis))
 
-    def diagonal_matrix(self, part: Part, basis: Basis | None = None) -> Product:
+    def diagonal_matrix(self, part: Part, basis: matrices.Basis | None = None) -> matrices.Product:
         """Return the block's own diagonal, in a basis."""
         block = self._of[part]
         if basis is None:
-            return Diagonal(block.diagonal())
+            return matrices.Diagonal(block.diagonal())
         values = _coordinates(basis, _coordinates(basis, block).T).diagonal()
-        return Rotated(basis, values.reshape(len(basis.left), -1))
+        return matrices.Rotated(basis, values.reshape(len(basis.left), -1))
 
-    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> Product:
+    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> matrices.Product:
         """Return the nearest sum of Kronecker products."""
-        return best_kronecker_sum(self._of[part], shape, rank)
+        return matrices.best_kronecker_sum(self._of[part], shape, rank)
 
-    def apart(self, part: Part, pieces: Sequence[Tensor]) -> Product:
+    def apart(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
         """Return the blocks of `pieces` alone."""
         return _Apart(lambda vectors: self._of[part] @ vectors, pieces)
 
     def _exact(self, *values: float) -> Numbers:
-        first, second, third = (Estimate(value, 0.0, 0, self.by) for value in values)
-        return first, second, third
+        return tuple(exact(value, self.by) for value in values)
 
 
 class _Probed:
@@ -271,14 +258,14 @@ class _Probed:
         """Whether the block can be compared."""
         return bool(self._products[part].isfinite().all())
 
-    def compared(self, part: Part, product: Product) -> Numbers:
+    def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers, from products of block and approximation with the same vectors."""
         ours, theirs = self._products[part], product.matmat(self._vectors)
         of_probes = ((ours - theirs).square(), ours.square(), theirs.square(), ours * theirs)
         sums = torch.stack([one.sum(dim=0) for one in of_probes])
         return self._jackknifed(_from_sums, sums.sum(dim=1, keepdim=True), sums.sum(dim=1, keepdim=True) - sums)
 
-    def diagonal(self, part: Part, basis: Basis | None = None) -> Numbers:
+    def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal D in a basis: <B, D> = ||D||^2 = E d_k.d_l, k and l apart.
 
         d_k = w_k * Q^T B Q w_k has the mean D for random signs w_k.
@@ -286,7 +273,7 @@ class _Probed:
         signs, ours = self._vectors, self._products[part]
         if basis is not None:
             signs = self._drawn(self.count)
-            vectors = basis.back(as_weights(signs, (len(basis.left), len(basis.right)))).flatten(1).T
+            vectors = basis.back(matrices.as_weights(signs, (len(basis.left), len(basis.right)))).flatten(1).T
             ours = _coordinates(basis, self._multiplied(vectors, [part])[part])
         each = signs * ours
         gram, count = each.T @ each, self.count
@@ -296,12 +283,12 @@ class _Probed:
         left = (others.sum() - 2 * others) / ((count - 1) * (count - 2))
         return self._jackknifed(_from_share, whole, torch.stack([left, (size.sum() - size) / (count - 1)]))
 
-    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> Product:
+    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> matrices.Product:
         """Return a sum of Kronecker products fitted to other random vectors than it is compared on."""
         vectors, products = self._for_fits(max(self.count, FITTED * max(shape)))
-        return fitted_kronecker_sum(vectors, products[part], shape, rank)
+        return matrices.fitted_kronecker_sum(vectors, products[part], shape, rank)
 
-    def apart(self, part: Part, pieces: Sequence[Tensor]) -> Product:
+    def apart(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
         """Return the blocks of `pieces` alone, by a product of the whole for each of them."""
         return _Apart(lambda vectors: self._multiplied(vectors, [part])[part], pieces)
 
@@ -315,11 +302,8 @@ class _Probed:
         return rademacher(self._column.dim, count, generator=self._generator, dtype=torch.float64)
 
     def _multiplied(self, vectors: Vectors, parts: Sequence[Part]) -> dict[Part, Vectors]:
-        pieces = [
-            completed(self._column.split_matmat(chunk, summands(parts)), parts)
-            for chunk in chunks(vectors.to(self._column.dtype), self._column, PROBES_AT_ONCE)
-        ]
-        return {part: torch.cat([one[self._block, part] for one in pieces], dim=1).double().cpu() for part in parts}
+        products = completed(multiplied(self._column, vectors, summands(parts)), parts)
+        return {part: products[self._block, part].double().cpu() for part in parts}
 
     def _jackknifed(
         self, function: Callable[[Tensor], Tensor], whole: Float[Tensor, "s 1"], left: Float[Tensor, "s k"]
@@ -328,9 +312,8 @@ class _Probed:
         values, others = function(whole)[:, 0], function(left)
         spread = (others - others.mean(dim=1, keepdim=True)).square().sum(dim=1)
         errors = (spread * (self.count - 1) / self.count).sqrt()
-        found = [Estimate(float(v), float(e), self.count, self.by) for v, e in zip(values, errors, strict=True)]
-        first, second, third = found
-        return first, second, third
+        pairs = zip(values.tolist(), errors.tolist(), strict=True)
+        return tuple(Estimate(value, error, self.count, self.by) for value, error in pairs)
 
 
 class _Apart:
@@ -364,10 +347,9 @@ def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
     return torch.stack([error, error, share.clamp(min=0).sqrt()])
 
 
-def _coordinates(basis: Basis, columns: Vectors) -> Vectors:
-    return basis.into(as_weights(columns, (len(basis.left), len(basis.right)))).flatten(1).T
+def _coordinates(basis: matrices.Basis, columns: Vectors) -> Vectors:
+    return basis.into(matrices.as_weights(columns, (len(basis.left), len(basis.right)))).flatten(1).T
 
 
 def _nothing(reference: _Dense | _Probed) -> Numbers:
-    lost = Estimate(nan, nan, reference.count, reference.by)
-    return lost, lost, lost
+    return (Estimate(nan, nan, reference.count, reference.by),) * len(NUMBERS_OF_APPROXIMATIONS)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,13 +23,14 @@ from hessfig.curvature.column import (
     chunks,
     completed,
     lengths,
+    multiplied,
     squared_norms,
     summands,
 )
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
-from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns
+from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns, exact
 from hessfig.measurements.settings_and_costs import is_few
 from hessfig.models.exact.support import Level, exactness
 from hessfig.models.routes import Engines
@@ -94,7 +96,7 @@ class Estimator:
         """Return ||H_part(block)||_F for every block of one column and every part."""
         ways: dict[Method, Callable[[ColumnRequest], Norms]] = {
             **{Method.auto: self.by_auto, Method.exact: self.by_exact, Method.dense: self.by_dense},
-            **{Method.hutchinson: self.by_hutchinson, Method.aligned: self.by_aligned, Method.xtrace: self.by_xtrace},
+            **{Method.hutchinson: self.by_probes, Method.aligned: self.by_probes, Method.xtrace: self.by_xtrace},
         }
         return ways[self.settings.method](ColumnRequest(layer, col, blocks, parts, generator))
 
@@ -102,13 +104,10 @@ class Estimator:
         """Return the operator of the column."""
         return self.engines.column(asked.layer, asked.col, asked.blocks)
 
-    def by_hutchinson(self, asked: ColumnRequest) -> Norms:
-        """Return norms by plain probes."""
-        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=False)
-
-    def by_aligned(self, asked: ColumnRequest) -> Norms:
-        """Return norms by probes in the axes of the diagonal block."""
-        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=True)
+    def by_probes(self, asked: ColumnRequest) -> Norms:
+        """Return norms by plain probes, or by probes in the axes of the diagonal block."""
+        is_aligned = self.settings.method == Method.aligned
+        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=is_aligned)
 
     def by_dense(self, asked: ColumnRequest) -> Norms:
         """Return norms of whole matrices."""
@@ -127,7 +126,8 @@ class Estimator:
         """Return norms by the exact engine."""
         rows = [block.row for block in asked.blocks]
         norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
-        return {key: Estimate(norms[key[0].row, key[1]], 0.0, 0, Method.exact) for key in _keys(asked)}
+        keys = product(asked.blocks, asked.parts)
+        return {(block, part): exact(norms[block.row, part], Method.exact) for block, part in keys}
 
     def by_auto(self, asked: ColumnRequest) -> Norms:
         """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
@@ -138,7 +138,7 @@ class Estimator:
             probed = [part for part in asked.parts if (alike[0], part) not in norms]
             if probed:
                 norms |= self._auto_probed(replace(asked, blocks=alike, parts=probed))
-        return {key: norms[key] for key in _keys(asked)}
+        return {key: norms[key] for key in product(asked.blocks, asked.parts)}
 
     def _exact_if_same(self, asked: ColumnRequest) -> Norms:
         try:
@@ -173,21 +173,19 @@ class Estimator:
         return self._takes_exact and exactness(self.model, block, part).level == Level.cheap
 
 
-def _keys(asked: ColumnRequest) -> list[tuple[Block, Part]]:
-    return [(block, part) for block in asked.blocks for part in asked.parts]
-
-
 def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
-    identity = torch.eye(column.dim, dtype=column.dtype)
-    pieces = [column.split_matmat(chunk, parts) for chunk in chunks(identity, column, COLUMNS_AT_ONCE)]
-    return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
+    return multiplied(column, torch.eye(column.dim, dtype=column.dtype), parts, COLUMNS_AT_ONCE)
+
+
+def dense_parts(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
+    """Return `parts` of every row of `column` as matrices, H as the sum of two others (see `summands`)."""
+    return completed(dense_blocks(column, summands(parts)), parts)
 
 
 def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    blocks = completed(dense_blocks(column, summands(parts)), parts)
-    return {key: Estimate(float(block.norm()), 0.0, 0) for key, block in blocks.items()}
+    return {key: Estimate(float(block.norm()), 0.0, 0) for key, block in dense_parts(column, parts).items()}
 
 
 def hutchinson(

@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from hessfig import terms
 from hessfig.config.enums import Heading, Ray
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
@@ -16,17 +17,7 @@ from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
-from hessfig.terms import (
-    NUMBERS_OF_APPROXIMATIONS,
-    OF_INFLUENCE,
-    OF_PRUNING,
-    OF_QUANTISATION,
-    OF_ROUNDING,
-    ROUNDED,
-    Approximation,
-    Optimiser,
-    StepNorm,
-)
+from hessfig.terms import Approximation, Optimiser, StepNorm
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
@@ -34,7 +25,7 @@ _EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measuremen
 _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
 _COMPRESSION, _DIRECTIONS = "hessfig.measurements.compression", "hessfig.measurements.directions"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
-_OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
+_OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in terms.NUMBERS_OF_APPROXIMATIONS)
 _WHOLE_DIRECTIONS = (
     *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
     *(f"{rule}_update" for rule in Optimiser),
@@ -202,7 +193,7 @@ _ROWS = (
         _COMPRESSION,
         of.reads("blocks", "products", compression=("damping", "shares")),
         need.check_dense,
-        gives=OF_PRUNING,
+        gives=terms.OF_PRUNING,
         version=2,  # since 2, K-FAC as in approximations, no rounding to float32, and ties where weights change nothing
     ),
     _of_blocks(
@@ -210,7 +201,7 @@ _ROWS = (
         _COMPRESSION,
         of.reads("blocks", "products", compression=("damping", "bits")),
         need.check_dense,
-        gives=OF_QUANTISATION,
+        gives=terms.OF_QUANTISATION,
         version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
     ),
     _of_blocks(
@@ -218,8 +209,8 @@ _ROWS = (
         _COMPRESSION,
         of.reads("blocks", "products", compression=("bits",)),
         need.check_dense,
-        gives=(*ROUNDED, *(f"{name}_rank_correlation" for name in OF_ROUNDING)),
-        may_be_undefined=tuple(f"{name}_rank_correlation" for name in OF_ROUNDING),
+        gives=(*terms.ROUNDED, *(f"{name}_rank_correlation" for name in terms.OF_ROUNDING)),
+        may_be_undefined=tuple(f"{name}_rank_correlation" for name in terms.OF_ROUNDING),
     ),
     _of_blocks(
         "influence",
@@ -230,8 +221,8 @@ _ROWS = (
         ),
         need.check_dense,
         needs=(need.EXAMPLES, need.FIXED_SET),
-        gives=("influence_spread", *OF_INFLUENCE),
-        may_be_undefined=OF_INFLUENCE,
+        gives=("influence_spread", *terms.OF_INFLUENCE),
+        may_be_undefined=terms.OF_INFLUENCE,
     ),
     Quantity(
         "landscape_integrals",

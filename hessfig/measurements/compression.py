@@ -8,31 +8,20 @@ from math import nan
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
+from hessfig.curvature import brain_surgeon
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
-from hessfig.curvature.brain_surgeon import (
-    RowGrids,
-    compensated,
-    damped_inverse,
-    gptq,
-    obd,
-    obs,
-    obs_of_group,
-    surgery,
-    zeroed,
-)
-from hessfig.curvature.column import Column, completed, entries_of, view_of
+from hessfig.curvature.column import Column, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
-from hessfig.measurements.training_dynamics import EXACT, state_row
+from hessfig.measurements.quantity import EXACT, Arrays, Estimate, Measured, Request, Row, state_row
 from hessfig.models.blocks import matrices_of
-from hessfig.terms import AT_OUTPUTS, PRUNED_BY, Approximation, Block, Matrix, Part, Surrogate
+from hessfig.terms import PRUNED_BY, Approximation, Block, Matrix, Part, Surrogate
 from hessfig.weights import Weight
 
 AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
@@ -75,7 +64,7 @@ class Subject:
 
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
-        terms = [scalar(functional_call(self._suffix, moved, (start,))) for start, scalar in self._suffix.terms(Part.H)]
+        terms = [scalar(self._suffix.at(moved, start)) for start, scalar in self._suffix.terms(Part.H)]
         return torch.stack(terms).sum()
 
     def _moved(self, step: Tensor) -> dict[str, Tensor]:
@@ -90,10 +79,9 @@ class Subject:
 
     def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
         """Return the matrices of the block by name."""
-        dense = dense_blocks(self._column, AT_OUTPUTS)
-        parts = completed(dense, [Part.H, Part.H_o])
-        exact = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
-        found = {name: parts[self.block, part].double().cpu() for name, part in exact.items()}
+        parts = dense_parts(self._column, [Part.H, Part.H_o])
+        by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
+        found = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
         outer = found[Surrogate.gauss_newton].diagonal()
         if Surrogate.empirical_fisher in names:
             rows = self._material(self.side, outer.shape).approximation(Approximation.empirical_fisher)
@@ -175,7 +163,7 @@ class _Saliency:
         """Return the saliency of a group: the sum, or with compensation the joint one."""
         if self.inverse is None:
             return float(self.single[group].sum())
-        return obs_of_group(self.weights, self.inverse, group)
+        return brain_surgeon.obs_of_group(self.weights, self.inverse, group)
 
 
 class _Pruned:
@@ -205,7 +193,7 @@ class _Pruned:
             saliencies = torch.tensor([one.of(row) for row in self._rows], dtype=torch.float64)
             yield self._correlation(f"{name}_row_correlation", saliencies, of_rows)
             if one.inverse is not None:
-                moved = self._rise(compensated(self._weights, one.inverse))
+                moved = self._rise(brain_surgeon.compensated(self._weights, one.inverse))
                 yield self._correlation(f"{name}_compensated_correlation", one.single, moved)
             yield from self._along(f"{name}_loss", self.subject.losses(one.path.to(self.subject.weights)).tolist())
             yield from self._along(f"{name}_head", [one.of(head) for head in self._heads], first=1)
@@ -220,18 +208,18 @@ class _Pruned:
     def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
         weights, found = self._weights, self.subject.surrogates(PRUNED_BY)
         slope = self.subject.flat(LossGradient(self.subject.problem).gradient).double().cpu()
-        curved = obd(weights, found[Surrogate.hessian].diagonal())
+        curved = brain_surgeon.obd(weights, found[Surrogate.hessian].diagonal())
         yield "random", self._additive(torch.rand(len(weights), generator=generator, dtype=torch.float64))
         yield "magnitude", self._additive(weights.square())
         yield "taylor", self._additive(curved - slope * weights)
         for name, matrix in found.items():
-            yield f"obd_{name}", self._additive(obd(weights, matrix.diagonal()))
-            inverse = damped_inverse(matrix, self._request.at.config.compression.damping)
-            path = torch.stack(list(surgery(weights, inverse, self._counts)))
-            yield f"obs_{name}", _Saliency(obs(weights, inverse), path, inverse, weights)
+            yield f"obd_{name}", self._additive(brain_surgeon.obd(weights, matrix.diagonal()))
+            inverse = brain_surgeon.damped_inverse(matrix, self._request.at.config.compression.damping)
+            path = torch.stack(list(brain_surgeon.surgery(weights, inverse, self._counts)))
+            yield f"obs_{name}", _Saliency(brain_surgeon.obs(weights, inverse), path, inverse, weights)
 
     def _additive(self, single: Tensor) -> _Saliency:
-        return _Saliency(single, zeroed(self._weights, single.argsort(stable=True), self._counts))
+        return _Saliency(single, brain_surgeon.zeroed(self._weights, single.argsort(stable=True), self._counts))
 
     def _along(self, name: str, values: Sequence[float], *, first: int = 0) -> Iterator[Row]:
         for place, value in enumerate(values, first):
@@ -284,10 +272,8 @@ def _heads(subject: Subject, request: Request) -> Groups:
     found: dict[tuple[int, int], list[Tensor]] = {}
     for weight, shape, places in subject.matrices:
         if weight.name in (*_BY_ROWS, Matrix.W_O):
-            cuts = (places.view(shape).T if weight.name == Matrix.W_O else places.view(shape)).chunk(
-                request.model.n_heads
-            )
-            for head, cut in enumerate(cuts):
+            along = places.view(shape).T if weight.name == Matrix.W_O else places.view(shape)
+            for head, cut in enumerate(along.chunk(request.model.n_heads)):
                 found.setdefault((weight.layer, head), []).append(cut.flatten())
     return [torch.cat(found[key]) for key in sorted(found)]
 
@@ -337,7 +323,7 @@ def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], floa
     slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
     before, found = subject.losses(subject.weights[None]), dict[tuple[str, int], float]()
     for bits in request.at.config.compression.bits:
-        grid = RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], bits)
+        grid = brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], bits)
         step = grid(weights[places]) - weights[places]
         moved = _placed(weights, places, (weights[places] + step)[None]).to(subject.weights)
         mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
@@ -366,11 +352,14 @@ def _of_block(subject: Subject, request: Request) -> Iterator[Row]:
     weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
     places = torch.cat([one for _, _, one in subject.matrices])
     square, damping = (places[:, None], places), request.at.config.compression.damping
-    grids = [RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], count) for count in bits]
+    grids = [
+        brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], count)
+        for count in bits
+    ]
     rounded = {"nearest": [grid(weights[places]) for grid in grids]}
     for surrogate, matrix in subject.surrogates(list(Surrogate)).items():
-        inverse = damped_inverse(matrix[square], damping)
-        rounded[f"gptq_{surrogate}"] = [gptq(weights[places], inverse, grid) for grid in grids]
+        inverse = brain_surgeon.damped_inverse(matrix[square], damping)
+        rounded[f"gptq_{surrogate}"] = [brain_surgeon.gptq(weights[places], inverse, grid) for grid in grids]
     before = subject.losses(subject.weights[None])
     for name, found in rounded.items():
         points = _placed(weights, places, torch.stack(found)).to(subject.weights)

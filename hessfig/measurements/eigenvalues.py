@@ -1,7 +1,7 @@
 """Eigenvalues of diagonal blocks: all of them, the outermost, and densities with errors over probes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
 
 from hessfig.config.enums import Probes
 from hessfig.config.science import SpectrumConfig
 from hessfig.curvature.column import Column
 from hessfig.curvature.problem import Objective, rademacher
-from hessfig.curvature.spectral.densities import Quadrature, dense_eigenvalues, quadrature
+from hessfig.curvature.spectral.densities import dense_eigenvalues, quadrature
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
-from hessfig.curvature.spectral.lanczos import NotFinite, Square
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, block_row, columns
+from hessfig.curvature.spectral.lanczos import NotFinite, Square, SymmetricOperator
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, block_row, columns, exact
 from hessfig.models.routes import Engines
 from hessfig.record import Status
 from hessfig.terms import Block, Part
@@ -27,40 +27,38 @@ from hessfig.terms import Block, Part
 PERCENT = (5, 25, 50, 75, 95)
 SMALL = 5
 Array = NDArray[np.float64]
-_NOTHING = float("nan")
 _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
-_DENSITY_NAMES = [
-    ("density_mean", None),
-    ("density_second_moment", None),
-    *(("density_quantile", percent) for percent in PERCENT),
-]
-Number = tuple[str, int | None, float]
+_DENSE, _LANCZOS = "dense", "lanczos"  # what the numbers are from
+Numbers = dict[tuple[str, int | None], Estimate]  # by the quantity and the index of their rows
 
 
 def spectrum(problem: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
-    spectra = Spectra(request, "dense")
+    spectra, settings = Spectra(request), request.spectrum
     for block, column in square_columns(problem, request):
-        found = dense_eigenvalues(column, block, request.parts)
-        for part in request.parts:
-            _add(spectra, (block, part), found[part])
+        for part, found in dense_eigenvalues(column, block, request.parts).items():
+            if found is None:
+                spectra.nothing((block, part), _spectrum_numbers(np.zeros(settings.k), settings), by=_DENSE)
+                continue
+            spectra.add((block, part), _spectrum_numbers(found, settings))
+            spectra.keep((block, part), len(found), {"cut": settings.cut}, {"eigenvalues": found})
     return Measured(spectra.rows, spectra.arrays)
 
 
 def outermost(problem: Objective, request: Request, end: End) -> Measured:
     """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
-    spectra, name, warm = Spectra(request, "lanczos"), f"{end}_eigenvalue", dict[str, Tensor]()
+    spectra, warm = Spectra(request), dict[str, Tensor]()
+    names = [(f"{end}_eigenvalue", index) for index in indices(request.spectrum.k)]
     for entry in paired_entries(problem, request):
         at = (entry.block, entry.part)
         try:
             found = _extremes(entry, request, end)
         except NotFinite:
-            spectra.nothing([(name, index) for index in indices(request.spectrum.k)], at)
+            spectra.nothing(at, names, by=_LANCZOS)
             continue
-        status = None if found.converged else Status.not_converged
-        for place, index in enumerate(indices(request.spectrum.k)):
-            value, residual = float(found.values[place]), float(found.residuals[place])
-            spectra.row(name, at, value, residual, index=index, status=status)
+        pairs = zip(names, found.values.tolist(), found.residuals.tolist(), strict=True)
+        numbers = {name: Estimate(value, residual, 0, _LANCZOS) for name, value, residual in pairs}
+        spectra.add(at, numbers, converged=found.converged)
         counted = {"products": found.products, "rough_products": found.rough_products}
         label = {**counted, "scale": found.scale, "converged": found.converged}
         spectra.keep(at, entry.operator.dim, label, _extreme_arrays(found))
@@ -74,16 +72,15 @@ smallest_eigenvalue = partial(outermost, end=End.smallest)
 
 def density(problem: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
-    spectra, count = Spectra(request, "lanczos"), request.spectrum.num_probes
+    spectra, count = Spectra(request), request.spectrum.num_probes
     for entry in entries(problem, request):
         at = (entry.block, entry.part)
         try:
             found = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
         except NotFinite:
-            spectra.nothing(_DENSITY_NAMES, at)
+            spectra.nothing(at, _density_numbers(np.zeros((1, 1)), np.ones((1, 1))), by=_LANCZOS)
             continue
-        for quantity, index, number in _density_numbers(found):
-            spectra.row(quantity, at, number.value, number.error, index=index, num_probes=count)
+        spectra.add(at, _density_numbers(found.nodes.numpy(), found.weights.numpy()))
         label = {"products": entry.operator.products, "num_probes": count, "steps": request.spectrum.steps}
         arrays = {name: value.numpy() for name, value in vars(found).items()}
         spectra.keep(at, entry.operator.dim, label, arrays)
@@ -128,23 +125,12 @@ def quantile(eigenvalues: Array, percent: int) -> float:
     return float(np.sort(eigenvalues)[place])
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A number and its standard error over probes; nan where there is one probe."""
-
-    value: float
-    error: float
-
-
-SampledNumber = tuple[str, int | None, Sampled]
-
-
-def moment(nodes: Array, weights: Array, power: int) -> Sampled:
+def moment(nodes: Array, weights: Array, power: int) -> Estimate:
     """Return the mean over probes of sum_i w_i theta_i^power, which is tr A^power / n but for the probes."""
     return _mean((weights * nodes**power).sum(axis=1))
 
 
-def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Sampled:
+def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
     """Return the smallest node at which the mean cumulative reaches `percent` of 100.
 
     Its error is half the span of the quantiles at that level more or less one standard error of the cumulative there
@@ -161,13 +147,14 @@ def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Sampled:
     value = at(share)
     spread = _mean(np.where(nodes <= value, weights, 0.0).sum(axis=1)).error
     error = (at(share + spread) - at(share - spread)) / 2 if count > 1 else float("nan")
-    return Sampled(value, error)
+    return Estimate(value, error, count, _LANCZOS)
 
 
-def _mean(values: Array) -> Sampled:
+def _mean(values: Array) -> Estimate:
+    """Return the mean over probes with its standard error; nan where there is one probe."""
     count = len(values)
     error = float(values.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
-    return Sampled(float(values.mean()), error)
+    return Estimate(float(values.mean()), error, count, _LANCZOS)
 
 
 @dataclass(frozen=True)
@@ -183,34 +170,23 @@ class SpectrumEntry:
 class Spectra:
     """Rows and arrays of a cell, entry by entry: array `name_k` belongs to entry k of the list `entries`."""
 
-    def __init__(self, request: Request, estimator: str) -> None:
-        self.request, self.estimator = request, estimator
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.rows: list[Row] = []
         self._labels: list[dict[str, Any]] = []
         self._arrays: Arrays = {}
 
-    def row(
-        self,
-        quantity: str,
-        at: tuple[Block, Part],
-        value: float,
-        error: float,
-        *,
-        index: int | None = None,
-        num_probes: int = 0,
-        status: Status | None = None,
-    ) -> None:
-        """Add a row; a number that is not finite has that status whatever `status` says."""
-        found = Estimate(float(value), float(error), num_probes, self.estimator)
-        row = {**block_row(quantity, self.request, *at, found), "index": index}
-        if status is not None and row["status"] == Status.ok:
-            row["status"] = status.value
-        self.rows.append(row)
+    def add(self, at: tuple[Block, Part], numbers: Numbers, *, converged: bool = True) -> None:
+        """Add rows; a number that is not finite has that status whether it has converged or not."""
+        for (quantity, index), found in numbers.items():
+            row = block_row(quantity, self.request, *at, found, index=index)
+            if not converged and row["status"] == Status.ok:
+                row["status"] = Status.not_converged.value
+            self.rows.append(row)
 
-    def nothing(self, quantities: list[tuple[str, int | None]], at: tuple[Block, Part]) -> None:
-        """Add rows without a number, for a block whose products are not finite."""
-        for quantity, index in quantities:
-            self.row(quantity, at, _NOTHING, _NOTHING, index=index)
+    def nothing(self, at: tuple[Block, Part], names: Iterable[tuple[str, int | None]], *, by: str) -> None:
+        """Add rows of these names without a number, for a block whose products are not finite."""
+        self.add(at, dict.fromkeys(names, Estimate(float("nan"), float("nan"), 0, by)))
 
     def keep(self, at: tuple[Block, Part], dim: int, label: dict[str, Any], arrays: Arrays) -> None:
         """Add an entry with its arrays."""
@@ -261,6 +237,18 @@ def indices(k: int) -> list[int | None]:
     return [None] if k == 1 else [*range(1, k + 1)]
 
 
+def extremes_of(
+    operator: SymmetricOperator, end: End, settings: SpectrumConfig, generator: Generator, *, k: int = 1
+) -> Extremes:
+    """Return the k outermost eigenvalues at one end, as precisely as the settings say. Raises NotFinite."""
+    return extremes(operator, end, k=k, tolerance=settings.tolerance, steps=settings.steps, generator=generator)
+
+
+def outer_estimate(found: Extremes) -> Estimate:
+    """Return the outermost eigenvalue with its residual; one that has not converged is rough."""
+    return Estimate(float(found.values[0]), float(found.residuals[0]), 0, _LANCZOS, is_rough=not found.converged)
+
+
 def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
     settings = request.spectrum
     return extremes(
@@ -294,37 +282,23 @@ def _starts(entry: SpectrumEntry, request: Request) -> Float[Tensor, "n num_prob
     return torch.randn(settings.num_probes, dim, dtype=torch.float64, generator=generator).T
 
 
-def _density_numbers(found: Quadrature) -> Iterator[SampledNumber]:
-    nodes, weights = found.nodes.numpy(), found.weights.numpy()
-    yield "density_mean", None, moment(nodes, weights, 1)
-    yield "density_second_moment", None, moment(nodes, weights, 2)
+def _density_numbers(nodes: Array, weights: Array) -> Numbers:
+    found: Numbers = {("density_mean", None): moment(nodes, weights, 1)}
+    found["density_second_moment", None] = moment(nodes, weights, 2)
     for percent in PERCENT:
-        yield "density_quantile", percent, sampled_quantile(nodes, weights, percent)
+        found["density_quantile", percent] = sampled_quantile(nodes, weights, percent)
+    return found
 
 
-def _add(spectra: Spectra, at: tuple[Block, Part], eigenvalues: Array | None) -> None:
-    settings = spectra.request.spectrum
-    if eigenvalues is None:
-        spectra.nothing(_spectrum_names(settings.k), at)
-        return
-    for quantity, index, value in _spectrum_numbers(eigenvalues, settings):
-        spectra.row(quantity, at, value, 0.0, index=index)
-    spectra.keep(at, len(eigenvalues), {"cut": settings.cut}, {"eigenvalues": eigenvalues})
-
-
-def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Iterator[Number]:
+def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Numbers:
+    found = dict[tuple[str, int | None], float]()
     for index, outermost in enumerate(indices(settings.k)):
-        yield "largest_eigenvalue", outermost, float(eigenvalues[-1 - index])
-        yield "smallest_eigenvalue", outermost, float(eigenvalues[index])
-    yield "share_negative", None, share_negative(eigenvalues, settings.cut)
-    yield "effective_rank", None, effective_rank(eigenvalues)
-    yield "condition_number", None, condition_number(eigenvalues, settings.cut)
-    yield "rank", None, float(rank(eigenvalues, settings.cut))
+        found["largest_eigenvalue", outermost] = float(eigenvalues[-1 - index])
+        found["smallest_eigenvalue", outermost] = float(eigenvalues[index])
+    found["share_negative", None] = share_negative(eigenvalues, settings.cut)
+    found["effective_rank", None] = effective_rank(eigenvalues)
+    found["condition_number", None] = condition_number(eigenvalues, settings.cut)
+    found["rank", None] = float(rank(eigenvalues, settings.cut))
     for percent in PERCENT:
-        yield "eigenvalue_quantile", percent, quantile(eigenvalues, percent)
-
-
-def _spectrum_names(k: int) -> list[tuple[str, int | None]]:
-    ends = [(name, index) for index in indices(k) for name in ("largest_eigenvalue", "smallest_eigenvalue")]
-    single = [(name, None) for name in ("share_negative", "effective_rank", "condition_number", "rank")]
-    return [*ends, *single, *(("eigenvalue_quantile", percent) for percent in PERCENT)]
+        found["eigenvalue_quantile", percent] = quantile(eigenvalues, percent)
+    return {name: exact(value, _DENSE) for name, value in found.items()}

@@ -12,10 +12,9 @@ from torch import Tensor
 from hessfig.config.checks import number_of_samples
 from hessfig.config.enums import Direction
 from hessfig.curvature.gradients import Along, LossGradient, Samples
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, state_row, state_rows
 from hessfig.rng import stream
 
 Array = NDArray[np.float64]
@@ -40,13 +39,14 @@ def landscape_difference(problem: Objective, request: Request) -> Measured:
     at, orders = places(settings.first, samples.count - 1, settings.points), orders_of(request, samples.count)
     if settings.distance is None:
         losses = samples.losses()
-        return Measured(_all_rows(request, losses, orders, at, _loss_row(request, losses), 0.0), _kept(losses=losses))
+        rows = _all_rows(request, losses, orders, at, float(losses.max()), 0.0)
+        return Measured(rows, _kept(losses=losses))
     direction, distance = direction_of(samples, request), settings.distance
     found, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
     change = distance * found.slopes + distance**2 / 2 * found.curvatures
     curvature = _curvature_rows(problem, request, found)
-    single, term = _loss_row(request, found.losses), float(curvature[0]["value"]) * distance**2
-    rows = _all_rows(request, losses, orders, at, single, term) + curvature
+    term = float(curvature[0]["value"]) * distance**2
+    rows = _all_rows(request, losses, orders, at, float(found.losses.max()), term) + curvature
     predicted = differences(in_orders(found.losses + change, orders), at)
     rows += averaged_rows("landscape_prediction", request, at, mean_size(predicted))
     rows += _agreement(request, _array(change), _array(losses - found.losses))
@@ -234,11 +234,11 @@ def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
 
 def largest_curvature(problem: Objective, chosen: list[int]) -> float:
     """Return the largest |eigenvalue| of the Hessians of some single samples, by power iteration (from below)."""
-    return max(_spectral_norm(_of_sample(problem, sample), sample) for sample in chosen)
+    return max(_spectral_norm(problem, sample) for sample in chosen)
 
 
 def _spectral_norm(problem: Objective, sample: int) -> float:
-    slope = LossGradient(problem)
+    slope = LossGradient(replace(problem, batch=problem.batch.samples(slice(sample, sample + 1))))
     vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(slope.flat)
     norm = vector.norm()
     for _ in range(_PRODUCTS):
@@ -249,47 +249,32 @@ def _spectral_norm(problem: Objective, sample: int) -> float:
     return float(norm)
 
 
-def _of_sample(problem: Objective, sample: int) -> Objective:
-    batch = problem.batch
-    rows = slice(sample, sample + 1)
-    return replace(problem, batch=Batch(batch.inputs[rows], batch.targets[rows], batch.scored))
-
-
 def _all_rows(
-    request: Request, losses: Tensor, orders: list[Tensor], at: Places, largest: Row, term: float
+    request: Request, losses: Tensor, orders: list[Tensor], at: Places, largest: float, term: float
 ) -> list[Row]:
-    """Return what every distance has; `largest` holds L_max, `term` is M d^2."""
+    """Return what every distance has; `largest` is L_max, `term` is M d^2."""
     true = differences(in_orders(losses, orders), at)
     return [
         *averaged_rows("landscape_difference", request, at, mean_size(true)),
         *averaged_rows("landscape_rms", request, at, root_mean_square(true)),
         *exact_rows("landscape_null", request, at, null_difference(_array(losses), at)),
-        *exact_rows("landscape_bound", request, at, (2 * largest["value"] + term) / (at + 1)),
-        largest,
+        *exact_rows("landscape_bound", request, at, (2 * largest + term) / (at + 1)),
+        state_row("largest_loss", request, largest),
     ]
-
-
-def _loss_row(request: Request, losses: Tensor) -> Row:
-    return state_row("largest_loss", request, float(losses.max()))
 
 
 def _curvature_rows(problem: Objective, request: Request, found: Along) -> list[Row]:
     sizes = found.curvatures.abs()
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
-    norm = largest_curvature(problem, [int(sample) for sample in chosen])
-    return [
-        state_row("largest_curvature", request, Estimate(norm, np.nan, number, "power")),
-        state_row("directional_curvature", request, float(sizes.max())),
-    ]
+    norm = Estimate(largest_curvature(problem, [int(sample) for sample in chosen]), np.nan, number, "power")
+    return state_rows(request, {"largest_curvature": norm, "directional_curvature": float(sizes.max())})
 
 
 def _agreement(request: Request, predicted: np.ndarray, true: np.ndarray) -> list[Row]:
-    compared = {
-        "prediction_correlation": rank_correlation(predicted, true),
-        "prediction_slope": regression(predicted, true),
-    }
-    return [state_row(name, request, Estimate(value, error, 0, "samples")) for name, (value, error) in compared.items()]
+    correlation = Estimate(*rank_correlation(predicted, true), 0, "samples")
+    slope = Estimate(*regression(predicted, true), 0, "samples")
+    return state_rows(request, {"prediction_correlation": correlation, "prediction_slope": slope})
 
 
 def _kept(**numbers: Tensor) -> dict[str, np.ndarray]:

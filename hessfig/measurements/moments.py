@@ -7,17 +7,14 @@ from itertools import product
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from hessfig.config.enums import Method
-from hessfig.curvature.column import SidedColumn, completed, summands, view_of
+from hessfig.curvature.column import SidedColumn, view_of
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Objective, Suffix, rademacher
-from hessfig.measurements.block_norms import dense_blocks, root_of_mean
-from hessfig.measurements.quantity import Estimate, Measured, Request, columns, row_of
-from hessfig.measurements.training_dynamics import EXACT, state_row
+from hessfig.measurements.block_norms import dense_parts, root_of_mean
+from hessfig.measurements.quantity import EXACT, Estimate, Measured, Request, columns, exact, state_row
 from hessfig.models.routes import Engines
-from hessfig.record import Status
 from hessfig.terms import Matrix
 
 
@@ -55,7 +52,7 @@ def _squares(side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable
     at = {names[parameter]: parameter.detach().clone().requires_grad_() for parameter in side.parameters}
     squares = []
     with torch.enable_grad(), differentiable_twice():
-        outputs = functional_call(suffix, at, (start,))
+        outputs = suffix.at(at, start)
         for vector in vectors:
             pulled = gradients(outputs, list(at.values()), vector.to(outputs).view_as(outputs))
             parts = [view_of(pulled[side.places[weight.parameter]], weight) for weight in side.col]
@@ -103,10 +100,8 @@ def zero_share(problem: Objective, request: Request) -> Measured:
     """
     engines, rows = Engines(problem, request.model, request.estimator.products), []
     for layer, col, blocks in columns(request.blocks):
-        column = engines.column(layer, col, blocks)
-        found = completed(dense_blocks(column, summands(request.parts)), request.parts)
-        made = {"error": 0.0, "estimator": Method.dense.value, "dtype": request.dtype.value, "status": Status.ok.value}
+        found = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block, part in product(blocks, request.parts):
-            share = float((found[block, part] == 0).double().mean())
-            rows.append(row_of(block, part=part.value, quantity="zero_share", value=share, **made))
+            share = exact(float((found[block, part] == 0).double().mean()), Method.dense.value)
+            rows.append(state_row("zero_share", request, share, block=block, part=part))
     return Measured(rows)

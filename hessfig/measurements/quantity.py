@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Arrays = dict[str, Any]
+EXACT = "exact"
 _NO_NUMBER = {"value": math.nan, "error": math.nan, "status": Status.nonfinite.value}
 
 
@@ -273,18 +274,65 @@ def _unserved(what: str, block: Block) -> UserError:
     )
 
 
-def block_row(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Row:
+def block_row(
+    quantity: str, request: Request, block: Block, part: Part, found: Estimate, *, index: int | None = None
+) -> Row:
     """Return the row of one part of one block. Raises ArithmeticError for a number that must vanish and does not."""
     return row_of(
         block,
         part=part.value,
         quantity=quantity,
+        index=index,
         value=found.value,
         error=error_of(found),
         num_probes=found.num_probes,
         **_made_by(request, found),
         status=_status(quantity, request, block, part, found).value,
     )
+
+
+def state_row(
+    quantity: str,
+    request: Request,
+    found: float | Estimate,
+    *,
+    block: Block | None = None,
+    part: Part | None = None,
+    layer: int = 0,
+    index: int | None = None,
+) -> Row:
+    """Return the row of a number that no structure makes zero; one without an estimate is exact."""
+    estimate = found if isinstance(found, Estimate) else exact(found)
+    place = {} if block is not None else {"layer": layer, "row_layer": layer}
+    status = Status.not_converged if estimate.is_rough else Status.ok
+    return row_of(
+        block,
+        **place,
+        part=part.value if part else "",
+        quantity=quantity,
+        index=index,
+        value=estimate.value,
+        error=error_of(estimate),
+        num_probes=estimate.num_probes,
+        estimator=estimate.by,
+        dtype=request.dtype.value,
+        status=(status if math.isfinite(estimate.value) else Status.nonfinite).value,
+    )
+
+
+def state_rows(request: Request, numbers: Mapping[str, float | Estimate], **place: Any) -> list[Row]:
+    """Return the rows of numbers by the names of their quantities, all of one place (see `state_row`)."""
+    return [state_row(name, request, found, **place) for name, found in numbers.items()]
+
+
+def exact(value: float, by: str = EXACT, *, is_rough: bool = False) -> Estimate:
+    """Return a number without error, made `by` what is named."""
+    return Estimate(value, 0.0, 0, by, is_rough)
+
+
+def without_error(value: float, by: str = EXACT) -> Estimate:
+    """Return a number whose error is not known."""
+    return Estimate(value, math.nan, 0, by)
 
 
 def error_of(found: Estimate) -> float | None:

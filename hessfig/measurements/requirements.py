@@ -138,7 +138,14 @@ def check_trace(config: Config, layout: Layout) -> None:
     blocks = diagonal(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
-        _check_summable(config, block)
+        exact = all(exactness(config.model, block, part).route in SUMMABLE for part in config.parts)
+        if config.estimator.method == Method.exact and not exact:
+            raise UserError(
+                f"estimator=exact: no exact trace of block {block}",
+                got=f"blocks with {block.col}",
+                allowed="blocks of the last layer, and of linear MLPs",
+                remedy="estimator=auto (Hutchinson there), or estimator=dense",
+            )
 
 
 def check_hessian(config: Config, layout: Layout) -> None:
@@ -414,17 +421,6 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
 
 def _entries(block: Block, layout: Layout) -> int:
     return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
-
-
-def _check_summable(config: Config, block: Block) -> None:
-    exact = all(exactness(config.model, block, part).route in SUMMABLE for part in config.parts)
-    if config.estimator.method == Method.exact and not exact:
-        raise UserError(
-            f"estimator=exact: no exact trace of block {block}",
-            got=f"blocks with {block.col}",
-            allowed="blocks of the last layer, and of linear MLPs",
-            remedy="estimator=auto (Hutchinson there), or estimator=dense",
-        )
 
 
 def _is_drawn(weight: Weight) -> bool:

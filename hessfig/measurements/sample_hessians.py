@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hessfig.config.enums import Method
-from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
-from hessfig.curvature.problem import Batch, Objective, rademacher, standard_error
+from hessfig.curvature.column import PROBES_AT_ONCE, completed, multiplied, summands
+from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.block_norms import COLUMNS_AT_ONCE
 from hessfig.measurements.landscape import Places, places, samples_of
@@ -61,16 +61,10 @@ def _sums(
             column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
             vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
-            made = [
-                column.split_matmat(one, summands(request.parts))
-                for one in chunks(vectors.to(column.dtype), column, at_once)
-            ]
-            whole = {key: torch.cat([one[key] for one in made], dim=1).double().cpu() for key in made[0]}
+            made = multiplied(column, vectors, summands(request.parts), at_once)
+            whole = {key: product.double().cpu() for key, product in made.items()}
             for key, product in completed(whole, request.parts).items():
-                block, part = key
-                assert isinstance(block, Block)
-                before = total.get((block, part))
-                total[block, part] = size * product if before is None else before + size * product
+                total[key] = total[key] + size * product if key in total else size * product
         found.append(dict(total))
         start = k
     return found
@@ -78,11 +72,9 @@ def _sums(
 
 def _pieces(problem: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
     """Yield the problem on some samples, at most AT_ONCE at once, with their number."""
-    batch = problem.batch
     for first in range(start, stop, AT_ONCE):
-        rows = slice(first, min(first + AT_ONCE, stop))
-        part = Batch(batch.inputs[rows], batch.targets[rows], batch.scored)
-        yield replace(problem, batch=part), rows.stop - rows.start
+        end = min(first + AT_ONCE, stop)
+        yield replace(problem, batch=problem.batch.samples(slice(first, end))), end - first
 
 
 def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:
@@ -104,7 +96,7 @@ def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tenso
             "hessian_distance_null": _estimate(null * max(1 / k - 1 / last, 0.0) ** 0.5, 0.0, request),
             **_eigenvalues(here, of[0], request),
         }
-        rows += [{**block_row(name, request, *of, found), "index": k} for name, found in numbers.items()]
+        rows += [block_row(name, request, *of, found, index=k) for name, found in numbers.items()]
     return rows
 
 

@@ -172,17 +172,11 @@ def diagonal(config: Config, layout: Layout) -> list[Block]:
 
 
 def _column_operations(config: Config, layout: Layout, layer: int, col: str, blocks: Sequence[Block]) -> float:
-    by_block = {
-        (block, part): cost(config.model, config.task, block, part)
-        for block in blocks
-        for part in config.parts
-        if is_exact(config, block, part)
-    }
-    exact = sum(
-        max(value for (one, _), value in by_block.items() if one == block) for block in {b for b, _ in by_block}
-    )
-    is_probed = len(by_block) < len(blocks) * len(config.parts)
-    return exact + (_product_operations(config, layout, layer, col) if is_probed else 0.0)
+    exact = 0.0
+    for block in blocks:
+        parts = [part for part in config.parts if is_exact(config, block, part)]
+        exact += max((cost(config.model, config.task, block, part) for part in parts), default=0.0)
+    return exact + (0.0 if _is_all_exact(config, blocks) else _product_operations(config, layout, layer, col))
 
 
 def _product_operations(config: Config, layout: Layout, layer: int, col: str) -> float:

@@ -16,11 +16,11 @@ from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Batch, Objective
-from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import At, Estimate, Measured, Request
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.eigenvalues import extremes_of, outer_estimate
+from hessfig.measurements.quantity import At, Estimate, Measured, Request, state_row, state_rows
 from hessfig.models.routes import Engines
 from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
@@ -47,7 +47,8 @@ def batch_sharpness(problem: Objective, request: Request) -> Measured:
         batch = training_batch(config, seed=at.seed, step=number, name=name)
         there = batch.to(next(problem.network.parameters()).device)
         found.append(along_gradient(replace(problem, batch=there, more=())))
-    error, count = (0.0, 0) if full else (_error(found), len(found))
+    spread = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
+    error, count = (0.0, 0) if full else (spread, len(found))
     mean = Estimate(statistics.fmean(found), error, count, "mini-batches")
     return Measured([state_row("batch_sharpness", request, mean)])
 
@@ -62,12 +63,8 @@ def critical_step(problem: Objective, request: Request) -> Measured:
     found = replace(found, by="losses", is_rough=not found.error > 0)
     sharpness = 2 / found.value if found.value else float("nan")
     beside = sharpness * found.error / found.value if found.value else float("nan")
-    return Measured(
-        [
-            state_row("critical_step", request, found),
-            state_row("critical_sharpness", request, replace(found, value=sharpness, error=beside)),
-        ]
-    )
+    sharp = replace(found, value=sharpness, error=beside)
+    return Measured(state_rows(request, {"critical_step": found, "critical_sharpness": sharp}))
 
 
 def stability_threshold(problem: Objective, request: Request) -> Measured:
@@ -78,8 +75,7 @@ def stability_threshold(problem: Objective, request: Request) -> Measured:
     """
     del problem
     training, rate = request.at.config.training, coming_rate(request.at)
-    values = {"stability_threshold": factor(training) / rate, "learning_rate": rate}
-    return Measured([state_row(name, request, value) for name, value in values.items()])
+    return Measured(state_rows(request, {"stability_threshold": factor(training) / rate, "learning_rate": rate}))
 
 
 def coming_rate(at: At) -> float:
@@ -118,22 +114,12 @@ def _scaled_eigenvalue(name: str, problem: Objective, request: Request, scale: F
     block = Block(0, Group.all.value, Group.all.value)
     engines = Engines(problem, request.model, request.estimator.products)
     square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
-    settings = request.spectrum
+    generator = request.stream(0, Group.all.value)
     try:
-        found = extremes(
-            Scaled(square, scale),
-            End.largest,
-            tolerance=settings.tolerance,
-            steps=settings.steps,
-            generator=request.stream(0, Group.all.value),
-        )
+        found = outer_estimate(extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator))
     except NotFinite:
-        estimate = Estimate(math.nan, math.nan, 0, "lanczos")
-    else:
-        estimate = Estimate(
-            float(found.values[0]), float(found.residuals[0]), 0, "lanczos", is_rough=not found.converged
-        )
-    return Measured([{**state_row(name, request, estimate, block=block), "part": Part.H.value}])
+        found = Estimate(math.nan, math.nan, 0, "lanczos")
+    return Measured([state_row(name, request, found, block=block, part=Part.H)])
 
 
 def predicted_decrease(problem: Objective, request: Request) -> Measured:
@@ -149,8 +135,8 @@ def predicted_decrease(problem: Objective, request: Request) -> Measured:
     with _moving(problem, update) as loss_at:
         true = loss_at(0.0) - loss_at(-1.0)
     ratio = true / predicted if predicted else math.nan
-    values = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
-    return Measured([state_row(name, request, value) for name, value in values.items()])
+    numbers = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
+    return Measured(state_rows(request, numbers))
 
 
 def coming_update(problem: Objective, at: At) -> Named:
@@ -158,8 +144,7 @@ def coming_update(problem: Objective, at: At) -> Named:
     step = (at.step or 0) + 1
     trial = Trial(problem, at.config.training)
     if step > 1:
-        kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1)
-        trial.rule.restore(kept, step - 1)
+        trial.rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
     trial.step(step, training_batch(at.config, seed=at.seed, step=step), seed=at.seed)
     return trial.moved
 
@@ -178,10 +163,7 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
     plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
     config, trial = replace(at.config, training=plain), Trial(problem, plain)
     if is_own:
-        kept = at.moments
-        if kept is None:
-            kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=first - 1)
-        trial.rule.restore({key: one.to(trial.like) for key, one in kept.items()}, first - 1)
+        trial.rule.restore({key: one.to(trial.like) for key, one in _moments(at).items()}, first - 1)
     is_measured = optimiser.facts.is_full_batch or at.moments is not None or not config.task.data.facts.is_trainable
     if is_measured and optimiser.facts.divides and problem.more:
         raise UserError(
@@ -295,10 +277,6 @@ def along_gradient(problem: Objective) -> float:
     return float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
 
 
-def _error(found: list[float]) -> float:
-    return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
-
-
 class Scaled:
     """S A S for a diagonal S, given as a vector: symmetric as A is."""
 
@@ -357,11 +335,16 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     }
 
 
+def _moments(at: At) -> Mapping[str, Tensor]:
+    """Return the moments of the state: of the training that is followed, or of the one that is stored."""
+    if at.moments is not None:
+        return at.moments
+    return moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
+
+
 def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
     """Return the moments that the rule keeps, zeros where there is none yet."""
-    found = at.moments
-    if found is None:
-        found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
+    found = _moments(at)
     return [
         {name: found.get(f"{one}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}
         for one in at.config.training.optimiser.facts.moments

@@ -10,9 +10,9 @@ from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, 
 from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
-from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import Spectra
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns, exact
 from hessfig.measurements.requirements import SUMMABLE, is_published
 from hessfig.measurements.settings_and_costs import is_few, names_blocks
 from hessfig.models.exact.support import Level, exactness
@@ -32,7 +32,7 @@ def trace(problem: Objective, request: Request) -> Measured:
     summed = replace(request, parts=[part for part in request.parts if part != Part.H_fT])
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
-            found = {Part.H_fT: Estimate(0.0, 0.0, 0, Method.exact)}
+            found = {Part.H_fT: exact(0.0, Method.exact)}
             found |= _traces(engines, summed, block, request.stream(layer, col)) if summed.parts else {}
             rows += [block_row("trace", request, block, part, found[part]) for part in request.parts]
     return Measured(rows)
@@ -55,7 +55,7 @@ def _traces(engines: Engines, request: Request, block: Block, generator: Generat
     method, count = request.estimator.method, request.estimator.num_probes
     if method in (Method.auto, Method.exact) and all(_is_summable(request, block, p) for p in request.parts):
         values = engines.exact.traces(block.layer, block.row, request.parts)
-        return {part: Estimate(value, 0.0, 0, Method.exact) for part, value in values.items()}
+        return {part: exact(value, Method.exact) for part, value in values.items()}
     column = engines.column(block.layer, block.col, [block])
     is_small = column.dim <= count or (method == Method.auto and is_few(engines.problem.layout, block.layer, block.col))
     if method == Method.dense or (method in (Method.auto, Method.xtrace) and is_small):
@@ -73,7 +73,7 @@ def _is_summable(request: Request, block: Block, part: Part) -> bool:
 def _summed(column: Column, block: Block, request: Request) -> Traces:
     """Sum the diagonal, column by column."""
     totals = _along(column, block, torch.eye(column.dim, dtype=column.dtype), request)
-    return {part: Estimate(float(total.sum()), 0.0, 0, Method.dense) for part, total in totals.items()}
+    return {part: exact(float(total.sum()), Method.dense) for part, total in totals.items()}
 
 
 def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
@@ -108,9 +108,9 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
 
 
 def _named(problem: Objective, request: Request) -> Arrays:
-    engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request, Method.dense)
+    engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request)
     for layer, col, blocks in columns(request.blocks):
-        found = completed(dense_blocks(engines.column(layer, col, blocks), summands(request.parts)), request.parts)
+        found = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block in blocks:
             for part in request.parts:
                 matrix = found[block, part].cpu().double().numpy()
@@ -121,8 +121,7 @@ def _named(problem: Objective, request: Request) -> Arrays:
 def _plain(problem: Objective, request: Request) -> Arrays:
     side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
     engines = Engines(problem, request.model, request.estimator.products)
-    blocks = dense_blocks(engines.column(0, Group.all, [every]))
-    whole = blocks[every, Part.H_o] + blocks[every, Part.H_f]
+    whole = dense_parts(engines.column(0, Group.all, [every]), [Part.H])[every, Part.H]
     deep = problem.layout.num_layers > 1
     names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
     sizes = [weight.size for weight in side]

@@ -20,22 +20,19 @@ from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs, standard_error
+from hessfig.curvature.problem import Batch, Layered, Objective, hooked, scored_outputs, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
-from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, error_of, row_of
+from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, state_row, state_rows, without_error
 from hessfig.measurements.requirements import without_layers
 from hessfig.models.components import outside_window
-from hessfig.record import Status
 from hessfig.states.training.loop import AT_ONCE, right_answers
 from hessfig.states.training.second_order import BatchLoss, products_of_a_solver
 from hessfig.states.training.step_rules import StepRule, products_of_a_refresh
 from hessfig.tasks.examples import cascade_batch, has_cascades, training_batch, unseen_batch
-from hessfig.terms import Block
 
 if TYPE_CHECKING:
     from hessfig.models.networks import BareAttention, SelfAttention
 
-EXACT = "exact"
 EXAMPLES = 64
 _REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds from where on once is enough
 
@@ -74,16 +71,13 @@ def held_out_loss(problem: Objective, request: Request) -> Measured:
         pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
         singles = [per_sample(problem.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
     losses = torch.cat(singles)
-    rows = [
-        state_row(
-            "held_out_loss", request, Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
-        )
-    ]
+    found = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
+    rows = [state_row("held_out_loss", request, found)]
     if config.task.loss == Loss.cross_entropy:
         classes = config.task.vocabulary
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
-        rows.append(state_row("uniform_loss", request, math.log(classes)))
-        rows.append(state_row("unigram_loss", request, float(torch.special.entr(shares).sum())))
+        unigram = float(torch.special.entr(shares).sum())
+        rows += state_rows(request, {"uniform_loss": math.log(classes), "unigram_loss": unigram})
     return Measured(rows)
 
 
@@ -102,26 +96,26 @@ def residual_norm(problem: Objective, request: Request) -> Measured:
     """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
     if not isinstance(problem.network, Layered):
         raise without_layers("residual_norm", type(problem.network).__name__)
-    rows, batches = [], (problem.batch, *problem.more)
+    rows = []
     with torch.no_grad():
         for layer in range(len(problem.layers) + 1):
-            lengths = [problem.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in batches]
+            lengths = [problem.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in problem.batches]
             rows.append(state_row("residual_norm", request, float(torch.cat(lengths).mean()), layer=layer))
     return Measured(rows)
 
 
+@torch.no_grad()
 def score_spread(problem: Objective, request: Request) -> Measured:
     """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
 
     Of the scores before the softmax (pairs that the mask allows), and of the mixing weights after it (all pairs).
     """
-    return Measured(
-        [
-            state_row(name, request, value, layer=layer)
-            for layer, pair in enumerate(spreads(problem), start=1)
-            for name, value in zip(("score_spread", "pattern_spread"), pair, strict=True)
-        ]
-    )
+    rows = []
+    for layer, (scores, masked, pattern) in enumerate(_attention(problem), start=1):
+        allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
+        numbers = {"score_spread": float(scores[..., allowed].double().std()), "pattern_spread": float(pattern.std())}
+        rows += state_rows(request, numbers, layer=layer)
+    return Measured(rows)
 
 
 @torch.no_grad()
@@ -133,9 +127,7 @@ def sink_mass(problem: Objective, request: Request) -> Measured:
     i >= j, which is 1 at every j for uniform attention.
     """
     rows = []
-    for layer, (attention, hidden) in enumerate(_inputs(problem), start=1):
-        scores = attention.scores(hidden, slice(None))
-        pattern = attention.pattern(scores, slice(None), _masked(attention, scores)).double()
+    for layer, (_, _, pattern) in enumerate(_attention(problem), start=1):
         first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
         keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
@@ -151,8 +143,8 @@ def gradient_covariance(problem: Objective, request: Request) -> Measured:
     is known of one batch.
     """
     eigenvalues = gram(problem)
-    values = {"gradient_covariance": float(eigenvalues.sum()), "gradient_covariance_eigenvalue": float(eigenvalues[-1])}
-    return Measured([state_row(name, request, without_error(value)) for name, value in values.items()])
+    trace, largest = without_error(float(eigenvalues.sum())), without_error(float(eigenvalues[-1]))
+    return Measured(state_rows(request, {"gradient_covariance": trace, "gradient_covariance_eigenvalue": largest}))
 
 
 def noise_scale(problem: Objective, request: Request) -> Measured:
@@ -163,8 +155,7 @@ def noise_scale(problem: Objective, request: Request) -> Measured:
     |G|^2 = |g|^2 - tr(C) / n. Not finite where noise hides the gradient, |G|^2 <= 0. No error is known of one batch.
     """
     squares, total, count = 0.0, torch.zeros(()), 0
-    for one in _examples(problem):
-        gradient = LossGradient(replace(problem, batch=one, more=())).flat.double()
+    for gradient in _gradients(problem):
         squares, total, count = squares + float(gradient.square().sum()), total + gradient, count + 1
     mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
@@ -187,51 +178,10 @@ def training_cost(problem: Objective, request: Request) -> Measured:
     than 0.2 s); the sum is what that many would take. Seconds are of this machine, and differ from run to run.
     """
     spent = cost_of(problem, request.at)
-    counts = {"hessian_products": spent.products, "looks": spent.num_refreshes}
+    counted = {"hessian_products": float(spent.products), "looks": float(spent.num_refreshes)}
     timed = {"training_cost": spent.seconds, "update_seconds": spent.update, "look_seconds": spent.refresh}
-    return Measured(
-        [
-            *(state_row(name, request, float(count)) for name, count in counts.items()),
-            *(state_row(name, request, without_error(value, "clock")) for name, value in timed.items()),
-        ]
-    )
-
-
-def state_row(
-    quantity: str,
-    request: Request,
-    found: float | Estimate,
-    *,
-    block: Block | None = None,
-    layer: int = 0,
-    index: int | None = None,
-) -> Row:
-    """Return the row of a number; one without an estimate is exact."""
-    estimate = found if isinstance(found, Estimate) else exact(found)
-    place = {} if block is not None else {"layer": layer, "row_layer": layer}
-    status = Status.not_converged if estimate.is_rough else Status.ok
-    return row_of(
-        block,
-        **place,
-        quantity=quantity,
-        index=index,
-        value=estimate.value,
-        error=error_of(estimate),
-        num_probes=estimate.num_probes,
-        estimator=estimate.by,
-        dtype=request.dtype.value,
-        status=(status if math.isfinite(estimate.value) else Status.nonfinite).value,
-    )
-
-
-def exact(value: float, by: str = EXACT) -> Estimate:
-    """Return a number without error, made `by` what is named."""
-    return Estimate(value, 0.0, 0, by)
-
-
-def without_error(value: float, by: str = EXACT) -> Estimate:
-    """Return a number whose error is not known."""
-    return Estimate(value, math.nan, 0, by)
+    clocked = {name: without_error(value, "clock") for name, value in timed.items()}
+    return Measured(state_rows(request, counted) + state_rows(request, clocked))
 
 
 def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
@@ -246,18 +196,12 @@ def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict
     return rows
 
 
-def spreads(problem: Objective) -> list[tuple[float, float]]:
-    """Return the standard deviations of scores (of allowed pairs) and of mixing weights of every attention layer."""
-    return [_of_layer(attention, hidden) for attention, hidden in _inputs(problem)]
-
-
-@torch.no_grad()
-def _of_layer(attention: SelfAttention | BareAttention, hidden: Tensor) -> tuple[float, float]:
-    scores = attention.scores(hidden, slice(None))
-    masked = _masked(attention, scores)
-    allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
-    pattern = attention.pattern(scores, slice(None), masked)
-    return float(scores[..., allowed].double().std()), float(pattern.double().std())
+def _attention(problem: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield scores, mask and mixing weights (float64) of every attention layer at all positions."""
+    for attention, hidden in _inputs(problem):
+        scores = attention.scores(hidden, slice(None))
+        masked = _masked(attention, scores)
+        yield scores, masked, attention.pattern(scores, slice(None), masked).double()
 
 
 def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
@@ -274,34 +218,27 @@ def _inputs(problem: Objective) -> list[tuple[SelfAttention | BareAttention, Ten
         return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]
     found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
-    hooks = [
-        module.register_forward_pre_hook(lambda module, given: found.append((module, given[0].detach())))
-        for module in modules
-    ]
-    try:
-        with torch.no_grad():
-            problem.network(problem.batch.inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(modules, lambda module, given, _: found.append((module, given[0].detach()))), torch.no_grad():
+        problem.network(problem.batch.inputs)
     return found
 
 
 def gram(problem: Objective) -> Float[Tensor, " k"]:
     """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1."""
-    singles = list(islice(_examples(problem), EXAMPLES))
-    if len(singles) < 2:
+    single = list(islice(_gradients(problem), EXAMPLES))
+    if len(single) < 2:
         return torch.full((1,), float("nan"), dtype=torch.float64)
-    slopes = torch.stack([LossGradient(replace(problem, batch=one, more=())).flat.double() for one in singles])
+    slopes = torch.stack(single)
     centred = slopes - slopes.mean(dim=0)
-    return eigenvalues(centred @ centred.T / (len(singles) - 1)).clamp(min=0)
+    return eigenvalues(centred @ centred.T / (len(slopes) - 1)).clamp(min=0)
 
 
-def _examples(problem: Objective) -> Iterator[Batch]:
-    """Yield every example as a batch of its own."""
-    for batch in (problem.batch, *problem.more):
-        pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
-        yield from (Batch(inputs, targets, batch.scored) for inputs, targets in pairs)
+def _gradients(problem: Objective) -> Iterator[Float[Tensor, " n"]]:
+    """Yield the gradient of every example, a batch of its own."""
+    for batch in problem.batches:
+        for inputs, targets in zip(batch.inputs.split(1), batch.targets.split(1), strict=True):
+            example = Batch(inputs, targets, batch.scored)
+            yield LossGradient(replace(problem, batch=example, more=())).flat.double()
 
 
 @dataclass(frozen=True)

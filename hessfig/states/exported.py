@@ -46,7 +46,7 @@ def plain_files(
     files = {WEIGHTS: tensors_as_bytes(held)}
     if config.state.kind == State.trained and (kept := moments(config, sigma=sigma, seed=seed, step=step)):
         files[OPTIMISER] = tensors_as_bytes(kept)
-    files[MEASURED] = batches_as_bytes((found.batch, *found.more))
+    files[MEASURED] = batches_as_bytes(found.batches)
     files |= {name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()}
     point = {"sigma": sigma, "step": step, "seed": seed}
     content = {**said, **point, **_described(found), "settings": _without_places(in_manifest(config))}
@@ -89,7 +89,7 @@ def _described(found: Objective) -> dict[str, Any]:
     return {
         "loss": {"module": type(found.loss).__name__, "reduction": getattr(found.loss, "reduction", None)},
         "weight_decay": found.decay,
-        "batch_sizes": [batch.size for batch in (found.batch, *found.more)],
+        "batch_sizes": [batch.size for batch in found.batches],
         "weights": [_named(weight, shapes[weight.parameter]) for weight in layout.weights],
         "all": [weight.parameter for weight in layout.side(0, "all")],
     }

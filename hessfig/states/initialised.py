@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config.enums import DType, Initialisation, SigmaScales
+from hessfig.config.enums import Initialisation, SigmaScales
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
@@ -53,7 +53,7 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
 
     maker = kind(config.model.kind)
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
-    network = maker.skeleton(config).to(_torch_type(config.dtype))
+    network = maker.skeleton(config).to(getattr(torch, config.dtype))
     scaled = _scaled(config.model, maker.layout(config))
     draw_weights(network, _draw_for(config.model, sigma, seed, scaled))
     if isinstance(network, BareAttention):
@@ -70,12 +70,6 @@ def draw_weights(network: nn.Module, draw: Callable[[str, torch.Size], Tensor]) 
                 parameter.copy_(draw(name, parameter.shape))
             else:
                 parameter.fill_(1.0 if name in gains else 0.0)
-
-
-def _torch_type(dtype: DType) -> torch.dtype:
-    found = getattr(torch, dtype)
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 def _draw_for(

@@ -1,13 +1,17 @@
-"""The one batch a sweep measures on: inputs, targets and scored positions, from the task's own seed."""
+"""The batches a sweep measures on: inputs, targets and scored positions, from the task's own seed; masked words."""
+
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from jaxtyping import Int
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config.enums import Data, DType, Loss
+from hessfig.config.enums import Data, DType, Loss, MaskedAs
 from hessfig.config.science import TaskConfig
-from hessfig.curvature.losses import CrossEntropy, SquaredError
+from hessfig.curvature.losses import IGNORED, CrossEntropy, SquaredError
 from hessfig.curvature.problem import Batch
+from hessfig.errors import UserError
 from hessfig.rng import stream
 from hessfig.tasks import text
 from hessfig.tasks.addition import addition_batch
@@ -39,7 +43,7 @@ def micro_batches(tokens: Tensor, first_scored: int, at_once: int) -> list[Batch
     return [Batch(piece, piece[:, scored.start + 1 : scored.stop + 1], scored) for piece in pieces]
 
 
-def picture_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dtype: DType) -> Batch:
+def picture_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
     """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
     training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
     chosen = torch.randperm(len(training), generator=generator)[:size]
@@ -58,7 +62,7 @@ def _pictured(chosen: Pictures, task: TaskConfig, kind: torch.dtype) -> Batch:
     return Batch(images, targets, slice(0, 1))
 
 
-def text_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dtype: DType) -> Batch:
+def text_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
     """Draw windows of the training text, their starts uniform; a larger batch of the same seed holds the smaller."""
     ids, length = text.split(task).training, task.num_tokens
     starts = torch.randint(0, len(ids) - length + 1, (size,), generator=generator)
@@ -77,7 +81,7 @@ def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype
     return F.one_hot(labels, task.vocabulary).to(dtype)
 
 
-def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: torch.Generator) -> Batch:
+def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: Generator) -> Batch:
     """Draw tokens sqrt(1 - rho) own + sqrt(rho) shared, of variance one and correlation rho, and N(0, 1) targets."""
     shape = (task.batch_size, task.num_tokens, width)
     inputs, targets = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -85,6 +89,67 @@ def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator:
         shared = torch.randn((shape[0], 1, width), dtype=torch.float64, generator=generator)
         inputs = (1 - rho) ** 0.5 * inputs + rho**0.5 * shared
     return Batch(inputs.to(dtype), targets.to(dtype), slice(0, shape[1]))
+
+
+_SHARES = (0.8, 0.9)  # of masked_as=mixed: below the first the mask's word, below the second any word, above itself
+
+
+@dataclass(frozen=True)
+class Special:
+    """Words with a meaning of their own: the `mask`, and all those that are `kept`, never masked nor drawn."""
+
+    mask: int
+    kept: tuple[int, ...]
+
+
+def masked_batches(
+    tokens: Int[Tensor, "batch length"], task: TaskConfig, special: Special, *, vocabulary: int, at_once: int
+) -> list[Batch]:
+    """Return sequences with masked tokens, `at_once` in a batch (the last may be smaller).
+
+    Targets are the masked tokens, IGNORED elsewhere; a batch weighs as many tokens as are masked in it, so that the
+    loss of all batches is the mean over all masked tokens. Raises UserError for a sequence of special words alone.
+    """
+    rows = [masked(row, number, task, special, vocabulary) for number, row in enumerate(tokens)]
+    inputs, targets = (torch.stack(side) for side in zip(*rows, strict=True))
+    scored = slice(0, tokens.shape[1])
+    pieces = zip(inputs.split(at_once), targets.split(at_once), strict=True)
+    return [Batch(some, wanted, scored, weight=float((wanted != IGNORED).sum())) for some, wanted in pieces]
+
+
+def masked(
+    row: Int[Tensor, " length"], number: int, task: TaskConfig, special: Special, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """Return the `number`-th sequence with masked tokens, and its targets.
+
+    max(1, round(share n)) of its n words that are not special are masked, chosen evenly by a stream of task.seed and
+    `number`: a larger batch holds the smaller one. Raises UserError where there is no such word.
+    """
+    words = torch.tensor([word not in special.kept for word in row.tolist()]).nonzero().squeeze(1)
+    if not len(words):
+        raise UserError(
+            "task.path: a sequence has no word that could be masked",
+            got=f"sequence {number + 1}: {row.tolist()[:8]} ...",
+            allowed="words besides padding and those of the tokenizer's own",
+            remedy="leave the sequence out",
+        )
+    generator = stream(task.seed, "task", task.data.value, number)
+    count = max(1, round(task.masked_share * len(words)))
+    chosen = words[torch.randperm(len(words), generator=generator)[:count]]
+    inputs, targets = row.clone(), torch.full_like(row, IGNORED)
+    targets[chosen] = row[chosen]
+    inputs[chosen] = _becomes(row[chosen], task, special, vocabulary, generator)
+    return inputs, targets
+
+
+def _becomes(words: Tensor, task: TaskConfig, special: Special, vocabulary: int, generator: Generator) -> Tensor:
+    masks = torch.full_like(words, special.mask)
+    if task.masked_as == MaskedAs.mask:
+        return masks
+    others = torch.tensor([word for word in range(vocabulary) if word not in special.kept])
+    drawn = others[torch.randint(len(others), words.shape, generator=generator)]
+    share = torch.rand(words.shape, generator=generator)
+    return torch.where(share < _SHARES[0], masks, torch.where(share < _SHARES[1], drawn, words))
 
 
 def loss_module(task: TaskConfig) -> nn.Module:

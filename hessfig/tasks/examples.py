@@ -35,7 +35,8 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
     if is_full_batch(config):
         return _whole(config)
     if training.data == TrainingData.fixed:
-        return _part(_whole(config), training.batch_size, generator)
+        whole = _whole(config)
+        return whole.samples(torch.randperm(len(whole.inputs), generator=generator)[: training.batch_size])
     if task.data in CHOSEN:
         return CHOSEN[task.data](task, training.batch_size, generator, dtype=training.dtype)
     x, y = _operands(training.batch_size, task, generator)
@@ -94,8 +95,3 @@ def _operands(size: int, task: TaskConfig, generator: Generator) -> tuple[Tensor
 
 def _whole(config: Config) -> Batch:
     return draw_batch(config.task, width=config.model.d_model, dtype=config.training.dtype)
-
-
-def _part(whole: Batch, size: int, generator: Generator) -> Batch:
-    chosen = torch.randperm(len(whole.inputs), generator=generator)[:size]
-    return Batch(whole.inputs[chosen], whole.targets[chosen], whole.scored)

@@ -53,7 +53,8 @@ def split(task: TaskConfig) -> Split:
     number 10, 20, ... are held out, the others are for training. Of a file the last tenth is held out. Raises UserError
     for a file that is not there or is no UTF-8, is not that of task.sha256, or is too short for windows of task.length.
     """
-    found = _standard() if task.path is None else _own(task)
+    path = None if task.path is None else _there(task.path)
+    found = _standard() if path is None else _read(path, task.sha256, identity(path))
     shortest = min(len(found.training), len(found.held_out))
     if shortest < _window(task):
         raise UserError(
@@ -121,11 +122,6 @@ def _standard() -> Split:
     texts = [as_ids((folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
     chosen = [text for rank, text in enumerate(texts, 1) if rank % EVERY]
     return Split(np.concatenate(chosen), np.concatenate(texts[EVERY - 1 :: EVERY]))
-
-
-def _own(task: TaskConfig) -> Split:
-    path = _there(str(task.path))
-    return _read(path, task.sha256, identity(path))
 
 
 @cache

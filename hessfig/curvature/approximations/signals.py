@@ -12,7 +12,7 @@ from torch.func import functional_call
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
-from hessfig.curvature.problem import Objective, scored_outputs
+from hessfig.curvature.problem import Objective, hooked, scored_outputs
 from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
 from hessfig.weights import Weight
@@ -51,13 +51,8 @@ class OutputSide:
         self.problem, self.body = problem, Evaluated(problem.network, self._by_position)
         self._called: set[nn.Module] = set()
         linear = [module for module in problem.network.modules() if isinstance(module, nn.Linear)]
-        handles = [module.register_forward_hook(lambda called, *_: self._called.add(called)) for module in linear]
-        try:
-            with torch.no_grad():
-                self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(linear, lambda called, *_: self._called.add(called)), torch.no_grad():
+            self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored)
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
 
     def _by_position(
@@ -147,21 +142,17 @@ class OutputSide:
         assert module is not None, "weights of other modules were left out"
         inputs: list[Tensor] = []
         leaves: list[Tensor] = []
-        handle = module.register_forward_hook(partial(_seen, inputs, leaves))
-        try:
-            with torch.enable_grad(), differentiable_twice():
-                outputs = self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
-                _, positions, width = outputs.shape
-                entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-                _check_bytes(entries, f"what is sent back through {weight.parameter}")
-                self._check_samples(outputs, leaves, weight)
-                sent_back = [
-                    self._joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), leaves))
-                    for place in range(positions)
-                    for column in range(width)
-                ]
-        finally:
-            handle.remove()
+        with hooked([module], partial(_seen, inputs, leaves)), torch.enable_grad(), differentiable_twice():
+            outputs = self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
+            _, positions, width = outputs.shape
+            entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+            _check_bytes(entries, f"what is sent back through {weight.parameter}")
+            self._check_samples(outputs, leaves, weight)
+            sent_back = [
+                self._joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), leaves))
+                for place in range(positions)
+                for column in range(width)
+            ]
         return Signals(self._joined(inputs), torch.stack(sent_back))
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:

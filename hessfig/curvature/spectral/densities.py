@@ -163,7 +163,7 @@ def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"
             pass
         full += [_rule(run, steps, steps) for run in runs]
         half += [_rule(run, steps // 2, steps // 2) for run in runs]
-    return Quadrature(*_stacked(full), *_stacked(half))
+    return Quadrature(*torch.stack(full, dim=1), *torch.stack(half, dim=1))
 
 
 def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
@@ -173,11 +173,6 @@ def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
     rule = torch.zeros(2, size, dtype=torch.float64)
     rule[0, :length], rule[1, :length] = values, coefficients[0].square()
     return rule
-
-
-def _stacked(rules: list[Tensor]) -> tuple[Tensor, Tensor]:
-    nodes, weights = torch.stack(rules, dim=1)
-    return nodes, weights
 
 
 _RANK = 1e-12  # directions below this share of the largest are no part of a range

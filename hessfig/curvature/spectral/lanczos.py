@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.column import PROBES_AT_ONCE, SPLIT, Column, chunks
+from hessfig.curvature.column import SPLIT, Column, multiplied
 from hessfig.curvature.rounding import SYMMETRY
 from hessfig.rng import stream
 from hessfig.terms import Part
@@ -72,12 +72,7 @@ class Square:
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return A V as float64, on the CPU. Raises NotFinite for products that are not finite."""
         self.products += vectors.shape[1]
-        given = vectors.to(self.column.dtype)
-        found = [
-            self.column.split_matmat(chunk, parts=[self.part])[self.row, self.part]
-            for chunk in chunks(given, self.column, PROBES_AT_ONCE)
-        ]
-        product = torch.cat(found, dim=1).to(vectors)
+        product = multiplied(self.column, vectors, [self.part])[self.row, self.part].to(vectors)
         if not bool(product.isfinite().all()):
             raise NotFinite(f"products of {self.part} are not finite")
         return product

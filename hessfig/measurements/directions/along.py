@@ -9,15 +9,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessfig.config.enums import Heading
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, entries_of, view_of
+from hessfig.curvature.column import Column, entries_of, multiplied, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
-from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
-from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
+from hessfig.measurements.eigenvalues import extremes_of, square_columns
+from hessfig.measurements.quantity import Measured, Request, Row, block_row, exact, state_row, state_rows
 from hessfig.measurements.stability import Named, update_of
-from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Block, Optimiser, Part
 from hessfig.weights import Weight
 
@@ -88,9 +87,9 @@ class NamedDirections:
         return slope.sign() if heading == Heading.sign else slope
 
     def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
-        settings, square, drawn = self._request.spectrum, Square(column, block, Part.H), self._stream(block)
+        square = Square(column, block, Part.H)
         try:
-            found = extremes(square, end, tolerance=settings.tolerance, steps=settings.steps, generator=drawn)
+            found = extremes_of(square, end, self._request.spectrum, self._stream(block))
         except NotFinite:
             return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
         return found.vectors[:, 0].cpu(), found.converged
@@ -125,8 +124,8 @@ def along(problem: Objective, request: Request) -> Measured:
 
 def _facts(name: str, request: Request, block: Block, slope: Vector, vector: Vector) -> list[Row]:
     length = float(vector.norm())
-    facts = {"slope": float(slope @ vector) / length if length else math.nan, "length": length}
-    return [state_row(f"{name}_{number}", request, value, block=block) for number, value in facts.items()]
+    facts = {f"{name}_slope": float(slope @ vector) / length if length else math.nan, f"{name}_length": length}
+    return state_rows(request, facts, block=block)
 
 
 def _rows(
@@ -139,9 +138,8 @@ def _rows(
     index: int | None = None,
     is_rough: bool = False,
 ) -> list[Row]:
-    found = {number: Estimate(value, 0.0, 0, _BY, is_rough=is_rough) for number, value in numbers.items()}
-    made = {number: block_row(f"{name}_{number}", request, block, part, one) for number, one in found.items()}
-    return [{**row, "index": index} for row in made.values()]
+    found = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
+    return [block_row(number, request, block, part, one, index=index) for number, one in found.items()]
 
 
 def _split(
@@ -162,9 +160,8 @@ def _split(
 
 def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
     """Return A V of every part, in float64 on the CPU."""
-    given = vectors.to(column.dtype)
-    made = [column.split_matmat(chunk, request.parts) for chunk in chunks(given, column, PROBES_AT_ONCE)]
-    return {part: torch.cat([one[block, part] for one in made], dim=1).double().cpu() for part in request.parts}
+    products = multiplied(column, vectors, request.parts)
+    return {part: products[block, part].double().cpu() for part in request.parts}
 
 
 def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
@@ -207,8 +204,7 @@ def _singular(named: NamedDirections, column: Column, block: Block, request: Req
             "decay": -_slope(at, heights, counts),
             "positive": float((heights[counts] > 0).double().mean()),
         }
-        for number, value in fits.items():
-            yield block_row(f"curvature_{number}", request, block, part, Estimate(value, 0.0, 0, _BY))
+        yield from _rows("curvature", request, block, part, fits)
 
 
 def _counts(values: Vector) -> Bool[Tensor, " n"]:

@@ -13,12 +13,11 @@ from hessfig.curvature.approximations.named import SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Objective, scored_outputs
+from hessfig.curvature.problem import Objective, scored_outputs
 from hessfig.measurements.compression import Subject, spearman
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Estimate, Measured, Request
+from hessfig.measurements.quantity import Estimate, Measured, Request, exact, state_row, state_rows
 from hessfig.measurements.stability import Trial
-from hessfig.measurements.training_dynamics import state_row
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
 from hessfig.tasks.examples import training_batch, unseen_batch
@@ -56,8 +55,8 @@ def influence(problem: Objective, request: Request) -> Measured:
         removed = torch.stack([each[one].sum(dim=0) / (count - len(one)) for one in left_out], dim=1)
         for name, (matrix, error) in _matrices(subject, config.compression.damping).items():
             found = score(seen @ torch.linalg.solve(matrix, removed), true)
-            rows.append(state_row(f"{name}_influence_score", request, found, block=block))
-            rows.append(state_row(f"{name}_influence_error", request, error, block=block))
+            numbers = {f"{name}_influence_score": found, f"{name}_influence_error": exact(error)}
+            rows += state_rows(request, numbers, block=block)
     return Measured(rows, {"true": true.numpy()})
 
 
@@ -101,7 +100,7 @@ def retrained(request: Request, kept: Int[Tensor, " m"]) -> nn.Module:
     at = request.at
     start = initialised(replace(at.config, dtype=DType.float64), sigma=at.sigma, seed=at.seed)
     whole = training_batch(at.config, seed=at.seed, step=1)
-    part, trial = Batch(whole.inputs[kept], whole.targets[kept], whole.scored), Trial(start, at.config.training)
+    part, trial = whole.samples(kept), Trial(start, at.config.training)
     for step in range(1, (at.step or 0) + 1):
         trial.step(step, part, seed=at.seed)
     return trial.network

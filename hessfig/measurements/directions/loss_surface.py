@@ -18,8 +18,9 @@ from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.densities import dense_matrix
-from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.curvature.spectral.extremes import End, Extremes
 from hessfig.curvature.spectral.lanczos import Square
+from hessfig.measurements.eigenvalues import extremes_of
 from hessfig.models.routes import Engines
 from hessfig.terms import Block, Group, Part
 
@@ -68,8 +69,7 @@ class Surface:
 
     def extreme(self, end: End, settings: SpectrumConfig, generator: Generator) -> Extremes:
         """Return the outermost eigenvalue of the Hessian at the start, by Lanczos. Raises NotFinite."""
-        operator = self.operator(self.start)
-        return extremes(operator, end, tolerance=settings.tolerance, steps=settings.steps, generator=generator)
+        return extremes_of(self.operator(self.start), end, settings, generator)
 
     def hessian(self, w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
         """Return the dense Hessian at w, symmetric where it is finite.

@@ -1,7 +1,6 @@
 """Quantity norm_sharpness: the largest curvature in the unit balls of norms, as the lower bound that a search finds."""
 
 import statistics
-from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -9,10 +8,10 @@ from torch import Tensor
 
 from hessfig.curvature.gradients import LossGradient, WholeHessian
 from hessfig.curvature.problem import Objective
-from hessfig.curvature.spectral.extremes import End, extremes
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row
+from hessfig.curvature.spectral.extremes import End
+from hessfig.measurements.eigenvalues import extremes_of, outer_estimate
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, exact, state_row, state_rows
 from hessfig.measurements.stability import coming_rate
-from hessfig.measurements.training_dynamics import state_row
 from hessfig.states.training.norm_descent import length, steepest
 from hessfig.terms import Block, Group, Part, StepNorm
 
@@ -42,27 +41,17 @@ class _Search:
     def __init__(self, problem: Objective, request: Request) -> None:
         self._request, self._slope = request, LossGradient(problem)
         self._shapes = [one.shape for one in self._slope.gradient.values()]
-        self._block = Block(0, Group.all.value, Group.all.value)
         self._hessian = WholeHessian(self._slope)
-        self._generator, settings = request.stream(0, Group.all.value), request.spectrum
-        self._largest = extremes(
-            self._hessian, End.largest, tolerance=settings.tolerance, steps=settings.steps, generator=self._generator
-        )
+        self._generator = request.stream(0, Group.all.value)
+        self._largest = extremes_of(self._hessian, End.largest, request.spectrum, self._generator)
 
-    def rows(self, norm: StepNorm) -> Iterator[Row]:
-        """Yield the sharpness of a norm, and the curvature along its steepest direction."""
+    def rows(self, norm: StepNorm) -> list[Row]:
+        """Return the sharpness of a norm, and the curvature along its steepest direction."""
         steep, _ = self._steepest(self._slope.flat.double().cpu(), norm)
-        along = float(steep @ self._product(steep))
-        found = self._euclidean() if norm == StepNorm.euclidean else self._best(norm, steep)
-        for name, one in (
-            (f"{norm}_sharpness", found),
-            (f"{norm}_steepest_curvature", Estimate(along, 0.0, 0, "products")),
-        ):
-            yield {**state_row(name, self._request, one, block=self._block), "part": Part.H.value}
-
-    def _euclidean(self) -> Estimate:
-        value, residual = float(self._largest.values[0]), float(self._largest.residuals[0])
-        return Estimate(value, residual, 0, "lanczos", is_rough=not self._largest.converged)
+        along = exact(float(steep @ self._product(steep)), "products")
+        found = outer_estimate(self._largest) if norm == StepNorm.euclidean else self._best(norm, steep)
+        numbers = {f"{norm}_sharpness": found, f"{norm}_steepest_curvature": along}
+        return state_rows(self._request, numbers, block=Block(0, Group.all.value, Group.all.value), part=Part.H)
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
         count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].cpu()

@@ -13,9 +13,8 @@ from hessfig.config.enums import Ray
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.measurements.directions.loss_surface import ExpansionRule, LossPoint, Surface
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, state_row, state_rows
 from hessfig.measurements.requirements import is_dense
-from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Group
 
 Array = NDArray[np.float64]
@@ -80,7 +79,7 @@ class _Axes:
         values = self.spectrum[0]
         cut = self.request.spectrum.cut * float(values.abs().max())
         counts = {"convex": values > cut, "flat": values.abs() <= cut, "concave": values < -cut}
-        return [state_row(f"{name}_directions", self.request, float(one.sum())) for name, one in counts.items()]
+        return state_rows(self.request, {f"{name}_directions": float(one.sum()) for name, one in counts.items()})
 
     def _drawn(self, ray: Ray) -> Tensor:
         if ray == Ray.gradient:
@@ -140,7 +139,7 @@ class _Line:
             state_row(f"{name}_departure", request, Estimate(value, error, 0, "losses"), index=side)
             for side, (value, error) in enumerate(self.departures, 1)
         ]
-        return [*(state_row(key, request, one) for key, one in numbers.items()), *departures]
+        return state_rows(request, numbers) + departures
 
     def drawn(self, points: int) -> dict[str, Array]:
         """Return distances from -reach to reach, and the loss and its expansion there."""

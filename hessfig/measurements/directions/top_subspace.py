@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.gradients import LossGradient, Samples, WholeHessian
-from hessfig.curvature.problem import Batch, Objective, standard_error
-from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.curvature.problem import Objective, standard_error
+from hessfig.curvature.spectral.extremes import End, Extremes
+from hessfig.measurements.eigenvalues import extremes_of
 from hessfig.measurements.landscape import POINTS, samples_of
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, exact, state_row, state_rows
 from hessfig.terms import Group
 
-_EXACT = "closed form"
+_CLOSED = "closed form"
 Columns = Float[Tensor, "n k"]
 
 
@@ -43,11 +43,8 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
     random = torch.linalg.qr(torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)).Q
     start = float(samples.losses().double().var())
     full, bent = _mean(_measured(samples, points, settings.spread)), _mean(_expanded(samples, points, settings.spread))
-    rows = [
-        state_row("landscape_start", request, start),
-        state_row("landscape_full", request, full),
-        state_row("landscape_full_quadratic", request, bent),
-    ]
+    numbers = {"landscape_start": exact(start), "landscape_full": full, "landscape_full_quadratic": bent}
+    rows = state_rows(request, numbers)
     closed = {"top": Expansion.of(samples, top), "random": Expansion.of(samples, random)}
     for count in settings.dimensions:
         here = _mean(_measured(samples, top[:, :count] @ inside[:count], settings.spread))
@@ -56,8 +53,8 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
             value = expansion.within(count).mean_variance(settings.spread)
             share = (value - start) / (bent.value - start)
             error = abs(share / (bent.value - start)) * bent.error
-            exact, ratio = Estimate(value, 0.0, 0, _EXACT), replace(bent, value=share, error=error)
-            rows.append(_row(f"landscape_{name}_quadratic", request, exact, count, found))
+            ratio = replace(bent, value=share, error=error)
+            rows.append(_row(f"landscape_{name}_quadratic", request, exact(value, _CLOSED), count, found))
             rows.append(_row(f"landscape_{name}_share", request, ratio, count, found))
     return Measured(rows)
 
@@ -101,16 +98,9 @@ class Expansion:
 
 def _top(problem: Objective, count: int, request: Request) -> Extremes:
     """Return the outermost eigenvectors of the Hessian of the first samples, in every parameter."""
-    batch, settings = problem.batch, request.spectrum
-    chosen = replace(problem, batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored))
-    return extremes(
-        WholeHessian(LossGradient(chosen)),
-        End.largest,
-        k=max(request.at.config.landscape.dimensions),
-        tolerance=settings.tolerance,
-        steps=settings.steps,
-        generator=request.stream(0, Group.all.value),
-    )
+    chosen = replace(problem, batch=problem.batch.samples(slice(count)))
+    hessian, generator = WholeHessian(LossGradient(chosen)), request.stream(0, Group.all.value)
+    return extremes_of(hessian, End.largest, request.spectrum, generator, k=max(request.at.config.landscape.dimensions))
 
 
 def _measured(samples: Samples, points: Columns, spread: float) -> Iterator[float]:

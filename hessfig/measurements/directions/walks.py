@@ -1,7 +1,7 @@
 """Walks over the loss surface: gradient descent next to that on a quadratic model, searches for critical points."""
 
 import math
-from dataclasses import dataclass, field
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.measurements.directions.loss_surface import ExpansionRule, Surface
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.quantity import Measured, Request, exact, state_rows
 from hessfig.terms import Group
 
 Vector = Float[Tensor, " n"]
@@ -43,63 +42,43 @@ def descent(problem: Objective, request: Request) -> Measured:
     rule = ExpansionRule(settings.departure, surface.rounding)
     found = {
         "rate": rate,
-        "horizon": rule.horizon(course.losses, course.model_losses) if math.isfinite(rate) else math.nan,
-        "run_curvature": _ratio(course.run_curvatures, course.curvatures),
-        "line_curvature": _ratio(course.line_curvatures, course.curvatures),
+        "horizon": rule.horizon(course["losses"], course["model_losses"]) if math.isfinite(rate) else math.nan,
+        "run_curvature": _ratio(course["run_curvatures"], course["curvatures"]),
+        "line_curvature": _ratio(course["line_curvatures"], course["curvatures"]),
     }
-    made = {name: Estimate(one, 0.0, 0, "descent", is_rough=not converged) for name, one in found.items()}
-    rows = [state_row(f"descent_{name}", request, one) for name, one in made.items()]
-    return Measured(rows, course.arrays)
+    made = {f"descent_{name}": exact(one, "descent", is_rough=not converged) for name, one in found.items()}
+    return Measured(state_rows(request, made), {name: np.array(one) for name, one in course.items()})
 
 
-@dataclass
-class _Course:
-    """What is seen step by step."""
-
-    losses: list[float] = field(default_factory=list)
-    model_losses: list[float] = field(default_factory=list)
-    distances: list[float] = field(default_factory=list)
-    model_distances: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    curvatures: list[float] = field(default_factory=list)
-    line_curvatures: list[float] = field(default_factory=list)
-    sizes: list[float] = field(default_factory=list)
-
-    @property
-    def run_curvatures(self) -> list[float]:
-        """Second differences of the losses of the run, over twice the product of the two steps' lengths."""
-        seconds = np.diff(self.losses, n=2)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = seconds / (2 * np.multiply(self.sizes[1:], self.sizes[:-1]))
-        return [math.nan, *found.tolist()]
-
-    @property
-    def arrays(self) -> Arrays:
-        """What is kept, as arrays."""
-        kept = {name: one for name, one in vars(self).items() if name != "sizes"}
-        return {name: np.array(one) for name, one in {**kept, "run_curvatures": self.run_curvatures}.items()}
-
-
-def _course(surface: Surface, rate: float, steps: int) -> _Course:
-    start, course = surface.at(surface.start), _Course()
+def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]:
+    """Return what is seen step by step, by name."""
+    start, course, sizes = surface.at(surface.start), defaultdict[str, list[float]](list), list[float]()
     w, away = surface.start, torch.zeros_like(surface.start)
     for step in range(steps + 1):
         here = surface.at(w)
         bent = start.product(away)
-        course.losses.append(here.loss)
-        course.model_losses.append(start.loss + float(start.gradient @ away + away @ bent / 2))
-        course.distances.append(float((w - surface.start).norm()))
-        course.model_distances.append(float(away.norm()))
-        course.gaps.append(float((w - surface.start - away).norm()))
+        course["losses"].append(here.loss)
+        course["model_losses"].append(start.loss + float(start.gradient @ away + away @ bent / 2))
+        course["distances"].append(float((w - surface.start).norm()))
+        course["model_distances"].append(float(away.norm()))
+        course["gaps"].append(float((w - surface.start - away).norm()))
         if step == steps:
-            return course
+            break
         move = -rate * here.gradient
         size, ahead = float(move.norm()), surface.loss(w + move)
-        course.sizes.append(size)
-        course.curvatures.append(_over(float(move @ here.product(move)), size**2))
-        course.line_curvatures.append(_over(ahead - 2 * here.loss + surface.loss(w - move), size**2))
+        sizes.append(size)
+        course["curvatures"].append(_over(float(move @ here.product(move)), size**2))
+        course["line_curvatures"].append(_over(ahead - 2 * here.loss + surface.loss(w - move), size**2))
         w, away = w + move, away - rate * (start.gradient + bent)
-    return course
+    return {**course, "run_curvatures": _run_curvatures(course["losses"], sizes)}
+
+
+def _run_curvatures(losses: list[float], sizes: list[float]) -> list[float]:
+    """Return second differences of the losses of the run, over twice the product of the two steps' lengths."""
+    seconds = np.diff(losses, n=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = seconds / (2 * np.multiply(sizes[1:], sizes[:-1]))
+    return [math.nan, *found.tolist()]
 
 
 def _over(number: float, by: float) -> float:
@@ -150,9 +129,8 @@ def critical_points(problem: Objective, request: Request) -> Measured:
         "start": surface.loss(surface.start),
     }
     is_found = norm <= request.at.config.directions.tolerance
-    made = {name: Estimate(one, 0.0, 0, "least squares", is_rough=not is_found) for name, one in found.items()}
-    rows = [state_row(f"critical_{name}", request, one) for name, one in made.items()]
-    return Measured(rows, {"eigenvalues": values.numpy()})
+    made = {f"critical_{name}": exact(one, "least squares", is_rough=not is_found) for name, one in found.items()}
+    return Measured(state_rows(request, made), {"eigenvalues": values.numpy()})
 
 
 def _searched(surface: Surface, evaluations: int) -> Tensor:

@@ -33,7 +33,7 @@ from hessfig.models.stored.families import Encoder, Names
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
 from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.rng import stream
-from hessfig.tasks.masked_tokens import Special, masked_batches
+from hessfig.tasks.batch import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text
 from hessfig.weights import Layout
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hessfig.curvature.approximations.matrices import kronecker_factors
 from hessfig.curvature.batched import pulled_back
 from hessfig.curvature.double_backward import gradients
-from hessfig.curvature.problem import Batch, scored_outputs
+from hessfig.curvature.problem import Batch, hooked, scored_outputs
 from hessfig.terms import Optimiser
 
 Slopes = list[Tensor]
@@ -194,13 +194,8 @@ def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tenso
     def note(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         calls.setdefault(module, []).append((given[0].detach(), output))
 
-    handles = [module.register_forward_hook(note) for module in _maps(loss.network)]
-    try:
-        with torch.enable_grad():
-            outputs = loss.outputs()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(_maps(loss.network), note), torch.enable_grad():
+        outputs = loss.outputs()
     return outputs, {module: seen[0] for module, seen in calls.items() if len(seen) == 1}
 
 

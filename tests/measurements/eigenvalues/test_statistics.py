@@ -55,5 +55,6 @@ def test_sampled_numbers_come_with_their_spread_over_probes() -> None:
 def test_unused_entries_do_not_count() -> None:
     nodes, weights = np.array([[2.0, 0.0, 0.0]] * 3), np.array([[1.0, 0.0, 0.0]] * 3)
     for percent in read.PERCENT:
-        assert read.sampled_quantile(nodes, weights, percent) == read.Sampled(2.0, 0.0)
+        found = read.sampled_quantile(nodes, weights, percent)
+        assert (found.value, found.error) == (2.0, 0.0)
     assert np.isnan(read.sampled_quantile(nodes[:1], weights[:1], 50).error)
