@@ -29,14 +29,29 @@ class Fixed:
         return [None if dy_bar is None else self.back(dy_bar)]
 
 
-def times(factor: float) -> tuple[Map, Map]:
-    """Return multiplication by a number."""
+def times(factor: float | Float[Tensor, "length 1 1"]) -> tuple[Map, Map]:
+    """Return multiplication by a number, or by one for every position."""
+    if isinstance(factor, Tensor):
+        return (lambda rows: rows * factor.to(rows.dtype),) * 2
     return (lambda rows: factor * rows,) * 2
 
 
 def averaged(length: int) -> tuple[Map, Map]:
     """Return the mean over `length` positions, as one position."""
     return (lambda rows: rows.mean(dim=1, keepdim=True), lambda rows: rows.expand(-1, length, -1, -1) / length)
+
+
+def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
+    """Return the map to (x_1, ..., x_p, 0, ..., 0) side by side, for the positions p that see the `known` tokens."""
+    seen = known[:, None, :, None]
+
+    def there(rows: Tensor) -> Tensor:
+        return (rows.transpose(1, 2)[:, None] * seen.to(rows.dtype)).flatten(3)
+
+    def back(rows: Tensor) -> Tensor:
+        return (rows.unflatten(-1, (len(known.T), -1)) * seen.to(rows.dtype)).sum(dim=1).transpose(1, 2)
+
+    return there, back
 
 
 def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
