@@ -141,19 +141,26 @@ def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
     )
 
 
-class Rows(nn.Module):
-    """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
+class Shell(nn.Module):
+    """A module around a network, with its parameters, buffers and modules under the same names."""
 
-    It shares parameters, buffers and modules with the network, under the same names. Inputs are (samples, 2): number of
-    the batch, number of the sample in it. `read` makes the tensor of what the network returns and of the targets.
-    """
-
-    def __init__(self, network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         for held in ("_parameters", "_buffers", "_modules"):
             self.__dict__[held] = network.__dict__[held]
-        self.training, self.given = network.training, given
-        self._inside, self._read = (network,), read  # in a tuple: no module of this one
+        self.training, self._inside = network.training, (network,)  # in a tuple: no module of this one
+
+
+class Rows(Shell):
+    """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
+
+    Inputs are (samples, 2): number of the batch, number of the sample in it. `read` makes the tensor of what the
+    network returns and of the targets.
+    """
+
+    def __init__(self, network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__(network)
+        self.given, self._read = given, read
 
     @property
     def inputs(self) -> list[Tensor]:
