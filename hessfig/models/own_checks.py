@@ -228,7 +228,14 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         if not value.is_floating_point():
             _misfit(outputs, targets, f"it returned {shape_of(value)}")
         if value.requires_grad:
-            _differentiated(value, leaf)
+            of_outputs = partial(torch.autograd.grad, value, allow_unused=True)
+            if _called("the loss's backward pass", of_outputs, leaf)[0] is None:
+                raise UserError(
+                    "the loss does not depend on the network's outputs",
+                    got=f"{float(value.detach()):.6g}",
+                    allowed="a loss of outputs and targets",
+                    remedy="use its first argument",
+                )
             again = float(_called("the loss", loss, leaf, targets).detach())
             if again != float(value.detach()) and again == again:
                 _misfit(outputs, targets, f"it returned {float(value.detach()):.6g}, then {again:.6g}")
@@ -239,17 +246,6 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         allowed="a loss that autograd can follow back to the outputs",
         remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
     )
-
-
-def _differentiated(value: Tensor, leaf: Tensor) -> None:
-    (slope,) = _called("the loss's backward pass", lambda _: torch.autograd.grad(value, leaf, allow_unused=True), leaf)
-    if slope is None:
-        raise UserError(
-            "the loss does not depend on the network's outputs",
-            got=f"{float(value.detach()):.6g}",
-            allowed="a loss of outputs and targets",
-            remedy="use its first argument",
-        )
 
 
 def _misfit(outputs: Tensor, targets: Tensor, why: str) -> NoReturn:

@@ -96,9 +96,8 @@ class Builder:
             key = self._head_norm(key, kv_heads, attention.k_norm, (index, "gain_K"))
         if attention.score_gain is not None:
             query = self._head_norm(query, heads, self._unit(query, heads))
-            query = self.step(
-                Gain, f"{query}_gain", query, weights={WEIGHT: (index, "gain_S")}, gain=attention.score_gain
-            )
+            held = {WEIGHT: (index, "gain_S")}
+            query = self.step(Gain, f"{query}_gain", query, weights=held, gain=attention.score_gain)
             key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
         if self.model.positions == Positions.rope:
             positions = torch.arange(length, device=self.tape.values[key].device)
