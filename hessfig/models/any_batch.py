@@ -36,11 +36,10 @@ class Given:
     def rows(self, rows: Tensor) -> Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
 
-        def chosen(thing: Any) -> Any:
-            return thing[rows] if self._is_sampled(thing) else thing
+        def chosen(one: Tensor) -> Tensor:
+            return one[rows] if one.ndim > 0 and len(one) == self.size else one
 
-        words = {name: chosen(thing) for name, thing in self.words.items()}
-        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows), self.labelled)
+        return replace(self.mapped(chosen), size=len(rows))
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """Return the batch with every tensor replaced by its image."""
@@ -60,9 +59,6 @@ class Given:
     def __str__(self) -> str:
         named = (f"{name}: {shape_of(thing)}" for name, thing in self.words.items())
         return plain(", ".join([*map(shape_of, self.arguments), *named]), most=300)
-
-    def _is_sampled(self, thing: Any) -> bool:
-        return isinstance(thing, Tensor) and thing.ndim > 0 and len(thing) == self.size
 
 
 def is_plain(inputs: Any, targets: Any) -> bool:

@@ -1,7 +1,6 @@
 """Exact norms of weights below the last layer: outer-product blocks, and functional blocks of the scores."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -95,17 +94,11 @@ def _products(x: Tensor, rows: Tensor, others: Tensor, other_rows: Rows) -> Tens
 _AT_ONCE = 5
 
 
-@dataclass(frozen=True)
-class ScoreDerivatives:
-    """The scores s_hij listed: heads, queries i, keys j <= i."""
-
-    head: Int[Tensor, " p"]
-    query: Int[Tensor, " p"]
-    key: Int[Tensor, " p"]
-
-
 class LowerScores:
-    """The scores of one layer below the last, up to the last scored position, and the loss's curvature in them."""
+    """The scores of one layer below the last, up to the last scored position, and the loss's curvature in them.
+
+    The scores s_hij are listed: `head`, `query` i, `key` j <= i.
+    """
 
     def __init__(self, tape: Tape, layer: int, length: int) -> None:
         self.tape, self.name = tape, f"m{layer}"
@@ -113,7 +106,10 @@ class LowerScores:
         values = tape.holders[layer, Matrix.W_V]
         assert isinstance(values, LinearMap)
         self.inputs = values.x[:, :length]
-        self.scores, self.length = _causal_scores(self.mixing.heads, length, self.inputs.device), length
+        self.length, heads, device = length, self.mixing.heads, self.inputs.device
+        query, key = torch.tril_indices(length, length, device=device)
+        self.head = torch.arange(heads, device=device).repeat_interleave(len(query))
+        self.query, self.key = query.repeat(heads), key.repeat(heads)
 
     def squared_norms(self, matrix: Matrix, rows: Rows, parts: Sequence[Part]) -> dict[Part, float]:
         """Return ||H||_F^2 and ||H_f||_F^2 of `matrix`; `rows` are R df/dz of the mixed values z."""
@@ -132,15 +128,14 @@ class LowerScores:
     @cached_property
     def functional(self) -> Float[Tensor, "batch p p"]:
         """P_f: what follows the mixed values, column by column, and softmax's own diag(g) - g A^T - A g^T."""
-        every = torch.arange(len(self.scores.head), device=self.inputs.device)
+        every = torch.arange(len(self.head), device=self.inputs.device)
         behind = torch.cat([self._columns(chosen) for chosen in every.split(_AT_ONCE)], dim=2)
         if self.mixing.is_linear:
             return behind
-        at = self.scores
         assert self.mixing.cotangent is not None
         gradient = self._by_score(self.mixing.cotangent[:, : self.length, None])
-        pattern = self.mixing.pattern[:, at.head, at.query, at.key, None]
-        same_query = (at.head[:, None] == at.head) & (at.query[:, None] == at.query)
+        pattern = self.mixing.pattern[:, self.head, self.query, self.key, None]
+        same_query = (self.head[:, None] == self.head) & (self.query[:, None] == self.query)
         own = torch.diag_embed(gradient[..., 0]) - same_query * (gradient @ pattern.mT + pattern @ gradient.mT)
         return behind + own
 
@@ -156,35 +151,29 @@ class LowerScores:
 
     def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
         """Return the columns of d2<dl/df, f>/ds2 that belong to `chosen` scores, softmax itself left out."""
-        at, mixing = self.scores, self.mixing
-        head, query, key = at.head[chosen], at.query[chosen], at.key[chosen]
+        mixing = self.mixing
+        head, query, key = self.head[chosen], self.query[chosen], self.key[chosen]
         seeds = mixing.value.new_zeros(*mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1])
         seeds[:, query, torch.arange(len(chosen), device=chosen.device), head] = self._slopes[:, head, query, key]
         tangents = self.tape.push_from({self.name: seeds.flatten(3)}, self.tape.descendants([self.name]))
         bar = self.tape.pull_to([self.name], None, tangents)[self.name]
         if bar is None:
-            return mixing.value.new_zeros(len(mixing.value), len(at.head), len(chosen))
+            return mixing.value.new_zeros(len(mixing.value), len(self.head), len(chosen))
         return self._by_score(bar[:, : self.length])
 
     def _by_score(self, rows: Float[Tensor, "batch length k mixed"]) -> Float[Tensor, "batch p k"]:
         """Return dz/ds^T rows."""
         by_head = rows.unflatten(3, (self.mixing.heads, -1)).permute(0, 3, 1, 4, 2)
         products = self._slopes @ by_head
-        return products[:, self.scores.head, self.scores.query, self.scores.key]
+        return products[:, self.head, self.query, self.key]
 
     def _gram(self, matrix: Matrix, b: int) -> Float[Tensor, "later p p"]:
         """G_bc for every c >= b: a score's feature is x_i (x) k_hj / scale for W_Q, x_j (x) q_hi / scale for W_K."""
-        at, mixing, known = self.scores, self.mixing, slice(self.length)
-        outer, inner = (at.key, at.query) if matrix == Matrix.W_K else (at.query, at.key)
+        mixing, known = self.mixing, slice(self.length)
+        outer, inner = (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)
         vectors = (mixing.q if matrix == Matrix.W_K else mixing.k)[:, :, known] / mixing.scale
         of_inputs = self.inputs[b] @ self.inputs[b:].mT
         of_vectors = vectors[b] @ vectors[b:].mT
-        same_head = at.head[:, None] == at.head
-        picked = of_vectors[:, at.head[:, None], inner[:, None], inner] * same_head
+        same_head = self.head[:, None] == self.head
+        picked = of_vectors[:, self.head[:, None], inner[:, None], inner] * same_head
         return picked * of_inputs[:, outer[:, None], outer]
-
-
-def _causal_scores(heads: int, length: int, device: torch.device) -> ScoreDerivatives:
-    query, key = torch.tril_indices(length, length, device=device)
-    head = torch.arange(heads, device=device).repeat_interleave(len(query))
-    return ScoreDerivatives(head, query.repeat(heads), key.repeat(heads))

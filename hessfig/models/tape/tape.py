@@ -88,6 +88,18 @@ class Node(Protocol):
         """Return the tangents of the inputs' cotangents (None where not `needed`)."""
 
 
+class Step:
+    """What the steps have in common: the cotangent of the output, once it is recorded."""
+
+    cotangent: Tensor | None = None
+
+    @property
+    def y_bar(self) -> Float[Tensor, "batch length 1 d"]:
+        """The recorded cotangent, with the axis that tangents have."""
+        assert self.cotangent is not None
+        return self.cotangent.unsqueeze(2)
+
+
 def plus(a: Tangent, b: Tangent) -> Tangent:
     """Add, where None is zero."""
     if a is None or b is None:
@@ -113,13 +125,12 @@ class Holder(Node, Protocol):
         """Return the tangent of the cotangent of parameter `name`, summed over batch and positions."""
 
 
-class LinearMap:
+class LinearMap(Step):
     """y = x W^T + b. A perturbation dW adds x dW^T to dy and ybar dW to the tangent of xbar; db adds itself to dy."""
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear) -> None:
         self.inputs, self.output, self.x, self.weight = inputs, output, x, linear.weight
         self.value, self.parameters = linear(x), dict[str, Tensor](linear.named_parameters())
-        self.cotangent: Tensor | None = None
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -161,7 +172,7 @@ def _summed(left: Float[Tensor, "batch length m"], right: Float[Tensor, "batch l
     return times_transposed(left.flatten(0, 1).T, right.flatten(0, 1).T)
 
 
-class Lookup:
+class Lookup(Step):
     """y = rows of the table W picked by `index`: token and position embeddings (linear in W)."""
 
     inputs: tuple[str, ...] = ()
@@ -169,7 +180,6 @@ class Lookup:
     def __init__(self, output: str, index: Tensor, weight: Tensor) -> None:
         self.output, self.index, self.weight, self.value = output, index, weight, weight[index]
         self.parameters = {WEIGHT: weight}
-        self.cotangent: Tensor | None = None
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
