@@ -12,7 +12,7 @@ from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
-_COUNTS = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_ctx")  # as LensSizes begins
+_COUNTS = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_ctx")
 _FLAGS = (
     *("parallel_attn_mlp", "gated_mlp", "use_local_attn", "scale_attn_by_inverse_layer_idx"),
     *("final_rms", "post_embedding_ln", "use_normalization_before_and_after", "use_qk_norm"),
@@ -59,9 +59,14 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
     found = {name: count_of(given.get(name), name, where) for name in _COUNTS}
     check_pieces(found["n_layers"], found["n_heads"], where)
-    found["d_mlp"] = 0 if settings.get("attn_only") else found["d_mlp"]
     return LensSizes(
-        *found.values(),
+        n_layers=found["n_layers"],
+        n_heads=found["n_heads"],
+        d_model=width,
+        d_head=found["d_head"],
+        d_mlp=0 if settings.get("attn_only") else found["d_mlp"],
+        vocabulary=found["d_vocab"],
+        context=found["n_ctx"],
         activation=str(settings.get("act_fn")),
         norm=_norm(settings),
         scale=_scale(settings, found["d_head"], where),
