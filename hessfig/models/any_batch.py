@@ -36,11 +36,10 @@ class Given:
     def rows(self, rows: Tensor) -> Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
 
-        def chosen(thing: Any) -> Any:
-            return thing[rows] if self._is_sampled(thing) else thing
+        def chosen(one: Tensor) -> Tensor:
+            return one[rows] if one.ndim > 0 and len(one) == self.size else one
 
-        words = {name: chosen(thing) for name, thing in self.words.items()}
-        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows), self.labelled)
+        return replace(self.mapped(chosen), size=len(rows))
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """Return the batch with every tensor replaced by its image."""
@@ -60,9 +59,6 @@ class Given:
     def __str__(self) -> str:
         named = (f"{name}: {shape_of(thing)}" for name, thing in self.words.items())
         return plain(", ".join([*map(shape_of, self.arguments), *named]), most=300)
-
-    def _is_sampled(self, thing: Any) -> bool:
-        return isinstance(thing, Tensor) and thing.ndim > 0 and len(thing) == self.size
 
 
 def is_plain(inputs: Any, targets: Any) -> bool:
@@ -141,19 +137,26 @@ def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
     )
 
 
-class Rows(nn.Module):
-    """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
+class Shell(nn.Module):
+    """A module around a network, with its parameters, buffers and modules under the same names."""
 
-    It shares parameters, buffers and modules with the network, under the same names. Inputs are (samples, 2): number of
-    the batch, number of the sample in it. `read` makes the tensor of what the network returns and of the targets.
-    """
-
-    def __init__(self, network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         for held in ("_parameters", "_buffers", "_modules"):
             self.__dict__[held] = network.__dict__[held]
-        self.training, self.given = network.training, given
-        self._inside, self._read = (network,), read  # in a tuple: no module of this one
+        self.training, self._inside = network.training, (network,)  # in a tuple: no module of this one
+
+
+class Rows(Shell):
+    """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
+
+    Inputs are (samples, 2): number of the batch, number of the sample in it. `read` makes the tensor of what the
+    network returns and of the targets.
+    """
+
+    def __init__(self, network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__(network)
+        self.given, self._read = given, read
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -133,20 +133,23 @@ def rotated(rows: Float[Tensor, "*rows length d"], positions: Tensor, *, back: b
 class Attending(nn.Module):
     """What every attention of the package does: scores, mixing weights, mixed values and their gate.
 
-    Its children have the linear maps `q`, `v` and, but for the single matrix, `k`; with a gate `g`. Differential
-    attention makes two `sets` of scores of every head, each from one half of its queries and keys.
+    It has the linear maps `q`, `v` and, but for the single matrix, `k`; `o` unless it `is_bare`, which leaves out
+    biases too; with a gate `g`. Differential attention makes two `sets` of scores of every head, each from one half of
+    its queries and keys.
     """
 
-    q: nn.Linear
-    k: nn.Linear
-    v: nn.Linear
-
-    def set_up(self, model: ModelConfig, d_head: int, d_value: int, *, bias: bool) -> None:
-        """Add what `model` asks for in addition to queries, keys and values of its heads."""
+    def __init__(self, model: ModelConfig, d_head: int, d_value: int, *, is_bare: bool) -> None:
+        super().__init__()
         self.model, self.n_heads = model, model.n_heads
         self.kv_heads = model.n_kv_heads or model.n_heads
         self.sets = 2 if model.attention == Attention.differential else 1
-        self.is_single = model.query_key == QueryKey.single
+        self.is_single, bias = model.query_key == QueryKey.single, not is_bare
+        self.q = nn.Linear(model.d_model, self.n_heads * (model.d_model if self.is_single else d_head), bias)
+        if not self.is_single:
+            self.k = nn.Linear(model.d_model, self.kv_heads * d_head, bias)
+        self.v = nn.Linear(model.d_model, self.kv_heads * d_value, bias)
+        if not is_bare:
+            self.o = nn.Linear(self.n_heads * d_value, model.d_model)
         self.divisor = math.sqrt(d_head // self.sets) * model.temperature
         normed, is_differential = model.scores == Scores.qk_norm, self.sets == 2
         self.q_norm = RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()

@@ -78,12 +78,8 @@ def _of_batch(
 ) -> list[Tensor]:
     leaves = list(at.values())
     value = scalar(suffix.at(at, start))
-    if not order:
-        return [value.detach()]
-    slopes = gradients(value, leaves, create_graph=order > 1)
-    if order == 1:
-        return [value.detach(), *slopes]
-    product = gradients(inner(of_second_order(slopes), vector), leaves)
+    slopes = gradients(value, leaves, create_graph=order > 1) if order else []
+    product = gradients(inner(of_second_order(slopes), vector), leaves) if order > 1 else []
     return [one.detach() for one in (value, *slopes, *product)]
 
 

@@ -189,12 +189,9 @@ class _Network:
         lengths = [max(one.layer for one in placed if one.stack == stack) for stack in stacks]
         above = dict(zip(stacks, accumulate([0, *lengths]), strict=False))
         self.has_layers = bool(stacks)
-        self.held = [
-            replace(one, layer=one.layer + above[one.stack])
-            if one.layer and one.stack in above
-            else replace(one, layer=0)
-            for one in placed
-        ]
+        in_stack = [one.layer > 0 and one.stack in above for one in placed]
+        layers = [one.layer + above[one.stack] if inside else 0 for one, inside in zip(placed, in_stack, strict=True)]
+        self.held = [replace(one, layer=layer) for one, layer in zip(placed, layers, strict=True)]
 
     @property
     def asked(self) -> dict[str, tuple[int, ...]]:

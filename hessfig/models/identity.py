@@ -3,9 +3,10 @@
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -138,38 +139,9 @@ class _Walk:
         self.hash.update(f"{words}\n".encode("utf-8", "surrogatepass"))
 
 
-def _pieces(thing: Any) -> Iterator[Any]:
-    """Yield what code, classes, bound functions and other objects are made of."""
-    if isinstance(thing, Enum):
-        yield from (type(thing).__qualname__, thing.name)
-    elif isinstance(thing, ModuleType | BuiltinFunctionType):
-        yield thing.__name__
-    elif isinstance(thing, MethodType):
-        yield from (thing.__func__, thing.__self__)
-    elif isinstance(thing, partial):
-        yield from (thing.func, thing.args, thing.keywords)
-    elif isinstance(thing, staticmethod | classmethod):
-        yield thing.__func__
-    elif isinstance(thing, property):
-        yield from (thing.fget, thing.fset)
-    elif isinstance(thing, FunctionType):
-        yield from _of_function(thing)
-    elif isinstance(thing, CodeType):
-        yield from (
-            thing.co_code,
-            thing.co_consts,
-            thing.co_names,
-            thing.co_freevars,
-            thing.co_argcount,
-            thing.co_flags,
-        )
-    elif isinstance(thing, type):
-        yield f"{thing.__module__}.{thing.__qualname__}"
-        if not _is_library(thing.__module__):
-            yield from thing.__bases__
-            yield from _of_class(thing)
-    else:
-        yield from _of_object(thing)
+def _pieces(thing: Any) -> Iterable[Any]:
+    """Return what code, classes, bound functions and other objects are made of."""
+    return next(parts(thing) for kind, parts in _PARTS if isinstance(thing, kind))
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
@@ -188,6 +160,10 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
 
 
 def _of_class(kind: type) -> Iterator[Any]:
+    yield f"{kind.__module__}.{kind.__qualname__}"
+    if _is_library(kind.__module__):
+        return
+    yield from kind.__bases__
     code, data = (FunctionType, staticmethod, classmethod, property), (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor)
     for name, value in sorted(vars(kind).items()):
         if isinstance(value, code) or (isinstance(value, data) and not name.startswith("__")):
@@ -206,6 +182,20 @@ def _of_object(thing: Any) -> Iterator[Any]:
     held = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
     whole = not _is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
     yield {name: value for name, value in sorted(held.items()) if whole or (_is_plain(value) and "hash" not in name)}
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    (Enum, lambda entry: (type(entry).__qualname__, entry.name)),
+    (ModuleType | BuiltinFunctionType, lambda named: (named.__name__,)),
+    (MethodType, attrgetter("__func__", "__self__")),
+    (partial, attrgetter("func", "args", "keywords")),
+    (staticmethod | classmethod, lambda method: (method.__func__,)),
+    (property, attrgetter("fget", "fset")),
+    (FunctionType, _of_function),
+    (CodeType, attrgetter("co_code", "co_consts", "co_names", "co_freevars", "co_argcount", "co_flags")),
+    (type, _of_class),
+    (object, _of_object),
+)
 
 
 def _slots(kind: type) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hessfig.curvature.losses import IGNORED
 from hessfig.errors import UserError
-from hessfig.models.any_batch import is_plain
+from hessfig.models.any_batch import Shell, is_plain
 from hessfig.models.own_checks import results
 
 _PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_ln1", "_capture_mlp_in")
@@ -103,14 +103,8 @@ def check_causal(bridge: Any) -> None:
         )
 
 
-class Logits(nn.Module):
+class Logits(Shell):
     """A model's logits as a function of tokens (samples, length); parameters and modules are the model's own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        for held in ("_parameters", "_buffers", "_modules"):
-            self.__dict__[held] = model.__dict__[held]
-        self.training, self._inside = model.training, (model,)  # in a tuple: no module of this one
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits (samples, length, vocabulary)."""

@@ -150,45 +150,31 @@ def _check_dependent(model: ModelConfig) -> None:
             )
 
 
-_ALIBI, _ON_SCORES = ("positions", (Positions.alibi,)), ("sink", (Sink.scores, Sink.both))
-# A setting and its value, further settings with values that it excludes, and why.
-_EXCLUSIONS: tuple[tuple[str, StrEnum, dict[str, tuple[StrEnum, ...]], str], ...] = (
-    (
-        "query_key",
-        QueryKey.single,
-        {
-            "scores": (Scores.qk_norm, Scores.cosine),
-            "positions": (Positions.rope,),
-            "attention": (Attention.kernel, Attention.differential),
-        },
-        "it needs queries and keys of their own, and the single matrix W_QK has none",
-    ),
-    (
-        "attention",
-        Attention.kernel,
-        dict([("scores", (Scores.softcap,)), _ALIBI, _ON_SCORES]),
-        "kernel attention has features phi(q) and phi(k) in place of logits",
-    ),
-    (
-        "attention",
-        Attention.linear,
-        dict([_ALIBI]),
-        "linear attention has no softmax; a constant in its scores would add values",
-    ),
+_NO_PAIR = "it needs queries and keys of their own, and the single matrix W_QK has none"
+_NO_LOGITS = "kernel attention has features phi(q) and phi(k) in place of logits"
+_NO_SOFTMAX = "linear attention has no softmax; a constant in its scores would add values"
+# A setting and its value, a further setting with the values that it excludes, and why.
+_EXCLUSIONS: tuple[tuple[str, StrEnum, str, tuple[StrEnum, ...], str], ...] = (
+    ("query_key", QueryKey.single, "scores", (Scores.qk_norm, Scores.cosine), _NO_PAIR),
+    ("query_key", QueryKey.single, "positions", (Positions.rope,), _NO_PAIR),
+    ("query_key", QueryKey.single, "attention", (Attention.kernel, Attention.differential), _NO_PAIR),
+    ("attention", Attention.kernel, "scores", (Scores.softcap,), _NO_LOGITS),
+    ("attention", Attention.kernel, "positions", (Positions.alibi,), _NO_LOGITS),
+    ("attention", Attention.kernel, "sink", (Sink.scores, Sink.both), _NO_LOGITS),
+    ("attention", Attention.linear, "positions", (Positions.alibi,), _NO_SOFTMAX),
 )
 
 
 def _check_excluded(model: ModelConfig) -> None:
     """Raise UserError for components that exclude each other, and for numbers of heads that do not fit."""
-    for first, value, others, why in _EXCLUSIONS:
-        for name, excluded in others.items():
-            if getattr(model, first) == value and getattr(model, name) in excluded:
-                raise UserError(
-                    f"model.{name}: {why}",
-                    got=_got(model, first, name),
-                    allowed=f"one of the two: model.{first} or model.{name} at its default",
-                    remedy=f"leave model.{name} out, or model.{first}",
-                )
+    for first, value, name, excluded, why in _EXCLUSIONS:
+        if getattr(model, first) == value and getattr(model, name) in excluded:
+            raise UserError(
+                f"model.{name}: {why}",
+                got=_got(model, first, name),
+                allowed=f"one of the two: model.{first} or model.{name} at its default",
+                remedy=f"leave model.{name} out, or model.{first}",
+            )
     if model.attention == Attention.kernel and model.temperature != 1:
         raise UserError(
             "model.temperature: it would divide nothing: kernel attention normalises phi(q).phi(k) by its sum",

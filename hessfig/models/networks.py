@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config.enums import MLP, Norm, Positions, QueryKey, Sink
+from hessfig.config.enums import MLP, Norm, Positions, Sink
 from hessfig.config.schema import with_defaults
 from hessfig.config.science import ModelConfig
 from hessfig.models.components import ACTIVATIONS, Attending, GatedMLP, PlainMLP, norm_layer, outside_window
@@ -36,15 +36,8 @@ class SelfAttention(Attending):
     causal_mask: Tensor
 
     def __init__(self, model: ModelConfig, length: int) -> None:
-        super().__init__()
-        width, d_head = model.d_model, with_defaults(model).d_head or 0
-        inner, shared = (heads * d_head for heads in (model.n_heads, model.n_kv_heads or model.n_heads))
-        is_single = model.query_key == QueryKey.single
-        self.q = nn.Linear(width, model.n_heads * width if is_single else inner)
-        if not is_single:
-            self.k = nn.Linear(width, shared)
-        self.v, self.o = nn.Linear(width, shared), nn.Linear(inner, width)
-        self.set_up(model, d_head, d_head, bias=True)
+        d_head = with_defaults(model).d_head or 0
+        super().__init__(model, d_head, d_head, is_bare=False)
         later = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
         self.register_buffer("causal_mask", later | outside_window(length, model.window), persistent=False)
 
@@ -216,15 +209,7 @@ class BareAttention(Attending):
     """
 
     def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        d_head, d_value = model.d_head or model.d_model // model.n_heads, model.d_model // model.n_heads
-        kv_heads = model.n_kv_heads or model.n_heads
-        wide = model.n_heads * (model.d_model if model.query_key == QueryKey.single else d_head)
-        self.q = nn.Linear(model.d_model, wide, bias=False)
-        if model.query_key == QueryKey.separate:
-            self.k = nn.Linear(model.d_model, kv_heads * d_head, bias=False)
-        self.v = nn.Linear(model.d_model, kv_heads * d_value, bias=False)
-        self.set_up(model, d_head, d_value, bias=False)
+        super().__init__(model, with_defaults(model).d_head or 0, model.d_model // model.n_heads, is_bare=True)
         self.sigma = 1.0
 
     def hidden(self, inputs: Float[Tensor, "batch length d_model"], depth: int) -> Tensor:

@@ -39,13 +39,8 @@ def check_network(network: Any) -> None:
     lazy = [name for name, p in held.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     odd = [name for name, p in held.items() if name not in lazy and oddity(p)]
     if lazy or odd or not any(p.is_floating_point() for p in held.values()):
-        what = (
-            "parameters without a shape"
-            if lazy
-            else "parameters that are no dense real tensors"
-            if odd
-            else "there are none"
-        )
+        what = "parameters that are no dense real tensors" if odd else "there are none"
+        what = "parameters without a shape" if lazy else what
         raise UserError(
             f"the network's parameters: {what}",
             got=first_few(lazy or odd),
@@ -159,6 +154,7 @@ def shape_of(thing: Any) -> str:
 
 
 _REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
+_ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor of shape ()"
 
 
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
@@ -222,11 +218,24 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
     with torch.enable_grad():
         value = _called("the loss", loss, leaf, targets)
         if not isinstance(value, Tensor) or value.shape != ():
-            _no_number(value)
+            end = "end it with .mean(), .sum() or .squeeze()"
+            raise UserError(
+                "the loss is no scalar",
+                got=f"it returned {shape_of(value)}",
+                allowed=_ALLOWED,
+                remedy=end if isinstance(value, Tensor) else "return the tensor: no .item(), float() or tuple",
+            )
         if not value.is_floating_point():
             _misfit(outputs, targets, f"it returned {shape_of(value)}")
         if value.requires_grad:
-            _differentiated(value, leaf)
+            of_outputs = partial(torch.autograd.grad, value, allow_unused=True)
+            if _called("the loss's backward pass", of_outputs, leaf)[0] is None:
+                raise UserError(
+                    "the loss does not depend on the network's outputs",
+                    got=f"{float(value.detach()):.6g}",
+                    allowed="a loss of outputs and targets",
+                    remedy="use its first argument",
+                )
             again = float(_called("the loss", loss, leaf, targets).detach())
             if again != float(value.detach()) and again == again:
                 _misfit(outputs, targets, f"it returned {float(value.detach()):.6g}, then {again:.6g}")
@@ -239,34 +248,11 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
     )
 
 
-def _no_number(value: Any) -> NoReturn:
-    of_many = isinstance(value, Tensor)
-    raise UserError(
-        "the loss is no scalar",
-        got=f"it returned {shape_of(value)}",
-        allowed="loss(outputs, targets) with one real number as its value: a tensor of shape ()",
-        remedy="end it with .mean(), .sum() or .squeeze()"
-        if of_many
-        else "return the tensor: no .item(), float() or tuple",
-    )
-
-
-def _differentiated(value: Tensor, leaf: Tensor) -> None:
-    (slope,) = _called("the loss's backward pass", lambda _: torch.autograd.grad(value, leaf, allow_unused=True), leaf)
-    if slope is None:
-        raise UserError(
-            "the loss does not depend on the network's outputs",
-            got=f"{float(value.detach()):.6g}",
-            allowed="a loss of outputs and targets",
-            remedy="use its first argument",
-        )
-
-
 def _misfit(outputs: Tensor, targets: Tensor, why: str) -> NoReturn:
     raise UserError(
         "the loss cannot take the network's output",
         got=f"outputs {shape_of(outputs)}, targets {shape_of(targets)}: {why}"[:400],
-        allowed="loss(outputs, targets) with one real number as its value: a tensor of shape ()",
+        allowed=_ALLOWED,
         remedy=f"{_REMEDY}; for mse: two tensors of one shape, such as outputs.squeeze(-1)",
     )
 

@@ -73,7 +73,7 @@ class ForeignCall:
 
     def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""
-        for make in _KNOWN.values():
+        for make in _KNOWN:
             made = [self._made(make, *one) for one in zip(self.given, self.found, own, strict=True)]
             if all(made) and self._has_gradient(make):
                 targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
@@ -122,18 +122,16 @@ class ForeignCall:
             known = make(output, self.given[0].targets)[0]
             if not known.requires_grad:
                 return False
-            truth, other = (
-                torch.autograd.grad(one, held, retain_graph=True, materialize_grads=True) for one in (own, known)
-            )
+            gradient = partial(torch.autograd.grad, inputs=held, retain_graph=True, materialize_grads=True)
+            truth, other = gradient(own), gradient(known)
         off = sum(float((a - b).double().square().sum()) for a, b in zip(truth, other, strict=True))
         size = sum(float(a.double().square().sum()) for a in truth)
         return not off > _CLOSE**2 * size
 
     def _bare(self) -> list[Given]:
         """Return the batches without their labels, where the outputs are the same without."""
-        bare = [
-            replace(one, words={key: word for key, word in one.words.items() if key != LABELS}) for one in self.given
-        ]
+        words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
+        bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
         try:
             with torch.no_grad():
                 found = [self._picked(self.network(*one.arguments, **one.words)) for one in bare]
@@ -230,21 +228,19 @@ def _each_token(output: Tensor, targets: Tensor) -> Made:
 
 
 def _numbers(output: Tensor, targets: Tensor) -> Made:
-    loss, shaped = SquaredError("mean"), targets.to(output.dtype).view_as(output)
-    return loss(output, shaped), shaped, loss
+    return _entry_by_entry(SquaredError("mean"), output, targets)
 
 
 def _yes_or_no(output: Tensor, targets: Tensor) -> Made:
-    loss, shaped = nn.BCEWithLogitsLoss(), targets.to(output.dtype).view_as(output)
+    return _entry_by_entry(nn.BCEWithLogitsLoss(), output, targets)
+
+
+def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> Made:
+    shaped = targets.to(output.dtype).view_as(output)
     return loss(output, shaped), shaped, loss
 
 
-_KNOWN: dict[str, Make] = {
-    "cross-entropy of the next token": _next_token,
-    "cross-entropy": _each_token,
-    "mean of squares": _numbers,
-    "binary cross-entropy": _yes_or_no,
-}
+_KNOWN: tuple[Make, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
 
 
 def _scalar(value: Any) -> Tensor:

@@ -19,17 +19,7 @@ from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typ
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own_checks import (
-    check_apart,
-    check_mode,
-    check_network,
-    check_reached,
-    check_run,
-    check_tensor,
-    shape_of,
-    uncopied,
-    words_of,
-)
+from hessfig.models.own_checks import shape_of
 from hessfig.models.own_loss import adapted
 from hessfig.rng import is_row_major, lay_out
 from hessfig.weights import Layout, Weight, every_parameter
@@ -221,7 +211,7 @@ def foreign(
     """
     real = getattr(torch, dtype)
     with torch.inference_mode(False):
-        check_network(network)
+        own_checks.check_network(network)
         if is_bridge(network):
             model = wrapped(network)
             weights = find_weights(model) if weights in (None, FOUND) else weights
@@ -230,27 +220,24 @@ def foreign(
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)
         weights = find_weights(own) if isinstance(weights, str) and weights == FOUND else weights
-        held, network = network, _cast(own, real, "the network")
+        held, network = network, _cast(own, real, "the network", own.parameters())
         if outputs is not None or not is_plain(inputs, targets):
             network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
             inputs = network.inputs
-        batches, module = (
-            _batches(inputs, targets, real),
-            _loss("cross_entropy" if loss is None else loss, held, real),
-        )
-        outputs = [check_run(network, module, batch) for batch in batches]
-        check_reached(network, batches[0])
+        batches = _batches(inputs, targets, real)
+        module = _loss("cross_entropy" if loss is None else loss, held, real)
+        outputs = [own_checks.check_run(network, module, batch) for batch in batches]
+        own_checks.check_reached(network, batches[0])
         batches = _weighed(module, batches, outputs)
         return Objective(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
 
 
-def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
+def _cast(module: nn.Module, real: torch.dtype, what: str, typed_by: Iterable[Tensor]) -> nn.Module:
     """Return the module in a floating-point type and in row-major order: a copy, unless it is of that type and order.
 
-    The order of a module's own weights stays.
+    Its type is that of the tensors `typed_by`. The order of a module's own weights stays.
     """
-    held = [p for p in module.parameters() if p.is_floating_point()]
-    has_type = not any(p.dtype != real or p.is_inference() for p in held)
+    has_type = all(t.dtype == real and not t.is_inference() for t in typed_by if t.is_floating_point())
     if has_type and all(map(is_row_major, chain(module.parameters(), module.buffers()))):
         return module
     found = copied(module, what)
@@ -269,10 +256,10 @@ def copied(module: nn.Module, what: str, *, has_run: bool = False) -> nn.Module:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        places, remedy = uncopied(module)
+        places, remedy = own_checks.uncopied(module)
         raise UserError(
             f"{what} cannot be copied",
-            got=places or words_of(error),
+            got=places or own_checks.words_of(error),
             allowed="a module that copy.deepcopy copies",
             remedy=remedy or "convert it yourself (module.double()), without a module under two names",
         ) from error
@@ -321,11 +308,10 @@ def _twin(module: nn.Module) -> nn.Module:
     """Return another module with the same parameters, buffers and attributes."""
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
-    for held in ("_parameters", "_buffers"):
-        twin.__dict__[held] = dict(module.__dict__[held])
-    twin.__dict__["_modules"] = {
-        name: None if child is None else _twin(child) for name, child in module._modules.items()
-    }
+    for kind in ("_parameters", "_buffers"):
+        twin.__dict__[kind] = dict(module.__dict__[kind])
+    held = module._modules.items()
+    twin.__dict__["_modules"] = {name: None if child is None else _twin(child) for name, child in held}
     return twin
 
 
@@ -340,13 +326,10 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
         )
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:
-            check_tensor(name, tensor)
-    return [Batch(typed(x, real), typed(y, real), _every_position(x)) for x, y in zip(xs, ys, strict=True)]
-
-
-def _every_position(inputs: Tensor) -> slice:
-    """Return the scored positions of a network that is cut at its layers: all; others return what is scored."""
-    return slice(0, inputs.shape[1]) if inputs.ndim > 1 else slice(None)
+            own_checks.check_tensor(name, tensor)
+    # of a network that is cut at its layers every position is scored; others return what is scored
+    scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
+    return [Batch(typed(x, real), typed(y, real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
 
 
 def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
@@ -356,11 +339,9 @@ def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
         loss = Called(loss)
     reduction = getattr(loss, "reduction", None)
     if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
-        check_mode(loss)
-        check_apart(loss, network)
-        held = [*loss.parameters(), *loss.buffers()]
-        has_type = all(t.dtype == real for t in held if t.is_floating_point())
-        return loss if has_type and all(map(is_row_major, held)) else lay_out(copied(loss, "the loss").to(real))
+        own_checks.check_mode(loss)
+        own_checks.check_apart(loss, network)
+        return _cast(loss, real, "the loss", chain(loss.parameters(), loss.buffers()))
     raise UserError(
         "loss is not known",
         got=plain(loss) if isinstance(loss, str) else shape_of(loss),

@@ -129,8 +129,8 @@ def kronecker_squared_norm(
     """Return sum_nm weights_nm <M_n, M_m> for symmetric `weights`; `symmetric` says that every M_n is."""
     if matrices.is_zero:
         return weights.new_zeros(())
-    if not matrices.terms:
-        return _of_diagonals(weights, matrices)
+    if matrices.diagonal is not None and not matrices.terms:
+        return (weights * (matrices.diagonal @ matrices.diagonal.T)).sum()
     if _factors_are_cheaper(matrices, symmetric):
         return _by_factors(weights, matrices)
     return _by_entries(weights, matrices, symmetric)
@@ -163,11 +163,6 @@ def _factors_are_cheaper(matrices: ItemMatrices, symmetric: bool) -> bool:
     rank, (rows, cols) = sum(right.shape[1] for _, right in matrices.terms), matrices.shape
     sides = 1 if _is_square(matrices) else 2
     return rank**2 * sides * (rows + cols) / 2 < rows * cols * (0.6 if symmetric else 1.0)
-
-
-def _of_diagonals(weights: Tensor, matrices: ItemMatrices) -> Tensor:
-    assert matrices.diagonal is not None
-    return (weights * (matrices.diagonal @ matrices.diagonal.T)).sum()
 
 
 def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Tensor:
@@ -203,11 +198,8 @@ def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor
 def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
     """<L^T R, L'^T R'> = sum of the entries of (L L'^T) o (R R'^T); L and R stack the terms."""
     right = torch.cat([factor for _, factor in matrices.terms], dim=1)
-    left = (
-        right
-        if _is_square(matrices)
-        else torch.cat([factor for factor, _ in matrices.terms if factor is not None], dim=1)
-    )
+    lefts = [factor for factor, _ in matrices.terms if factor is not None]
+    left = right if _is_square(matrices) else torch.cat(lefts, dim=1)
     total, count = weights.new_zeros(()), len(weights)
     for items in _slices(count, 16):
         rest = slice(items.start, count)

@@ -1,7 +1,6 @@
 """Exact norms of weights below the last layer: outer-product blocks, and functional blocks of the scores."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -11,27 +10,8 @@ from torch import Tensor
 from hessfig.curvature.problem import Objective
 from hessfig.models.exact.scored_layer import loss_rows
 from hessfig.models.tape.steps import mixing_of
-from hessfig.models.tape.tape import LinearMap, Tangent, Tangents, Tape, plus
+from hessfig.models.tape.tape import LinearMap, Tape
 from hessfig.terms import Matrix, Part
-
-
-def pull_to(tape: Tape, names: Collection[str], df_bar: Tangent, tangents: Tangents | None) -> Tangents:
-    """Return the tangents of the cotangents of `names`, given that of the outputs.
-
-    Without `tangents` these are the rows df_bar df/d(name); with them the second-order terms of H_f are added.
-    """
-    reached = tape.descendants(names)
-    bars: Tangents = {tape.nodes[-1].output: df_bar}
-    for node in reversed(tape.nodes):
-        needed = [name in reached for name in node.inputs]
-        if node.output not in reached or not any(needed):
-            continue
-        bar = bars.get(node.output) if node.output in names else bars.pop(node.output, None)
-        dxs = None if tangents is None else [tangents.get(name) for name in node.inputs]
-        for name, part in zip(node.inputs, node.pull_back(bar, dxs, needed), strict=True):
-            bars[name] = plus(bars.get(name), part)
-    return {name: bars.get(name) for name in names}
-
 
 _ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V, Matrix.W_O)
 _MLP = (Matrix.W_in, Matrix.W_out)
@@ -83,11 +63,9 @@ class OutputRows:
         """Fill in place: the rows are the largest thing here, (positions times outputs) of every variable."""
         scored, outputs = self.root.shape[1:3]
         shapes = {name: self.tape.values[name].shape for name in names}
-        rows = {
-            name: self.root.new_zeros(batch, scored, outputs, length, m) for name, (batch, length, m) in shapes.items()
-        }
+        rows = {name: self.root.new_zeros(b, scored, outputs, length, m) for name, (b, length, m) in shapes.items()}
         for position in range(scored):
-            for name, piece in pull_to(self.tape, names, self._seed(position), None).items():
+            for name, piece in self.tape.pull_to(names, self._seed(position), None).items():
                 if piece is not None:
                     rows[name][:, position] = piece.transpose(1, 2)
         return {name: filled.flatten(1, 2) for name, filled in rows.items()}
@@ -104,10 +82,8 @@ class OutputRows:
 
 def _gram(inputs: Float[Tensor, "batch length v"], rows: Rows, b: int) -> Float[Tensor, "later rank rank"]:
     """Return F_b F_c^T for every c >= b."""
-    pieces = [
-        _products(inputs[b], rows[b], *piece) for piece in zip(inputs[b:].split(16), rows[b:].split(16), strict=True)
-    ]
-    return torch.cat(pieces)
+    pieces = zip(inputs[b:].split(16), rows[b:].split(16), strict=True)
+    return torch.cat([_products(inputs[b], rows[b], *piece) for piece in pieces])
 
 
 def _products(x: Tensor, rows: Tensor, others: Tensor, other_rows: Rows) -> Tensor:
@@ -118,23 +94,22 @@ def _products(x: Tensor, rows: Tensor, others: Tensor, other_rows: Rows) -> Tens
 _AT_ONCE = 5
 
 
-@dataclass(frozen=True)
-class ScoreDerivatives:
-    """The scores s_hij listed: heads, queries i, keys j <= i."""
-
-    head: Int[Tensor, " p"]
-    query: Int[Tensor, " p"]
-    key: Int[Tensor, " p"]
-
-
 class LowerScores:
-    """The scores of one layer below the last, up to the last scored position, and the loss's curvature in them."""
+    """The scores of one layer below the last, up to the last scored position, and the loss's curvature in them.
+
+    The scores s_hij are listed: `head`, `query` i, `key` j <= i.
+    """
 
     def __init__(self, tape: Tape, layer: int, length: int) -> None:
         self.tape, self.name = tape, f"m{layer}"
         self.mixing = mixing_of(tape, layer)
-        self.inputs = _inputs(tape, layer)[:, :length]
-        self.scores, self.length = _causal_scores(self.mixing.heads, length, self.inputs.device), length
+        values = tape.holders[layer, Matrix.W_V]
+        assert isinstance(values, LinearMap)
+        self.inputs = values.x[:, :length]
+        self.length, heads, device = length, self.mixing.heads, self.inputs.device
+        query, key = torch.tril_indices(length, length, device=device)
+        self.head = torch.arange(heads, device=device).repeat_interleave(len(query))
+        self.query, self.key = query.repeat(heads), key.repeat(heads)
 
     def squared_norms(self, matrix: Matrix, rows: Rows, parts: Sequence[Part]) -> dict[Part, float]:
         """Return ||H||_F^2 and ||H_f||_F^2 of `matrix`; `rows` are R df/dz of the mixed values z."""
@@ -153,18 +128,14 @@ class LowerScores:
     @cached_property
     def functional(self) -> Float[Tensor, "batch p p"]:
         """P_f: what follows the mixed values, column by column, and softmax's own diag(g) - g A^T - A g^T."""
-        columns = [
-            self._columns(chosen)
-            for chosen in torch.arange(len(self.scores.head), device=self.inputs.device).split(_AT_ONCE)
-        ]
-        behind = torch.cat(columns, dim=2)
+        every = torch.arange(len(self.head), device=self.inputs.device)
+        behind = torch.cat([self._columns(chosen) for chosen in every.split(_AT_ONCE)], dim=2)
         if self.mixing.is_linear:
             return behind
-        at = self.scores
         assert self.mixing.cotangent is not None
         gradient = self._by_score(self.mixing.cotangent[:, : self.length, None])
-        pattern = self.mixing.pattern[:, at.head, at.query, at.key, None]
-        same_query = (at.head[:, None] == at.head) & (at.query[:, None] == at.query)
+        pattern = self.mixing.pattern[:, self.head, self.query, self.key, None]
+        same_query = (self.head[:, None] == self.head) & (self.query[:, None] == self.query)
         own = torch.diag_embed(gradient[..., 0]) - same_query * (gradient @ pattern.mT + pattern @ gradient.mT)
         return behind + own
 
@@ -180,41 +151,29 @@ class LowerScores:
 
     def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
         """Return the columns of d2<dl/df, f>/ds2 that belong to `chosen` scores, softmax itself left out."""
-        at, mixing = self.scores, self.mixing
-        head, query, key = at.head[chosen], at.query[chosen], at.key[chosen]
+        mixing = self.mixing
+        head, query, key = self.head[chosen], self.query[chosen], self.key[chosen]
         seeds = mixing.value.new_zeros(*mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1])
         seeds[:, query, torch.arange(len(chosen), device=chosen.device), head] = self._slopes[:, head, query, key]
         tangents = self.tape.push_from({self.name: seeds.flatten(3)}, self.tape.descendants([self.name]))
-        bar = pull_to(self.tape, [self.name], None, tangents)[self.name]
+        bar = self.tape.pull_to([self.name], None, tangents)[self.name]
         if bar is None:
-            return mixing.value.new_zeros(len(mixing.value), len(at.head), len(chosen))
+            return mixing.value.new_zeros(len(mixing.value), len(self.head), len(chosen))
         return self._by_score(bar[:, : self.length])
 
     def _by_score(self, rows: Float[Tensor, "batch length k mixed"]) -> Float[Tensor, "batch p k"]:
         """Return dz/ds^T rows."""
         by_head = rows.unflatten(3, (self.mixing.heads, -1)).permute(0, 3, 1, 4, 2)
         products = self._slopes @ by_head
-        return products[:, self.scores.head, self.scores.query, self.scores.key]
+        return products[:, self.head, self.query, self.key]
 
     def _gram(self, matrix: Matrix, b: int) -> Float[Tensor, "later p p"]:
         """G_bc for every c >= b: a score's feature is x_i (x) k_hj / scale for W_Q, x_j (x) q_hi / scale for W_K."""
-        at, mixing, known = self.scores, self.mixing, slice(self.length)
-        outer, inner = (at.key, at.query) if matrix == Matrix.W_K else (at.query, at.key)
+        mixing, known = self.mixing, slice(self.length)
+        outer, inner = (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)
         vectors = (mixing.q if matrix == Matrix.W_K else mixing.k)[:, :, known] / mixing.scale
         of_inputs = self.inputs[b] @ self.inputs[b:].mT
         of_vectors = vectors[b] @ vectors[b:].mT
-        same_head = at.head[:, None] == at.head
-        picked = of_vectors[:, at.head[:, None], inner[:, None], inner] * same_head
+        same_head = self.head[:, None] == self.head
+        picked = of_vectors[:, self.head[:, None], inner[:, None], inner] * same_head
         return picked * of_inputs[:, outer[:, None], outer]
-
-
-def _inputs(tape: Tape, layer: int) -> Tensor:
-    holder = tape.holders[layer, Matrix.W_V]
-    assert isinstance(holder, LinearMap)
-    return holder.x
-
-
-def _causal_scores(heads: int, length: int, device: torch.device) -> ScoreDerivatives:
-    query, key = torch.tril_indices(length, length, device=device)
-    head = torch.arange(heads, device=device).repeat_interleave(len(query))
-    return ScoreDerivatives(head, query.repeat(heads), key.repeat(heads))

@@ -113,14 +113,8 @@ def _read(network: Any, model: ModelConfig, tokens: Tensor) -> tuple[Tensor, Ten
     """Return the residual stream, the attention's inputs, the module of its weights, its scale and its mask."""
     hidden = network.hidden(tokens, model.n_layers - 1)
     if kind(model.kind).structure == Structure.attention:
-        length = hidden.shape[1]
-        return (
-            hidden,
-            hidden,
-            network,
-            network.divisor,
-            torch.zeros(length, length, dtype=torch.bool, device=hidden.device),
-        )
+        mask = torch.zeros(hidden.shape[1], hidden.shape[1], dtype=torch.bool, device=hidden.device)
+        return hidden, hidden, network, network.divisor, mask
     layer = network.layers[-1]
     inputs = hidden if model.norm == Norm.post else layer.ln1(hidden)
     return hidden, inputs, layer.attn, layer.attn.divisor, layer.attn.causal_mask
@@ -140,9 +134,10 @@ class LastLayer:
         self.mixed = self.mixing.mixed.flatten(1)
         is_bare = kind(model.kind).structure == Structure.attention
         self.tail = None if is_bare else self._tail(problem.network, model)
-        outputs = self.mixed if self.tail is None else self.tail.logits
-        check_same(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)), "exact engine")
-        gradient, self.root = loss_rows(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)))
+        items = self.mixed if self.tail is None else self.tail.logits
+        outputs = items.unflatten(0, (-1, self.mixing.per_sequence))
+        check_same(problem, outputs, "exact engine")
+        gradient, self.root = loss_rows(problem, outputs)
         self.gradients = self._gradients(gradient)
         self._jacobians: dict[ScoredPlace, Tensor] = {}
 
@@ -240,15 +235,14 @@ class LastLayer:
         second = self.ahead.second
         if not isinstance(second, LayerNormAt):
             return ItemMatrices()
-        return ItemMatrices(
-            ((left, second.bend(self.gradients[ScoredPlace.final], self._columns(ScoredPlace.output, earlier))),)
-        )
+        right = second.bend(self.gradients[ScoredPlace.final], self._columns(ScoredPlace.output, earlier))
+        return ItemMatrices(((left, right),))
 
     def _columns(self, of: ScoredPlace, by: ScoredPlace) -> Float[Tensor, "#n of by"]:
+        if of == ScoredPlace.mixed and by == ScoredPlace.scores:
+            return self._mixed_slopes
         if of == ScoredPlace.mixed:
-            return (
-                self._mixed_slopes if by == ScoredPlace.scores else torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
-            )
+            return torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
         if by in (ScoredPlace.scores, ScoredPlace.mixed, ScoredPlace.attended):
             return self.ahead.push(of, self._attended_columns(by))
         output = self.ahead.identity[None] if by == ScoredPlace.output else self.ahead.output_by_hidden

@@ -8,14 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessfig.curvature.problem import Objective, check_same
-from hessfig.models.exact.kronecker import (
-    ItemMatrices,
-    cross_product,
-    has_repeats,
-    kronecker_squared_norm,
-    labels_of,
-    one_of_each,
-)
+from hessfig.models.exact import kronecker
+from hessfig.models.exact.kronecker import ItemMatrices, kronecker_squared_norm
 from hessfig.models.exact.scored_attention import LastLayer
 from hessfig.models.exact.scored_layer import ScoredEntry, ScoredPlace, loss_rows
 from hessfig.terms import Matrix, Part
@@ -50,22 +44,16 @@ def input_derivative(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry)
 
 
 def _query(layer: LastLayer) -> list[ScoredEntry]:
-    mixing = layer.mixing
-    return [
-        ScoredEntry(
-            mixing.inputs, ScoredPlace.inputs, ScoredPlace.scores, mixing.score_features(mixing.keys), _labels(layer)
-        )
-    ]
+    mixing, at = layer.mixing, (ScoredPlace.inputs, ScoredPlace.scores)
+    return [ScoredEntry(mixing.inputs, *at, mixing.score_features(mixing.keys), _labels(layer))]
 
 
 def _key(layer: LastLayer) -> list[ScoredEntry]:
     mixing, labels = layer.mixing, _labels(layer)
-    features = mixing.score_features(mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)).tensor_split(
-        mixing.heads, -1
-    )
+    features = mixing.score_features(mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1))
     return [
         ScoredEntry(mixing.query[:, head], ScoredPlace.query, ScoredPlace.scores, feature, labels, head)
-        for head, feature in enumerate(features)
+        for head, feature in enumerate(features.tensor_split(mixing.heads, -1))
     ]
 
 
@@ -91,8 +79,8 @@ def _head_columns(layer: LastLayer, head: int, width: int) -> Tensor:
 
 def _labels(layer: LastLayer) -> Int[Tensor, " n"] | None:
     """Group queries with equal inputs, if any: equal tokens at equal positions of the first layer."""
-    labels = labels_of(layer.mixing.inputs)
-    return labels if has_repeats(labels) else None
+    labels = kronecker.labels_of(layer.mixing.inputs)
+    return labels if kronecker.has_repeats(labels) else None
 
 
 # The entries of each weight: one, or one per head where the heads act on inputs of their own.
@@ -137,16 +125,15 @@ def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Square
     pairs = [(first, second) for index, first in enumerate(heads) for second in heads[index:]]
     squares = [_heads(layer, first, second, parts) for first, second in pairs]
     doubled = [1 if first is second else 2 for first, second in pairs]
-    return {
-        part: _sum([factor * square[part] for factor, square in zip(doubled, squares, strict=True)]) for part in parts
-    }
+    weighed = list(zip(doubled, squares, strict=True))
+    return {part: _sum([factor * square[part] for factor, square in weighed]) for part in parts}
 
 
 def _heads(layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]) -> Squares:
     symmetric, labels = first is second, first.labels
     matrices, inputs = _matrices(layer, first, second, parts, labels), (first.inputs, second.inputs)
     if labels is not None:
-        inputs = one_of_each(first.inputs, labels), one_of_each(second.inputs, labels)
+        inputs = kronecker.one_of_each(first.inputs, labels), kronecker.one_of_each(second.inputs, labels)
     weights = _gram(inputs[0]) * _gram(inputs[1])
     return _once(matrices, lambda item_matrices: kronecker_squared_norm(weights, item_matrices, symmetric=symmetric))
 
@@ -170,7 +157,7 @@ def _crossed(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: 
     if set(parts) == {Part.H_o}:
         return squares
     own = kronecker_squared_norm(crossed, slopes, symmetric=False)
-    both = _once(matrices, lambda m: 2 * cross_product(shared, (m, later.inputs), (slopes, slope)))
+    both = _once(matrices, lambda m: 2 * kronecker.cross_product(shared, (m, later.inputs), (slopes, slope)))
     return {part: square if part == Part.H_o else square + own + both[part] for part, square in squares.items()}
 
 
@@ -211,9 +198,9 @@ def linear_mlp_norms(problem: Objective, layer: int, parts: Sequence[Part]) -> d
     share their h_n.
     """
     hidden, rows = _factors(problem, layer)
-    labels = labels_of(hidden.flatten(0, 1))
+    labels = kronecker.labels_of(hidden.flatten(0, 1))
     matrices = ItemMatrices(((rows, rows),)).merged(labels)
-    inputs = one_of_each(hidden.flatten(0, 1), labels)
+    inputs = kronecker.one_of_each(hidden.flatten(0, 1), labels)
     square = kronecker_squared_norm((inputs @ inputs.T).square(), matrices, symmetric=True)
     return _parts(float(square.sqrt()), parts)
 

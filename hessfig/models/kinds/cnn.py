@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import MLP, Data, Norm
+from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds import mlp
@@ -63,13 +63,7 @@ def _skeleton(config: Config) -> nn.Module:
 
 
 def _check_model(model: ModelConfig) -> None:
-    if model.mlp == MLP.none:
-        raise UserError(
-            "model.mlp: a CNN has an activation behind every convolution",
-            got=MLP.none,
-            allowed="relu, gelu, linear",
-            remedy="model.mlp=relu",
-        )
+    mlp.check_activation(model, "a CNN has an activation behind every convolution")
     if model.norm == Norm.pre or channels(model) % model.n_heads:
         raise UserError(
             "model.norm, model.n_heads: a CNN has GroupNorm behind every convolution, or none; its groups are n_heads",

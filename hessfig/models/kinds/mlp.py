@@ -76,14 +76,10 @@ def _skeleton(config: Config) -> nn.Module:
     return PrefixMLP(config.model, width=width(config), vocabulary=config.task.vocabulary, reach=reach(config.task))
 
 
-def _check(config: Config) -> None:
-    if config.model.mlp == MLP.none:
-        raise UserError(
-            "model.mlp: kind=mlp is nothing but an MLP",
-            got=MLP.none,
-            allowed="relu, gelu, linear",
-            remedy="model.mlp=relu",
-        )
+def check_activation(model: ModelConfig, why: str) -> None:
+    """Raise UserError for model.mlp=none; `why` says where this kind of network has an activation."""
+    if model.mlp == MLP.none:
+        raise UserError(f"model.mlp: {why}", got=MLP.none, allowed="relu, gelu, linear", remedy="model.mlp=relu")
 
 
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
@@ -104,7 +100,7 @@ def _matrices(model: ModelConfig) -> list[Matrix]:
 KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
-    check=_check,
+    check=lambda config: check_activation(config.model, "kind=mlp is nothing but an MLP"),
     is_structural_zero=is_structural_zero,
     matrices=_matrices,
     has_norms=True,  # those of the transformer that it matches are counted

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 
 from hessfig.config.enums import MLP, Attention, Data, Norm, NormKind, Positions, QueryKey, Scores
 from hessfig.config.schema import Config, ModelConfig, with_defaults
-from hessfig.models.blocks import (
-    COMPONENTS,
-    TIED,
-    attention_groups,
-    is_structural_zero,
-    layer_matrices,
-    transformer_matrices,
-    weight_size,
-)
+from hessfig.models import blocks
+from hessfig.models.blocks import TIED, attention_groups, weight_size
 from hessfig.models.protocol import NetworkKind, Structure
 from hessfig.tasks import text
 from hessfig.terms import Group, Matrix
@@ -50,7 +43,7 @@ def _weights(config: Config) -> Iterator[Weight]:
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    held, place, is_sandwich = layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
+    held, place, is_sandwich = blocks.layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
     if model.norm != Norm.none:
         yield from _norm(model, "ln1", f"{place}.ln1", layer)
     for matrix, path in _ATTENTION.items():
@@ -123,9 +116,9 @@ KIND = NetworkKind(
     check=_check,
     source=lambda config: text.source(config.task) if config.task.data == Data.text else "",
     also_takes=(Data.text,),
-    is_structural_zero=is_structural_zero,
-    matrices=transformer_matrices,
-    components=(*COMPONENTS, "attention", "norm", "mlp"),
+    is_structural_zero=blocks.is_structural_zero,
+    matrices=blocks.transformer_matrices,
+    components=(*blocks.COMPONENTS, "attention", "norm", "mlp"),
     has_norms=True,
     has_sink=True,
     structure=Structure.layers,

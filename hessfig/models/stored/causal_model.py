@@ -5,18 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
 from transformers.activations import ACT2FN
 
 from hessfig.config.enums import Data
@@ -128,7 +120,7 @@ _UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, Runti
 _ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
 
 
-def load(config: Config, seed: int) -> PreTrainedModel:
+def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     """Return the configured model in evaluation mode: eager attention, no cache, the configured type.
 
     Random weights are those transformers draws for such a config, from a generator seeded with `seed`. Raises
@@ -140,14 +132,14 @@ def load(config: Config, seed: int) -> PreTrainedModel:
     return model.to(dtype).eval().requires_grad_(False)
 
 
-def load_model(config: Config, device: str) -> PreTrainedModel:
+def load_model(config: Config, device: str) -> transformers.PreTrainedModel:
     """Return the configured model with weights as transformers makes them, in float32 on `device`.
 
     Raises UserError for settings that transformers refuses.
     """
     known, where = _configuration(config)
     encoder = _encoder(config)
-    maker = AutoModelForMaskedLM if encoder else AutoModelForCausalLM
+    maker = transformers.AutoModelForMaskedLM if encoder else transformers.AutoModelForCausalLM
     try:
         with alone(), torch.device(device):
             model = maker.from_config(known, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False)
@@ -171,7 +163,7 @@ def _encoder(config: Config) -> Encoder | None:
     return architecture(str(settings["model_type"]), where).names.encoder
 
 
-def check_layout(model: PreTrainedModel, layout: Layout, where: str) -> None:
+def check_layout(model: transformers.PreTrainedModel, layout: Layout, where: str) -> None:
     """Raise UserError when the model's parameters are not those of the layout."""
     held = {f"model.{name}": p.numel() for name, p in model.named_parameters()}
     named = {weight.parameter: weight.size for weight in layout.parameters}
@@ -204,7 +196,7 @@ def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
         )
 
 
-def _configuration(config: Config) -> tuple[PreTrainedConfig, str]:
+def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
     """Return the configuration that transformers makes of the public settings, and where they stand.
 
     Raises UserError when it is refused, or says other sizes than are read of it here.
@@ -214,14 +206,14 @@ def _configuration(config: Config) -> tuple[PreTrainedConfig, str]:
     words = public(settings, where)
     try:
         with alone():
-            found = AutoConfig.for_model(model_type, **words)
+            found = transformers.AutoConfig.for_model(model_type, **words)
     except _ODD as error:
         raise _unmade(where, error) from error
     _check_sizes(found, settings, where)
     return found, where
 
 
-def _check_sizes(found: PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
+def _check_sizes(found: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
     """Raise UserError for sizes under two names, and for rotary positions beyond a head: before anything is made."""
     for key, default in architecture(str(settings["model_type"]), where).sizes.values():
         said = settings.get(key, default)
@@ -237,19 +229,19 @@ def _check_sizes(found: PreTrainedConfig, settings: dict[str, Any], where: str) 
         raise UserError(f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="fix the file")
 
 
-def _random(config: Config, seed: int) -> PreTrainedModel:
+def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
         return load_model(config, "cpu")
 
 
-def _read(config: Config) -> tuple[PreTrainedModel, list[str]]:
+def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     """Return the model of a folder, and the weights there that it has not."""
     place = model_folder.folder(str(config.model.path), config.model.download)
     tensors = _tensors(config, place)
     known, _ = _configuration(config)
     encoder = _encoder(config)
-    models = MODEL_FOR_MASKED_LM_MAPPING if encoder else MODEL_FOR_CAUSAL_LM_MAPPING
+    models = transformers.MODEL_FOR_MASKED_LM_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     held = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
     try:
         with alone():
@@ -336,7 +328,7 @@ def _check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
         )
 
 
-def _check_finite(model: PreTrainedModel, place: str) -> None:
+def _check_finite(model: transformers.PreTrainedModel, place: str) -> None:
     bad = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if bad:
         raise UserError(

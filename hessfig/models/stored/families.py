@@ -74,6 +74,7 @@ def _sizes(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 
 _ALWAYS, _NEVER = ("", True), ("", False)
+_EVERY_BIAS = {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS}
 _GPT2 = StoredArchitecture(
     Names(
         embedding="transformer.wte",
@@ -96,7 +97,7 @@ _GPT2 = StoredArchitecture(
         "context": ("n_positions", 1024),
         "is_tied": ("tie_word_embeddings", True),
     },
-    {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS},
+    _EVERY_BIAS,
 )
 _NEOX = StoredArchitecture(
     Names(
@@ -142,7 +143,11 @@ _QWEN2 = StoredArchitecture(
     _sizes(**{**_LLAMA_SIZES, "kv_heads": 32, "d_mlp": 22016, "vocabulary": 151936, "context": 32768}),
     {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
 )
-_EVERY_BIAS = {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS}
+
+
+def _encoder(place: str, head: str, transform: str, **more: Any) -> Encoder:
+    """Return the paths of an encoder at `place`, with its own map, the unembedding and the bias below its `head`."""
+    return Encoder(f"{place}.embeddings", f"{head}.{transform}", f"{head}.decoder", f"{head}.bias", **more)
 
 
 def _bert(place: str, encoder: Encoder, norm: str) -> Names:
@@ -163,26 +168,14 @@ def _bert(place: str, encoder: Encoder, norm: str) -> Names:
 _BERT_SIZES: dict[str, Any] = {
     **{"n_layers": 12, "n_heads": 12, "d_model": 768, "d_mlp": 3072, "context": 512, "types": 2, "is_tied": True}
 }
-_BERT_HEAD, _ROBERTA_HEAD, _ALBERT_HEAD = "cls.predictions", "lm_head", "predictions"
 _BERT = StoredArchitecture(
-    _bert(
-        "bert",
-        Encoder("bert.embeddings", f"{_BERT_HEAD}.transform.dense", f"{_BERT_HEAD}.decoder", bias=f"{_BERT_HEAD}.bias"),
-        norm=f"{_BERT_HEAD}.transform.LayerNorm",
-    ),
+    _bert("bert", _encoder("bert", "cls.predictions", "transform.dense"), "cls.predictions.transform.LayerNorm"),
     _sizes(**_BERT_SIZES, vocabulary=30522),
     _EVERY_BIAS,
     padding=0,
 )
 _ROBERTA = StoredArchitecture(
-    _bert(
-        "roberta",
-        Encoder(
-            *("roberta.embeddings", f"{_ROBERTA_HEAD}.dense", f"{_ROBERTA_HEAD}.decoder", f"{_ROBERTA_HEAD}.bias"),
-            counts_words=True,
-        ),
-        norm=f"{_ROBERTA_HEAD}.layer_norm",
-    ),
+    _bert("roberta", _encoder("roberta", "lm_head", "dense", counts_words=True), "lm_head.layer_norm"),
     _sizes(**_BERT_SIZES, vocabulary=50265),
     _EVERY_BIAS,
     padding=1,
@@ -192,13 +185,13 @@ _ALBERT = StoredArchitecture(
         embedding="albert.embeddings.word_embeddings",
         positions="albert.embeddings.position_embeddings",
         layers="albert.encoder.albert_layer_groups",
-        norm=f"{_ALBERT_HEAD}.LayerNorm",
+        norm="predictions.LayerNorm",
         norms=(("ln1", "attention.LayerNorm"), ("ln2", "full_layer_layer_norm")),
         query_key_value=tuple(f"attention.{name}" for name in ("query", "key", "value")),
         output="attention.dense",
         mlp=(("W_in", "ffn"), ("W_out", "ffn_output")),
-        encoder=Encoder(
-            *("albert.embeddings", f"{_ALBERT_HEAD}.dense", f"{_ALBERT_HEAD}.decoder", f"{_ALBERT_HEAD}.bias"),
+        encoder=_encoder(
+            *("albert", "predictions", "dense"),
             mapping="albert.encoder.embedding_hidden_mapping_in",
             inner="albert_layers.0",
         ),

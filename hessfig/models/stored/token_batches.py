@@ -52,11 +52,8 @@ class Plan:
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
-        return (
-            f"{self.total} sequences in {number} micro-batches of {self.sequences}"
-            if number > 1
-            else f"{self.total} sequences at once"
-        ) + f", about {self.bytes / 1e9:.2g} GB"
+        held = f"in {number} micro-batches of {self.sequences}" if number > 1 else "at once"
+        return f"{self.total} sequences {held}, about {self.bytes / 1e9:.2g} GB"
 
 
 def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
@@ -159,11 +156,9 @@ class Stored:
 
         words = {"vocabulary": sizes.vocabulary, "context": sizes.context}
         padding = self.padding(config)
-        if not is_masked:
-            return sequences(config.task, **words, encode=encode)
-        if is_text(config.task):
+        if is_masked and is_text(config.task):
             return padded_lines(config.task, encode(), **words, padding=padding)
-        if config.task.path is None:  # any word but that of padding
+        if is_masked and config.task.path is None:  # any word but that of padding
             words["vocabulary"] -= 1
             found = sequences(config.task, **words, encode=encode)
             return found + (found >= padding)

@@ -66,13 +66,9 @@ class LinearisedNetwork:
         side, sides = self.problem.layout.side, rows_of(layer, rows)
         weights = [*side(layer, col), *(weight for at in sides.values() for weight in side(*at))]
         tape = self.tape if all(weight.is_main for weight in weights) else self.merged
-        return LinearisedColumn(
-            tape,
-            self.dtype,
-            self.problem.loss,
-            [_key(weight) for weight in side(layer, col)],
-            {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()},
-        )
+        cols = [_key(weight) for weight in side(layer, col)]
+        held = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
+        return LinearisedColumn(tape, self.dtype, self.problem.loss, cols, held)
 
     def holds(self, layer: int, name: str) -> bool:
         """Whether every weight behind a name is a step of the tape."""
@@ -159,10 +155,8 @@ class LinearisedColumn:
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
         pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
-        return {
-            name: piece.unflatten(1, weight.shape)
-            for name, weight, piece in zip(self.col, self.weights, pieces, strict=True)
-        }
+        shaped = [piece.unflatten(1, weight.shape) for piece, weight in zip(pieces, self.weights, strict=True)]
+        return dict(zip(self.col, shaped, strict=True))
 
     def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
         filled = [

@@ -8,15 +8,13 @@ from torch import Tensor, nn
 
 from hessfig.config.enums import Attention
 from hessfig.models.components import rotated
-from hessfig.models.tape.tape import WEIGHT, Probes, Tangent, plus
+from hessfig.models.tape.tape import WEIGHT, Probes, Step, Tangent, plus
 
 Map = Callable[[Tensor], Tensor]
 
 
-class Fixed:
+class Fixed(Step):
     """y = L x: a fixed linear map of rows (batch, length, k, d), given with its transpose."""
-
-    cotangent: Tensor | None = None
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, maps: tuple[Map, Map]) -> None:
         self.inputs, self.output, (self.there, self.back) = inputs, output, maps
@@ -29,14 +27,29 @@ class Fixed:
         return [None if dy_bar is None else self.back(dy_bar)]
 
 
-def times(factor: float) -> tuple[Map, Map]:
-    """Return multiplication by a number."""
+def times(factor: float | Float[Tensor, "length 1 1"]) -> tuple[Map, Map]:
+    """Return multiplication by a number, or by one for every position."""
+    if isinstance(factor, Tensor):
+        return (lambda rows: rows * factor.to(rows.dtype),) * 2
     return (lambda rows: factor * rows,) * 2
 
 
 def averaged(length: int) -> tuple[Map, Map]:
     """Return the mean over `length` positions, as one position."""
     return (lambda rows: rows.mean(dim=1, keepdim=True), lambda rows: rows.expand(-1, length, -1, -1) / length)
+
+
+def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
+    """Return the map to (x_1, ..., x_p, 0, ..., 0) side by side, for the positions p that see the `known` tokens."""
+    seen = known[:, None, :, None]
+
+    def there(rows: Tensor) -> Tensor:
+        return (rows.transpose(1, 2)[:, None] * seen.to(rows.dtype)).flatten(3)
+
+    def back(rows: Tensor) -> Tensor:
+        return (rows.unflatten(-1, (len(known.T), -1)) * seen.to(rows.dtype)).sum(dim=1).transpose(1, 2)
+
+    return there, back
 
 
 def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
@@ -105,10 +118,8 @@ def rotation(heads: int, positions: Tensor) -> tuple[Map, Map]:
     return lambda rows: turn(rows, back=False), lambda rows: turn(rows, back=True)
 
 
-class Multiply:
+class Multiply(Step):
     """y = a * b, entry by entry."""
-
-    cotangent: Tensor | None = None
 
     def __init__(self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor) -> None:
         self.inputs, self.output, self.value = inputs, output, left * right
@@ -130,10 +141,10 @@ class Multiply:
         first = None if dy_bar is None else dy_bar * factor
         if other is None or self.cotangent is None:
             return first
-        return plus(first, self.cotangent.unsqueeze(2) * other)
+        return plus(first, self.y_bar * other)
 
 
-class Gain:
+class Gain(Step):
     """y = w_h x for every head h of a row."""
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, gain: nn.Module) -> None:
@@ -141,9 +152,7 @@ class Gain:
         self.parameters, self.perturbed = dict[str, Tensor](gain.named_parameters()), dict[str, Probes]()
         self.width = x.shape[-1] // self.parameters[WEIGHT].numel()
         self.gains = self._spread(self.parameters[WEIGHT])
-        self.value, self.cotangent = self.gains * x, None
-
-    cotangent: Tensor | None
+        self.value = self.gains * x
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         dw = self.perturbed.get(WEIGHT)
@@ -153,19 +162,14 @@ class Gain:
     def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
         dw = self.perturbed.get(WEIGHT)
         first = None if dy_bar is None else self.gains * dy_bar
-        return [first if dxs is None or dw is None else plus(first, self._spread(dw) * self._y_bar)]
+        return [first if dxs is None or dw is None else plus(first, self._spread(dw) * self.y_bar)]
 
     def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
         """Return the tangent of wbar: x dybar + ybar dx, summed over batch, positions and each head's entries."""
         product = None if dy_bar is None else self.x * dy_bar
         if dxs is not None and dxs[0] is not None:
-            product = plus(product, self._y_bar * dxs[0])
+            product = plus(product, self.y_bar * dxs[0])
         return None if product is None else product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
-
-    @property
-    def _y_bar(self) -> Float[Tensor, "batch length 1 d"]:
-        assert self.cotangent is not None
-        return self.cotangent.unsqueeze(2)
 
     def _spread(self, gains: Tensor) -> Tensor:
         return gains.repeat_interleave(self.width, dim=-1)

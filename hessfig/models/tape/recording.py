@@ -1,6 +1,6 @@
 """The package's networks recorded on a tape, step by step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
 from hessfig.models.tape import component_steps
 from hessfig.models.tape.component_steps import NOT_ON_THE_TAPE, Fixed, Gain, Multiply
 from hessfig.models.tape.steps import DERIVATIVES, Activate, Mixing, Normalise, Sum, of_sigmoid
-from hessfig.models.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
+from hessfig.models.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tape, Weight
 from hessfig.terms import Matrix
 
 EVERY = slice(None)
@@ -96,9 +96,8 @@ class Builder:
             key = self._head_norm(key, kv_heads, attention.k_norm, (index, "gain_K"))
         if attention.score_gain is not None:
             query = self._head_norm(query, heads, self._unit(query, heads))
-            query = self.step(
-                Gain, f"{query}_gain", query, weights={WEIGHT: (index, "gain_S")}, gain=attention.score_gain
-            )
+            held = {WEIGHT: (index, "gain_S")}
+            query = self.step(Gain, f"{query}_gain", query, weights=held, gain=attention.score_gain)
             key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
         if self.model.positions == Positions.rope:
             positions = torch.arange(length, device=self.tape.values[key].device)
@@ -208,58 +207,13 @@ class Builder:
         return self.tape.values[x].shape[1]
 
 
-class Scale:
-    """y = c x with a fixed factor c for every position."""
-
-    cotangent: Tensor | None = None
-
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, factors: Float[Tensor, "length 1"]) -> None:
-        self.inputs, self.output, self.value = inputs, output, x * factors
-        self.factors = factors.unsqueeze(1)
-
-    def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        return None if dxs[0] is None else dxs[0] * self.factors
-
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        return [None if dy_bar is None else dy_bar * self.factors]
-
-
-class Prefixes:
-    """y_p = (x_1, ..., x_p, 0, ..., 0) side by side, for chosen positions p (the inputs of an MLP)."""
-
-    cotangent: Tensor | None = None
-
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, positions: slice) -> None:
-        self.inputs, self.output, self.value = inputs, output, networks.prefixes(x, positions)
-        self.known = networks.known(x, positions)[:, None, :, None]
-
-    def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        return None if dxs[0] is None else (dxs[0].transpose(1, 2)[:, None] * self.known).flatten(3)
-
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        if dy_bar is None:
-            return [None]
-        rows = dy_bar.unflatten(-1, (self.known.shape[2], -1)) * self.known
-        return [rows.sum(dim=1).transpose(1, 2)]
-
-
 def can_build(network: nn.Module, model: ModelConfig) -> bool:
     """Whether the steps of this kind of network, with these settings, are known.
 
     Settings do not describe a network that its user has built, of whatever class it is.
     """
-    return (
-        model.kind != Kind.python
-        and model.attention not in NOT_ON_THE_TAPE
-        and isinstance(
-            network,
-            networks.Transformer
-            | networks.LinearMLP
-            | networks.PrefixMLP
-            | networks.VisionTransformer
-            | networks.BareAttention,
-        )
-    )
+    is_own = model.kind == Kind.python
+    return not is_own and model.attention not in NOT_ON_THE_TAPE and isinstance(network, tuple(_RECORDERS))
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
@@ -270,17 +224,8 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: 
     for all positions that share them. The same products up to rounding, in fewer operations.
     """
     build = Builder(batch, model, merged=merged)
-    if isinstance(network, networks.Transformer):
-        _transformer(build, network)
-    elif isinstance(network, networks.LinearMLP):
-        _linear_mlp(build, network)
-    elif isinstance(network, networks.PrefixMLP):
-        _mlp(build, network)
-    elif isinstance(network, networks.VisionTransformer):
-        _vision_transformer(build, network)
-    else:
-        assert isinstance(network, networks.BareAttention), "can_build says which networks have a tape"
-        _bare_attention(build, network)
+    record = next(record for kind, record in _RECORDERS.items() if isinstance(network, kind))
+    record(build, network)
     return build.tape
 
 
@@ -296,11 +241,9 @@ def _transformer(build: Builder, network: networks.Transformer) -> None:
     if network.pos is not None:
         build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
         hidden = build.sum("tokens", "positions", "hidden0")
-    if networks.embedding_sink(build.model):
-        factors = networks.position_factors(
-            positions[0], networks.embedding_sink(build.model), build.tape.values[hidden]
-        )
-        hidden = build.alike(Scale, "sunk0", hidden, factors=factors)
+    if sink := networks.embedding_sink(build.model):
+        factors = networks.position_factors(positions[0], sink, build.tape.values[hidden])
+        hidden = build.alike(Fixed, "sunk0", hidden, maps=component_steps.times(factors.unsqueeze(1)))
     hidden = _layers(build, network, hidden, last=build.batch.scored)
     build.linear(hidden, "outputs", network.head, (0, Matrix.W_U))
 
@@ -332,7 +275,8 @@ def _linear_mlp(build: Builder, network: networks.LinearMLP) -> None:
 def _mlp(build: Builder, network: networks.PrefixMLP) -> None:
     embedding = Lookup("tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight)
     rows = build.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
-    rows = build.step(Prefixes, "prefixes", rows, positions=build.batch.scored)
+    known = networks.known(build.tape.values[rows], build.batch.scored)
+    rows = build.step(Fixed, "prefixes", rows, maps=component_steps.prefixes(known))
     for index, layer in enumerate(network.layers, start=1):
         weight = (index, Matrix.W_in if index == 1 else Matrix.W)
         z = build.linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
@@ -356,3 +300,12 @@ def _bare_attention(build: Builder, network: networks.BareAttention) -> None:
     build.tape.values["inputs"] = network.hidden(build.batch.inputs, 0)
     outside = components.outside_window(build.batch.length, build.model.window, build.batch.inputs.device)
     build.attention(network, 1, "inputs", EVERY, allowed=~outside)
+
+
+_RECORDERS: dict[type[nn.Module], Callable[[Builder, Any], None]] = {
+    networks.Transformer: _transformer,
+    networks.LinearMLP: _linear_mlp,
+    networks.PrefixMLP: _mlp,
+    networks.VisionTransformer: _vision_transformer,
+    networks.BareAttention: _bare_attention,
+}

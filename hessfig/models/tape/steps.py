@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from hessfig.config.enums import MLP, Attention
 from hessfig.models.components import PATTERNS, RMSNorm
 from hessfig.models.tape.component_steps import along_pattern, second_of_pattern
-from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus
+from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Step, Tangent, Tape, plus
 
 
-class Sum:
+class Sum(Step):
     """y = x1 + x2 (a skip connection)."""
-
-    cotangent: Tensor | None = None
 
     def __init__(self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor) -> None:
         self.inputs, self.output, self.value = inputs, output, left + right
@@ -32,10 +30,8 @@ class Sum:
 Derivatives = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
-class Activate:
+class Activate(Step):
     """An activation, entry by entry; `curvature` (phi'') is None when it is piecewise linear."""
-
-    cotangent: Tensor | None = None
 
     def __init__(
         self, inputs: tuple[str, ...], output: str, z: Tensor, act: Callable[[Tensor], Tensor], derivatives: Derivatives
@@ -90,10 +86,8 @@ DERIVATIVES: dict[MLP, Derivatives] = {
 }
 
 
-class Normalise:
+class Normalise(Step):
     """y = w n + b with n = C x / s and s^2 = |C x|^2 / d + eps; C is the centring matrix, for RMSNorm the identity."""
-
-    cotangent: Tensor | None = None
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, norm: nn.LayerNorm | RMSNorm) -> None:
         self.inputs, self.output, self.value, self.weight = inputs, output, norm(x), norm.weight
@@ -114,7 +108,7 @@ class Normalise:
         """Return the Jacobian times w dybar + dw ybar, and the Jacobian's own tangent times w ybar."""
         dn_bar, dw = None if dy_bar is None else self.weight * dy_bar, self.perturbed.get(WEIGHT)
         if dxs is not None and dw is not None:
-            dn_bar = plus(dn_bar, dw * self._y_bar)
+            dn_bar = plus(dn_bar, dw * self.y_bar)
         first = None if dn_bar is None else self._project(dn_bar)
         return [first if dxs is None or dxs[0] is None else plus(first, self._second_order(dxs[0]))]
 
@@ -124,18 +118,13 @@ class Normalise:
             return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
         product = None if dy_bar is None else self.n * dy_bar
         if dxs is not None and dxs[0] is not None:
-            product = plus(product, self._y_bar * self._project(dxs[0]))
+            product = plus(product, self.y_bar * self._project(dxs[0]))
         return None if product is None else product.sum(dim=(0, 1))
-
-    @property
-    def _y_bar(self) -> Float[Tensor, "batch length 1 d"]:
-        assert self.cotangent is not None
-        return self.cotangent.unsqueeze(2)
 
     @cached_property
     def _centred(self) -> tuple[Float[Tensor, "batch length 1 d"], Float[Tensor, "batch length 1 1"]]:
         """C r and r.n of r = w ybar."""
-        r = self.weight * self._y_bar
+        r = self.weight * self.y_bar
         return self._centre(r), (r * self.n).sum(-1, keepdim=True)
 
     def _second_order(self, dx: Float[Tensor, "batch length k d"]) -> Float[Tensor, "batch length k d"]:
@@ -155,7 +144,7 @@ class Normalise:
         return rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
 
 
-class Mixing:
+class Mixing(Step):
     """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees.
 
     Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries, length). Tangents of scores and pattern
@@ -185,7 +174,6 @@ class Mixing:
         self.pattern = PATTERNS[kind](scores if isinstance(bias, float) else scores + bias, ~allowed)
         self.weights = self.pattern  # a_ij again, in the type it was evaluated in
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
-        self.cotangent: Tensor | None = None
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         """Return dm = dA v + A dv with dA = a'(dq k^T / c + q dk^T / c)."""
@@ -252,8 +240,7 @@ class Mixing:
 
     @cached_property
     def _m_bar(self) -> Float[Tensor, "batch heads queries d_head"]:
-        assert self.cotangent is not None
-        return self._split(self.cotangent.unsqueeze(2)).squeeze(3)
+        return self._split(self.y_bar).squeeze(3)
 
     @cached_property
     def _pattern_bar(self) -> Float[Tensor, "batch heads queries 1 length"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -88,6 +88,18 @@ class Node(Protocol):
         """Return the tangents of the inputs' cotangents (None where not `needed`)."""
 
 
+class Step:
+    """What the steps have in common: the cotangent of the output, once it is recorded."""
+
+    cotangent: Tensor | None = None
+
+    @property
+    def y_bar(self) -> Float[Tensor, "batch length 1 d"]:
+        """The recorded cotangent, with the axis that tangents have."""
+        assert self.cotangent is not None
+        return self.cotangent.unsqueeze(2)
+
+
 def plus(a: Tangent, b: Tangent) -> Tangent:
     """Add, where None is zero."""
     if a is None or b is None:
@@ -113,13 +125,12 @@ class Holder(Node, Protocol):
         """Return the tangent of the cotangent of parameter `name`, summed over batch and positions."""
 
 
-class LinearMap:
+class LinearMap(Step):
     """y = x W^T + b. A perturbation dW adds x dW^T to dy and ybar dW to the tangent of xbar; db adds itself to dy."""
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear) -> None:
         self.inputs, self.output, self.x, self.weight = inputs, output, x, linear.weight
         self.value, self.parameters = linear(x), dict[str, Tensor](linear.named_parameters())
-        self.cotangent: Tensor | None = None
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -161,7 +172,7 @@ def _summed(left: Float[Tensor, "batch length m"], right: Float[Tensor, "batch l
     return times_transposed(left.flatten(0, 1).T, right.flatten(0, 1).T)
 
 
-class Lookup:
+class Lookup(Step):
     """y = rows of the table W picked by `index`: token and position embeddings (linear in W)."""
 
     inputs: tuple[str, ...] = ()
@@ -169,7 +180,6 @@ class Lookup:
     def __init__(self, output: str, index: Tensor, weight: Tensor) -> None:
         self.output, self.index, self.weight, self.value = output, index, weight, weight[index]
         self.parameters = {WEIGHT: weight}
-        self.cotangent: Tensor | None = None
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -225,13 +235,9 @@ class Tape:
 
     def record(self, gradient: Float[Tensor, "batch scored vocab"]) -> None:
         """Store dl/dy at every step, with dl/df = `gradient` held fixed."""
-        bars: Tangents = {self.nodes[-1].output: gradient.unsqueeze(2)}
-        for node in reversed(self.nodes):
-            bar = bars.pop(node.output)
+        for node, bar, _ in self.down(gradient.unsqueeze(2), None, {node.output for node in self.nodes}):
             assert bar is not None
             node.cotangent = bar.squeeze(2)
-            needed = [True] * len(node.inputs)
-            _accumulate(bars, node, node.pull_back(bar, None, needed))
 
     def narrow(self, dtype: torch.dtype) -> None:
         """Let products run in `dtype`; the output stays as it was recorded."""
@@ -266,22 +272,46 @@ class Tape:
 
         `instead` names, by their outputs, steps that are pulled back in another way.
         """
-        reached, products, held = self.reach(rows), {}, defaultdict[str, list[Weight]](list)
+        products, held = {}, defaultdict[str, list[Weight]](list)
         for row in rows:
             held[self.holders[row].output].append(row)
+        for node, bar, dxs in self.down(df_bar, tangents, self.reach(rows), instead):
+            for row in held.get(node.output, ()):
+                products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
+        return products
+
+    def pull_to(self, names: Collection[str], df_bar: Tangent, tangents: Tangents | None) -> Tangents:
+        """Return the tangents of the cotangents of `names`, given that of the outputs.
+
+        Without `tangents` these are the rows df_bar df/d(name); with them the second-order terms of H_f are added.
+        """
+        swept = self.down(df_bar, tangents, self.descendants(names))
+        return {node.output: bar for node, bar, _ in swept if node.output in names}
+
+    def down(
+        self,
+        df_bar: Tangent,
+        tangents: Tangents | None,
+        reached: Collection[str],
+        instead: Mapping[str, PullBack] | None = None,
+    ) -> Iterator[tuple[Node, Tangent, list[Tangent] | None]]:
+        """Yield the steps in `reached` from the last one on, each before it is pulled back.
+
+        With each come the tangent of its output's cotangent, to which all later steps have added, and those of its
+        inputs, if there are `tangents`.
+        """
         bars: Tangents = {self.nodes[-1].output: df_bar}
         for node in reversed(self.nodes):
             if node.output not in reached:
                 continue
             bar = bars.pop(node.output, None)
             dxs = None if tangents is None else [tangents.get(name) for name in node.inputs]
-            for row in held.get(node.output, ()):
-                products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
+            yield node, bar, dxs
             needed = [name in reached for name in node.inputs]
             if any(needed):
-                pull_back = (instead or {}).get(node.output, node.pull_back)
-                _accumulate(bars, node, pull_back(bar, dxs, needed))
-        return products
+                pulled = (instead or {}).get(node.output, node.pull_back)(bar, dxs, needed)
+                for name, part in zip(node.inputs, pulled, strict=True):
+                    bars[name] = plus(bars.get(name), part)
 
     def release(self, dw: Collection[Weight]) -> None:
         """Forget the perturbation of weights `dw`."""
@@ -299,11 +329,6 @@ class Tape:
             if reached.intersection(node.inputs):
                 reached.add(node.output)
         return reached
-
-
-def _accumulate(bars: Tangents, node: Node, contributions: list[Tangent]) -> None:
-    for name, contribution in zip(node.inputs, contributions, strict=True):
-        bars[name] = plus(bars.get(name), contribution)
 
 
 def zeros_like_weight(weight: Tensor, k: int, dtype: torch.dtype) -> Probes:
