@@ -1,35 +1,21 @@
 """Statements about the Hessian of one self-attention layer with softmax."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from hessfig.terms import PARTS, Matrix, Part
-from hessfig.theory import attention_formulas, autodiff
-from hessfig.theory import attention_formulas as qk
+from hessfig.theory import attention_formulas as formulas
+from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, literal_U
 from hessfig.theory.matrix_formulas import identity, kron, softmax_jacobian, softmax_second_derivative
-from hessfig.theory.statement import (
-    Check,
-    Dims,
-    Instance,
-    Values,
-    attention_point,
-    attention_weights,
-    autodiff_blocks,
-    named,
-    normal,
-)
+from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, indexed_weights, named, normal
 
 Q, K, V = MATRICES
 Pair = tuple[Matrix, Matrix]
-
-
-def oracle_blocks(point: AttentionPoint, part: Part) -> dict[str, Tensor]:
-    """All blocks of one part by automatic differentiation, named."""
-    return autodiff_blocks(_network(point), point.Y, point.weights, [part])
 
 
 def _network(point: AttentionPoint) -> Callable[[Mapping[Matrix, Tensor]], Tensor]:
@@ -68,7 +54,7 @@ def _lemma_b1_oracle(point: AttentionPoint) -> Values:
 
 
 def _lemma_b1_all(point: AttentionPoint) -> dict[str, Tensor]:
-    jacobians = {f"dF/d{m}": block for m, block in attention_formulas.jacobians(point).items()}
+    jacobians = {f"dF/d{m}": block for m, block in formulas.jacobians(point).items()}
     return {**jacobians, "dA/dT": softmax_jacobian(point.A)}
 
 
@@ -113,64 +99,54 @@ SOFTMAX = {
 
 
 _PRINTED_PAIRS: list[Pair] = [(V, V), (Q, Q), (V, Q), (Q, K)]
-_KEY_PAIRS: list[Pair] = [(K, K), (V, K)]
+BlockFormulas = Callable[[AttentionPoint], Mapping[Pair, Tensor]]
 
 
-def contracted(point: AttentionPoint, part: Part, pairs: list[Pair]) -> Values:
-    """The contracted forms of `theory/attention_formulas.py`."""
-    return named(part, {(row, col): point.hessian(part, row, col) for row, col in pairs})
+def _printed(part: Part, formula: BlockFormulas) -> Check:
+    """Check the blocks of a part that a theorem prints; corrected are their contracted forms."""
+
+    def contracted(point: AttentionPoint) -> dict[Pair, Tensor]:
+        return {(row, col): point.hessian(part, row, col) for row, col in _PRINTED_PAIRS}
+
+    return replace(_left_out(part, contracted), printed=lambda point: named({part: formula(point)}))
+
+
+def _left_out(part: Part, formula: BlockFormulas) -> Check:
+    """Check the blocks of a part that a theorem leaves out."""
+
+    def oracle(point: AttentionPoint) -> Values:
+        return statement.autodiff_blocks(_network(point), point.Y, point.weights, [part])
+
+    return Check(attention_point, oracle, corrected=lambda point: named({part: formula(point)}))
 
 
 def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    layers = {n: attention_weights(dims, generator) for n in (1, 2)}
-    return Instance(X, Y, {(n, m): w for n, layer in layers.items() for m, w in layer.items()})
+    return Instance(X, Y, indexed_weights(dims, generator, 2))
 
 
 def _footnote_oracle(p: Instance) -> Values:
-    values: dict[str, Tensor] = {}
-    for part in PARTS:
-        blocks = autodiff.hessian_blocks(
-            lambda w: autodiff.stacked(autodiff.attention, p.X, w), autodiff.square_loss(p.Y), p.weights, part
-        )
-        values |= named(part, {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES})
-    return values
+    def network(weights: autodiff.IndexedWeights) -> Tensor:
+        return autodiff.stacked(autodiff.attention, p.X, weights)
+
+    parts = {part: autodiff.hessian_blocks(network, autodiff.square_loss(p.Y), p.weights, part) for part in PARTS}
+    return named(
+        {part: {(a, b): found[(2, a), (2, b)] for a in MATRICES for b in MATRICES} for part, found in parts.items()}
+    )
 
 
 def _footnote_printed(p: Instance) -> Values:
     entering = autodiff.attention(p.X, autodiff.at_index(p.weights, 1))
     point = AttentionPoint(entering, p.Y, autodiff.at_index(p.weights, 2))
-    return {
-        **named(Part.H_o, {**attention_formulas.theorem_31(point), **attention_formulas.theorem_31_keys(point)}),
-        **named(Part.H_f, {**attention_formulas.theorem_32(point), **attention_formulas.theorem_32_keys(point)}),
-    }
+    outer = {**formulas.theorem_31(point), **formulas.theorem_31_keys(point)}
+    return named({Part.H_o: outer, Part.H_f: {**formulas.theorem_32(point), **formulas.theorem_32_keys(point)}})
 
 
 THEOREMS = {
-    "thm31": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_o),
-        lambda p: named(Part.H_o, attention_formulas.theorem_31(p)),
-        lambda p: contracted(p, Part.H_o, _PRINTED_PAIRS),
-    ),
-    "thm31-K": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_o),
-        None,
-        lambda p: named(Part.H_o, attention_formulas.theorem_31_keys(p)),
-    ),
-    "thm32": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_f),
-        lambda p: named(Part.H_f, attention_formulas.theorem_32(p)),
-        lambda p: contracted(p, Part.H_f, _PRINTED_PAIRS),
-    ),
-    "thm32-K": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_f),
-        None,
-        lambda p: named(Part.H_f, attention_formulas.theorem_32_keys(p)),
-    ),
+    "thm31": _printed(Part.H_o, formulas.theorem_31),
+    "thm31-K": _left_out(Part.H_o, formulas.theorem_31_keys),
+    "thm32": _printed(Part.H_f, formulas.theorem_32),
+    "thm32-K": _left_out(Part.H_f, formulas.theorem_32_keys),
     "foot3": Check(_deep_draw, _footnote_oracle, _footnote_printed),
 }
 
@@ -205,11 +181,11 @@ def _single_oracle(p: Instance) -> Values:
 
 
 def _single_printed(p: Instance) -> Values:
-    return {"H": literal_U(qk.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V]))}
+    return {"H": literal_U(formulas.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V]))}
 
 
 def _single_corrected(p: Instance) -> Values:
-    return {"H": qk.single_matrix_hessian(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])}
+    return {"H": formulas.single_matrix_hessian(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])}
 
 
 def _remark_oracle(point: AttentionPoint) -> Values:
@@ -221,12 +197,12 @@ def _remark_oracle(point: AttentionPoint) -> Values:
 
 
 def _remark_printed(point: AttentionPoint) -> Values:
-    return {f"{part}, W_Q first": block for part, block in qk.printed_score_split(point).items()}
+    return {f"{part}, W_Q first": block for part, block in formulas.printed_score_split(point).items()}
 
 
 def _remark_corrected(point: AttentionPoint) -> Values:
-    swapped = {f"{part}, W_K first": point.c * block for part, block in qk.printed_score_split(point).items()}
-    outer, functional = qk.score_outer_product(point), qk.score_functional(point)
+    swapped = {f"{part}, W_K first": point.c * block for part, block in formulas.printed_score_split(point).items()}
+    outer, functional = formulas.score_outer_product(point), formulas.score_functional(point)
     return {**swapped, "H_o, W_Q first": outer, "H_f, W_Q first": functional}
 
 
@@ -248,7 +224,7 @@ def _temperature_printed(point: AttentionPoint) -> Values:
 def _temperature_corrected(point: AttentionPoint) -> Values:
     warm = _hotter(point, TEMPERATURE)
     slopes = {f"slope of {part} at large t": torch.tensor(slope).double() for part, slope in (("H_o", -2), ("H_f", -1))}
-    return {"H_o": qk.score_outer_product(warm), "H_f": qk.score_functional(warm), **slopes}
+    return {"H_o": formulas.score_outer_product(warm), "H_f": formulas.score_functional(warm), **slopes}
 
 
 QUERY_KEY = {

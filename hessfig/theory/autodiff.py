@@ -4,15 +4,16 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp
 
-from hessfig.terms import Matrix, Part
+from hessfig.terms import AT_OUTPUTS, Matrix, Part
 
+VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
 Weights = Mapping[Matrix, Tensor]
 IndexedWeights = Mapping[tuple[int, Matrix], Tensor]
 
@@ -133,6 +134,17 @@ def hessian_blocks(
     dense = dense_hessian(network, loss, weights, part)
     slices = _slices(weights)
     return {(a, b): dense[slices[a], slices[b]] for a, b in itertools.product(weights, weights)}
+
+
+def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, Any]]:
+    """The blocks (or bounds on them) of H_o and H_f, and those of their sum H."""
+    outer, functional = (dict(parts[part]) for part in AT_OUTPUTS)
+    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: one + functional[key] for key, one in outer.items()}}
+
+
+def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
+    """The power by which a norm grew from one scale to twice that scale; VANISHES where it is no more than rounding."""
+    return torch.log2(high / low) if low > rounding else torch.full_like(low, VANISHES)
 
 
 def jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> Float[Tensor, "outputs inputs"]:
