@@ -160,10 +160,9 @@ class Output:
 
     def _queries_and_keys(self, hidden: CountedQuantity, layer: int) -> list[CountedQuantity]:
         architecture = self.architecture
-        names = (Matrix.W_Q, Matrix.W_K)
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]
-        made = [hidden * self._weight(name, layer) for name in names]
+        made = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
         if architecture.scores == Scores.cosine:
             return [one.through(LENGTH) for one in made]
         return [self._norm(one) for one in made] if architecture.scores == Scores.qk_norm else made

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from hessfig.terms import PARTS, Matrix, Part
+from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
 from hessfig.theory import attention_formulas as formulas
 from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, literal_U
@@ -28,23 +28,12 @@ def _eq2_oracle(point: AttentionPoint) -> Values:
 
 def _eq2_printed(point: AttentionPoint) -> Values:
     """J^T (d2l/dF2) J + (dl/dF (x) I) d2F/dW2 with the layout of eq. 4."""
-    flat, output = _flattened(point)
+    flat, output = autodiff.flattened(_network(point), point.weights)
     loss, F = autodiff.square_loss(point.Y), output(flat)
     J = autodiff.jacobian(output, flat)
     outer = J.T @ (2 / F.numel() * identity(F.numel())) @ J
     gradient = grad(loss)(F).reshape(1, -1)
     return {"H": outer + kron(gradient, identity(len(flat))) @ autodiff.second_derivative(output, flat)}
-
-
-def _flattened(point: AttentionPoint) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    shapes = {m: w.shape for m, w in point.weights.items()}
-    sizes = [shape.numel() for shape in shapes.values()]
-
-    def output(flat: Tensor) -> Tensor:
-        pieces = zip(shapes.items(), flat.split(sizes), strict=True)
-        return _network(point)({m: piece.reshape(shape) for (m, shape), piece in pieces})
-
-    return torch.cat([w.reshape(-1) for w in point.weights.values()]), output
 
 
 def _lemma_b1_oracle(point: AttentionPoint) -> Values:
@@ -180,20 +169,20 @@ def _single_oracle(p: Instance) -> Values:
     return {"H": autodiff.dense_hessian(network, autodiff.square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]})}
 
 
-def _single_printed(p: Instance) -> Values:
-    return {"H": literal_U(formulas.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V]))}
+def _single_point(p: Instance) -> AttentionPoint:
+    return formulas.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])
 
 
 def _single_corrected(p: Instance) -> Values:
-    return {"H": formulas.single_matrix_hessian(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])}
+    """H(W_QK, W_QK) = c U, with the factor c = 2/(L d_V)."""
+    point = _single_point(p)
+    return {"H": point.c * point.curvature_of_scores(Part.H)}
 
 
 def _remark_oracle(point: AttentionPoint) -> Values:
     """Both orders of the two weights; Remark D.1 says [W_Q; W_K]."""
-    parts = (Part.H_o, Part.H_f)
-    return {f"{part}, W_Q first": score_split(point, part) for part in parts} | {
-        f"{part}, W_K first": score_split(point, part, (K, Q)) for part in parts
-    }
+    orders = [(part, order) for order in ((Q, K), (K, Q)) for part in AT_OUTPUTS]
+    return {f"{part}, {order[0]} first": score_split(point, part, order) for part, order in orders}
 
 
 def _remark_printed(point: AttentionPoint) -> Values:
@@ -212,7 +201,7 @@ def _hotter(point: AttentionPoint, temperature: float) -> AttentionPoint:
 
 def _temperature_oracle(point: AttentionPoint) -> Values:
     warm, ends = _hotter(point, TEMPERATURE), [_hotter(point, t) for t in (HOT, 2 * HOT)]
-    norms = {part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends] for part in (Part.H_o, Part.H_f)}
+    norms = {part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends] for part in AT_OUTPUTS}
     slopes = {f"slope of {part} at large t": torch.log2(n[1] / n[0]).round(decimals=3) for part, n in norms.items()}
     return {str(part): score_split(warm, part) for part in norms} | slopes
 
@@ -228,7 +217,7 @@ def _temperature_corrected(point: AttentionPoint) -> Values:
 
 
 QUERY_KEY = {
-    "lem41": Check(_single_draw, _single_oracle, _single_printed, _single_corrected),
+    "lem41": Check(_single_draw, _single_oracle, lambda p: {"H": literal_U(_single_point(p))}, _single_corrected),
     "remD1": Check(attention_point, _remark_oracle, _remark_printed, _remark_corrected),
     "temp": Check(
         attention_point,

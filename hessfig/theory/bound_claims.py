@@ -16,18 +16,9 @@ from hessfig.theory.attention_claims import score_split
 from hessfig.theory.attention_formulas import AttentionPoint
 from hessfig.theory.further_formulas import SpreadMoments
 from hessfig.theory.matrix_formulas import identity, kron
-from hessfig.theory.statement import (
-    Check,
-    Dims,
-    Instance,
-    Values,
-    attention_point,
-    attention_weights,
-    autodiff_blocks,
-    normal,
-)
+from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, attention_weights, normal
 
-Q = Matrix.W_Q
+Q, V = Matrix.W_Q, Matrix.W_V
 
 
 def _pairs_oracle(point: AttentionPoint) -> Values:
@@ -161,8 +152,7 @@ BOUNDS = {
 
 
 SEQUENCES = 3
-V = Matrix.W_V
-_VALUE, _QUERY = (f"H_o({matrix}, {matrix})" for matrix in (V, Q))
+_VALUE, _QUERY = "H_o(W_V, W_V)", "H_o(W_Q, W_Q)"
 
 
 def _sequences(dims: Dims, generator: torch.Generator) -> Instance:
@@ -175,8 +165,8 @@ def _oracle(matrix: Matrix, p: Instance) -> Values:
     def network(weight: Mapping[Matrix, Tensor]) -> Tensor:
         return torch.stack([autodiff.attention(X, {**p.weights, **weight}) for X in p.X])
 
-    one = {matrix: p.weights[matrix]}
-    return autodiff_blocks(network, p.Y, one, [Part.H_o])
+    loss, one = autodiff.square_loss(p.Y), {matrix: p.weights[matrix]}
+    return {f"H_o({matrix}, {matrix})": autodiff.dense_hessian(network, loss, one, Part.H_o)}
 
 
 def _points(p: Instance) -> list[AttentionPoint]:

@@ -13,11 +13,11 @@ from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
 from hessfig.predictions.network_series import BRANCH, SIGMA, TIED, Regime
 from hessfig.terms import AT_OUTPUTS, MLP, PARTS, Attention, Block, Gate, Kind, Matrix, Norm, NormKind, Part, Scores
-from hessfig.theory import autodiff
+from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES
 from hessfig.theory.autodiff import VANISHES, Loss, ScaledNetwork, exponent, hessian_blocks, square_loss, with_sum
 from hessfig.theory.component_networks import ComponentNetwork
-from hessfig.theory.statement import Check, Dims, Values, attention_point, indexed_weights, normal
+from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, named, normal, prefixed
 
 DEPTH_SIGMA = 4e-3
 Key = tuple[int, Matrix]
@@ -52,7 +52,7 @@ Depths = dict[int, ScaledNetwork[Key]]
 
 def _depth_draw(dims: Dims, generator: torch.Generator) -> Depths:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    weights = indexed_weights(dims, generator, 3)
+    weights = statement.indexed_weights(dims, generator, 3)
     stacked = partial(autodiff.stacked, autodiff.linear_attention)
     return {
         depth: ScaledNetwork(X, Y, {key: w for key, w in weights.items() if key[0] <= depth}, stacked)
@@ -137,11 +137,9 @@ def measured(nets: Nets, sigma: float = TINY) -> dict[str, Tensor]:
     """The exponents found by automatic differentiation between sigma and 2 sigma."""
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
-        for part in PARTS:
-            exponents = net.exponents(part, sigma)
-            values |= {
-                f"{name}: {part}({row}, {col})": exponents[row, col] for row, col in PAIRS if (row, col) in exponents
-            }
+        exponents = {part: net.exponents(part, sigma) for part in PARTS}
+        once = {part: {pair: found[pair] for pair in PAIRS if pair in found} for part, found in exponents.items()}
+        values |= prefixed(f"{name}:", named(once))
     return values
 
 
@@ -153,11 +151,8 @@ def _architecture(name: str) -> Architecture:
 
 
 def _equation_5(nets: Nets) -> Values:
-    return {
-        f"softmax: {part}({row}, {col})": _number(float(exponent))
-        for part, table in EQUATION_5.items()
-        for (row, col), exponent in table.items()
-    }
+    exponents = {part: {pair: _number(one) for pair, one in table.items()} for part, table in EQUATION_5.items()}
+    return prefixed("softmax:", named(exponents))
 
 
 GROWTH = {
@@ -189,13 +184,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class DrawnCase:
+class DrawnCase(Instance):
     """A case with its tokens, targets and weights."""
 
     case: Case
-    X: Tensor
-    Y: Tensor
-    weights: dict[Key, Tensor]
 
     @property
     def seen(self) -> list[Key]:
@@ -259,7 +251,7 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
         weights[0, Matrix.W_E] = torch.zeros(dims.L, d, dtype=torch.float64)
         weights[0, Matrix.W_U] = normal(d, width, generator=generator)
     X, Y = (normal(dims.L, columns, generator=generator) for columns in (d, width))
-    return DrawnCase(case, X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)})
+    return DrawnCase(X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)}, case)
 
 
 def component_exponents(drawn: Sequence[DrawnCase]) -> Values:

@@ -280,32 +280,27 @@ class DrawnTerms:
         """Return the blocks at a tiny sigma over their powers of it, by automatic differentiation."""
         found = {}
         for name, coefficients in self.mixings.items():
-            dense = {part: self._dense(coefficients, part) for part in AT_OUTPUTS}
+            case = MixingCase("", None if coefficients is None else tuple(coefficients))
+            net = _network(self.point, case, coefficients or {})
+            dense = {part: net.blocks(part, TINY) for part in AT_OUTPUTS}
             for (part, row, col), power in self._exponents(coefficients).items():
                 found[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
         return found
 
     def leading(self) -> Values:
         """Return their limits, by the formulas."""
-        found: dict[str, Tensor] = {}
+        found = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
             terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
             blocks = leading_blocks(self.point, terms)
-            found |= {
-                f"{name}: {part}({row}, {col})": blocks[part, row, col]
-                for part, row, col in self._exponents(coefficients)
-            }
+            for part, row, col in self._exponents(coefficients):
+                found[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
         return found
 
     def _exponents(self, coefficients: Coefficients | None) -> dict[tuple[Part, Matrix, Matrix], float]:
         powers = mixing_exponents(_SOFTMAX if coefficients is None else coefficients)
         return {key: power for key, power in powers.items() if key[0] != Part.H}
-
-    def _dense(self, coefficients: Coefficients | None, part: Part) -> dict[tuple[Matrix, Matrix], Tensor]:
-        case = MixingCase("", None if coefficients is None else tuple(coefficients))
-        net = _network(self.point, case, coefficients or {})
-        return net.blocks(part, TINY)
 
 
 def _network(point: AttentionPoint, case: MixingCase, coefficients: Coefficients) -> ScaledNetwork[Matrix]:

@@ -127,9 +127,8 @@ class StatementOutcome:
             return StatementVerdict.left_out
         if math.isinf(self.error_as_printed):
             return StatementVerdict.ill_typed
-        return (
-            StatementVerdict.yes if self.error_as_printed <= self.statement.measure.tolerance else StatementVerdict.no
-        )
+        holds = self.error_as_printed <= self.statement.measure.tolerance
+        return StatementVerdict.yes if holds else StatementVerdict.no
 
     @property
     def correction_holds(self) -> bool:

@@ -206,14 +206,10 @@ _COLOURS = {
 
 
 def write(outcomes: list[StatementOutcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
-    """Write statements.csv and report.md; return their paths."""
-    texts = {"statements.csv": statements_csv(outcomes), "report.md": markdown(outcomes, sizes, seeds)}
-    return publish({directory / name: text for name, text in texts.items()}, "verification")
-
-
-def statements_csv(outcomes: list[StatementOutcome]) -> str:
-    """Columns as in `COLUMNS`; an error is empty where there is no such formula or it is ill-typed."""
-    return csv_text(COLUMNS, (_row(outcome) for outcome in outcomes))
+    """Write statements.csv (errors empty where no formula is, or it is ill-typed) and report.md; return their paths."""
+    table = csv_text(COLUMNS, map(_row, outcomes))
+    texts = {directory / "statements.csv": table, directory / "report.md": markdown(outcomes, sizes, seeds)}
+    return publish(texts, "verification")
 
 
 def print_table(outcomes: list[StatementOutcome], paths: list[Path], show: Callable[[Table], None]) -> None:
