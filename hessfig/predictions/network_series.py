@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hessfig import terms
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.monomials import VALUE, CountedQuantity, Function, Growth, Monomial
-from hessfig.terms import GATED, MLP, Attention, Block, Kind, Matrix, Norm, Positions, QueryKey, Scores
+from hessfig.terms import GATED, MLP, Attention, AttentionBias, Block, Kind, Matrix, Norm, Positions, QueryKey, Scores
 
 SIGMA, BRANCH = "sigma", "residual_scale"
 TIED = f"{Matrix.W_E}+{Matrix.W_U}"
@@ -46,7 +45,7 @@ def mixing(architecture: Architecture) -> Function:
     if name == Attention.linear:
         return Function(name, (1,), Growth.polynomial, finite=True)
     if name == Attention.sigmoid:
-        return everything if architecture.attention_bias == terms.AttentionBias.log_length else SIGMOID
+        return everything if architecture.attention_bias == AttentionBias.log_length else SIGMOID
     if name == Attention.differential and architecture.differential_lambda == 1:
         return Function(name, () if is_alone else _EVERY[1:], finite=is_alone)  # equal shares cancel
     if is_alone and name != Attention.off_by_one:
@@ -144,7 +143,7 @@ class Output:
         mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
         if architecture.attention == Attention.differential and architecture.differential_norm:
             mixed = self._norm(mixed)
-        if architecture.gate == terms.Gate.output:
+        if architecture.has_gate:
             mixed *= (hidden * self._weight(Matrix.W_G, layer)).through(SIGMOID)
         return mixed
 

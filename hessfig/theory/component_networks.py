@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.terms import GATED, MLP, Attention, AttentionBias, Gate, Kind, Matrix, Norm, NormKind, Scores
+from hessfig.terms import GATED, MLP, Attention, AttentionBias, Kind, Matrix, Norm, NormKind, Scores
 from hessfig.theory.autodiff import IndexedWeights, Weights, at_index
 
 Rows = Float[Tensor, "L d"]
@@ -82,7 +82,7 @@ class ComponentNetwork:
         mixed = self._pattern(X, weights) @ X @ weights[Matrix.W_V]
         if self.of.attention == Attention.differential and self.of.differential_norm:
             mixed = _rms(mixed, self.eps)
-        return mixed * torch.sigmoid(X @ weights[Matrix.W_G]) if self.of.gate == Gate.output else mixed
+        return mixed * torch.sigmoid(X @ weights[Matrix.W_G]) if self.of.has_gate else mixed
 
     def _pattern(self, X: Rows, weights: Weights) -> Float[Tensor, "L L"]:
         query, key = X @ weights[Matrix.W_Q], X @ weights[Matrix.W_K]

@@ -240,7 +240,7 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
     shapes: dict[Key, tuple[int, int]] = {}
     for layer in range(1, rest.num_layers + 1):
         shapes |= {(layer, Matrix.W_Q): (d, d_K), (layer, Matrix.W_K): (d, d_K), (layer, Matrix.W_V): (d, d)}
-        shapes |= {(layer, Matrix.W_G): (d, d)} if rest.gate == Gate.output else {}
+        shapes |= {(layer, Matrix.W_G): (d, d)} if rest.has_gate else {}
         if rest.kind == Kind.transformer:
             shapes |= {(layer, Matrix.W_O): (d, d), (layer, Matrix.W_in): (d, dims.d_ff)}
             shapes |= {(layer, Matrix.W_gate): (d, dims.d_ff)} if rest.mlp in terms.GATED else {}
