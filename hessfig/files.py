@@ -28,7 +28,8 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     Raises UserError when the disk is full or the folder cannot be written.
     """
     with _unwritable_at(path), _temporary(path) as temporary:
-        with temporary.open(mode, **_text_options(mode)) as handle:
+        options: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+        with temporary.open(mode, **options) as handle:
             yield handle
             _settle(handle)
         _appear(temporary, path)
@@ -171,10 +172,9 @@ def leftovers(folder: Path) -> Iterator[Path]:
     now = clock_of(folder)
     for path in folder.rglob(".*"):
         with suppress(OSError):
-            old = now - path.lstat().st_mtime > OLD
             is_mark = MARK.fullmatch(path.name) and path.stat().st_size == 0
             is_ours = bool(is_mark or _TEMPORARY.fullmatch(path.name))
-            if old and is_ours and path.is_file() and not path.is_symlink():
+            if age(path, now) > OLD and is_ours and path.is_file() and not path.is_symlink():
                 yield path
 
 
@@ -224,7 +224,3 @@ def _appear(temporary: Path, path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         path.rename(temporary.with_name(f"{temporary.name}.aside"))
     temporary.replace(path)
-
-
-def _text_options(mode: str) -> dict[str, Any]:
-    return {} if "b" in mode else {"newline": "", "encoding": "utf-8"}

@@ -56,7 +56,7 @@ class NetworkCopy:
         self._made_of = self._identity()
         shown = copied(self._network, "the network", has_run=has_run).eval()
         drawn = Problem(shown, *self._given).objective(self._dtype)
-        self.data_content, self.problem = data_content(drawn), (drawn).on(self._place)
+        self.data_content, self.problem = data_content(drawn), drawn.on(self._place)
 
     def _identity(self) -> str:
         """Return a hash of all that network and loss are made of, besides weights and buffers."""

@@ -67,7 +67,8 @@ class Layout:
     def others(self) -> list[str]:
         """Further names a block may use: the other weights, then the groups."""
         further = [weight.name for weight in self.weights if not weight.is_main]
-        return [name for name in dict.fromkeys([*further, *self._groups]) if name not in self.names]
+        groups = [group.value for group in Group if self.layers_of(group.value)]
+        return [name for name in dict.fromkeys([*further, *groups]) if name not in self.names]
 
     def layers_of(self, name: str) -> list[int]:
         """Return the layers that have a weight or group of this name; 0 stands for 'outside the layers'."""
@@ -102,10 +103,6 @@ class Layout:
     def size(self, layer: int, name: str) -> int:
         """Return the entries of one side of a block: its dimension."""
         return sum(weight.size for weight in self.side(layer, name))
-
-    @property
-    def _groups(self) -> list[str]:
-        return [group.value for group in Group if self.layers_of(group.value)]
 
     @cached_property
     def _by_layer(self) -> dict[int, tuple[Weight, ...]]:

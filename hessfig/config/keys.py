@@ -39,17 +39,14 @@ def in_key(config: Config) -> dict[str, Any]:
 
     Places say where something is: what is there counts by its content (see models.protocol.Kind.source).
     """
-    return _without(as_plain(config), lambda key, value: _is_untouched(key, value) or key in _places())
+    places = with_role(Role.place, Role.pin)
+    return _without(as_plain(config), lambda key, value: _is_untouched(key, value) or key in places)
 
 
 def in_manifest(config: Config) -> dict[str, Any]:
     """Return a configuration's plain settings that a manifest keeps."""
     kept = top_level(*IN_MANIFEST)
     return {key: value for key, value in as_plain(config).items() if key in kept}
-
-
-def _places() -> frozenset[str]:
-    return with_role(Role.place, Role.pin)
 
 
 def _without(plain: Mapping[str, Any], is_out: Callable[[str, Any], bool]) -> dict[str, Any]:

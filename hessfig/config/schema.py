@@ -8,19 +8,7 @@ be told of a new setting.
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hessfig.config.enums import (
-    Average,
-    DType,
-    FigureGroup,
-    Format,
-    Kind,
-    Launcher,
-    PowersOf,
-    Printed,
-    Published,
-    Reuse,
-    Style,
-)
+from hessfig.config import enums
 from hessfig.config.facts import Role, are_predictions, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
     ApproximationConfig,
@@ -47,7 +35,7 @@ _NAMES: Any = {"passes": is_names, "allowed": "a name or a list of names"}
 def with_defaults(model: ModelConfig) -> ModelConfig:
     """Return `model` with d_head and d_mlp resolved to numbers; d_mlp of kind mlp needs its task (kinds.mlp)."""
     d_head = model.d_head or model.d_model // model.n_heads
-    d_mlp = model.d_mlp or (None if model.kind == Kind.mlp else 4 * model.d_model)
+    d_mlp = model.d_mlp or (None if model.kind == enums.Kind.mlp else 4 * model.d_model)
     return ModelConfig(**{**vars(model), "d_head": d_head, "d_mlp": d_mlp})
 
 
@@ -95,8 +83,8 @@ class SweepConfig:
         allowed="{block: {part: exponent}}, zero for a block that vanishes",
         example="'{W_Q: {H: 5}}'",
     )
-    average: Average = setting(
-        Average.arithmetic,
+    average: enums.Average = setting(
+        enums.Average.arithmetic,
         "whose logarithm slopes are fitted to: the mean over seeds, or the geometric mean",
         role=Role.fit,
     )
@@ -113,9 +101,11 @@ class FigureConfig:
     name: str = setting("", "name of the figure and of its files")
     sweep: str = setting("sigma", "the sweep it draws")
     layout: str = setting("", "how it is laid out")
-    group: FigureGroup = setting(FigureGroup.own, "its group: in the paper, beyond it, a study, or your own")
+    group: enums.FigureGroup = setting(
+        enums.FigureGroup.own, "its group: in the paper, beyond it, a study, or your own"
+    )
     order: int = setting(100, "its place in `make figures`")
-    published: Published = setting(Published.nothing, "what the authors published of it")
+    published: enums.Published = setting(enums.Published.nothing, "what the authors published of it")
     x: str | None = setting(None, "what runs along its x axis: sigma, step, or a varied setting")
     colour: str | None = setting(None, "what colours distinguish")
     dashes: str | None = setting(None, "what dashes and marks distinguish")
@@ -148,8 +138,8 @@ class FigureConfig:
         example="none",
     )
     note: bool = setting(True, "the note below the panels; false writes it to a .txt next to the figure")
-    formats: list[Format] = setting(
-        [Format.pdf, Format.png, Format.svg],
+    formats: list[enums.Format] = setting(
+        [enums.Format.pdf, enums.Format.png, enums.Format.svg],
         "files to write; the numbers are written as CSV next to them",
         once=True,
         example="[pdf]",
@@ -164,7 +154,7 @@ class LauncherConfig:
     None of them changes a number: the key of a cell knows nothing of them.
     """
 
-    kind: Launcher = setting(Launcher.local, "workers of this machine, or the tasks of a Slurm job array")
+    kind: enums.Launcher = setting(enums.Launcher.local, "workers of this machine, or the tasks of a Slurm job array")
     tasks: int = setting(
         4, "tasks of the job array; each measures its share of the cells", least=1, most=MOST_SHARDS, example="1"
     )
@@ -236,7 +226,7 @@ class Config:
     )
     seeds: int = setting(20, "number of initialisations", role=Role.extent, least=1)
     first_seed: int = setting(1234, "the first of their seeds; the others follow it", role=Role.extent)
-    dtype: DType = setting(DType.float64, "floating-point type of networks and products", role=Role.science)
+    dtype: enums.DType = setting(enums.DType.float64, "floating-point type of networks and products", role=Role.science)
     device: str = setting("cpu", "cpu, cuda or cuda:N", role=Role.hardware)
     workers: Any = setting(
         "auto",
@@ -266,8 +256,8 @@ class Config:
     memory: str = setting(
         "8GB", "for task=tokens, what the products of a worker may take: its micro-batches", role=Role.means
     )
-    reuse: Reuse = setting(
-        Reuse.content,
+    reuse: enums.Reuse = setting(
+        enums.Reuse.content,
         "for model.factory, which finished cells are reused: those of networks that it still returns (content: it is "
         "called for each), or of unchanged code (sources: for factories that take long)",
         role=Role.means,
@@ -300,14 +290,14 @@ class Config:
     part: Any = setting(
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
     )
-    format: Printed = setting(
-        Printed.table,
+    format: enums.Printed = setting(
+        enums.Printed.table,
         "how rows are printed: predictions as csv, slopes as latex or markdown; the report as pdf, one page of results",
     )
-    powers_of: PowersOf = setting(
-        PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
+    powers_of: enums.PowersOf = setting(
+        enums.PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
     )
-    style: Style = setting(Style.default, "type and width of figures: our own, or a conference's")
+    style: enums.Style = setting(enums.Style.default, "type and width of figures: our own, or a conference's")
 
 
 # The groups: their settings have dotted keys, and a folder of files each in conf.

@@ -77,15 +77,20 @@ class Architecture:
         return self.kind in COUNTED
 
     @property
+    def has_gate(self) -> bool:
+        """Whether the mixed values are multiplied by a gate."""
+        return self.gate != Gate.none
+
+    @property
     def is_homogeneous(self) -> bool:
         """Whether the output is a single power of sigma, not only in the limit."""
         if self.kind == Kind.linear_mlp:
             return True
         if self.kind == Kind.self_attention and self.scores == Scores.cosine:
             has_norm = self.attention == Attention.differential and self.differential_norm
-            return self.gate == Gate.none and not has_norm
+            return not (self.has_gate or has_norm)
         bare = self.kind == Kind.self_attention or not (self.attention_skip or self.mlp in SMOOTH or self.tied)
-        plain = self.scores == Scores.plain and not self.shifted_scores and self.gate == Gate.none
+        plain = self.scores == Scores.plain and not (self.shifted_scores or self.has_gate)
         return bare and plain and self.attention == Attention.linear and self.norm == Norm.none
 
 

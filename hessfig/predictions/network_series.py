@@ -12,20 +12,7 @@ from enum import StrEnum
 
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.monomials import VALUE, CountedQuantity, Function, Growth, Monomial
-from hessfig.terms import (
-    GATED,
-    MLP,
-    Attention,
-    AttentionBias,
-    Block,
-    Gate,
-    Kind,
-    Matrix,
-    Norm,
-    Positions,
-    QueryKey,
-    Scores,
-)
+from hessfig.terms import GATED, MLP, Attention, AttentionBias, Block, Kind, Matrix, Norm, Positions, QueryKey, Scores
 
 SIGMA, BRANCH = "sigma", "residual_scale"
 TIED = f"{Matrix.W_E}+{Matrix.W_U}"
@@ -156,7 +143,7 @@ class Output:
         mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
         if architecture.attention == Attention.differential and architecture.differential_norm:
             mixed = self._norm(mixed)
-        if architecture.gate == Gate.output:
+        if architecture.has_gate:
             mixed *= (hidden * self._weight(Matrix.W_G, layer)).through(SIGMOID)
         return mixed
 
@@ -172,10 +159,9 @@ class Output:
 
     def _queries_and_keys(self, hidden: CountedQuantity, layer: int) -> list[CountedQuantity]:
         architecture = self.architecture
-        names = (Matrix.W_Q, Matrix.W_K)
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]
-        made = [hidden * self._weight(name, layer) for name in names]
+        made = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
         if architecture.scores == Scores.cosine:
             return [one.through(LENGTH) for one in made]
         return [self._norm(one) for one in made] if architecture.scores == Scores.qk_norm else made

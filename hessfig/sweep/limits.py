@@ -92,8 +92,7 @@ def expected_memory(variant: Variant) -> float | None:
     scores = model.n_heads * task.num_tokens if facts.has_scores else 0
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
-    widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
-    dense = widest**2 if config.estimator.method == Method.dense else 0
+    dense = _widest(variant) ** 2 if config.estimator.method == Method.dense else 0
     return _START + number * (kept + dense) + sum(size for _, _, size in _held(variant))
 
 
@@ -107,13 +106,17 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     is_given = bool(place) and getattr(config.model, place.partition(".")[2]) is not None
     yield place if is_given else "model.d_model", f"a network of {weights} weights", number * weights
     if config.estimator.method.facts.fewest:
-        widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
-        count = config.estimator.num_probes
+        widest, count = _widest(variant), config.estimator.num_probes
         yield "estimator.num_probes", f"{count} probes of {widest} numbers", number * count * widest
     for key in filter(None, (variant.quantity(name).holds for name in config.quantities)):
-        widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
+        widest = _widest(variant)
         steps = min(value_of(config, key), widest)
         yield key, f"{steps} Lanczos vectors of {widest} numbers", 8 * steps * widest
+
+
+def _widest(variant: Variant) -> int:
+    """Return the most entries of a column of blocks."""
+    return max(variant.layout.size(block.layer, block.col) for block in variant.blocks)
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:

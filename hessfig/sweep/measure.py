@@ -37,7 +37,7 @@ def draw_problem(cell: Cell) -> Objective:
         from hessfig.sweep.own_content import check_planned
 
         check_planned(cell.config, found, content)
-    return (found).to(torch.device(card_of(cell.config.device)))
+    return found.to(torch.device(card_of(cell.config.device)))
 
 
 def request_of(cell: Cell, problem: Objective) -> Request:

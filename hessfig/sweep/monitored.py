@@ -23,6 +23,9 @@ _NOT_KEPT = "vectors"  # eigenvectors of every step would fill a disk
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that every training moves
 
 
+Measurement = tuple[int, str]  # step, quantity
+
+
 class OtherTraining(UserError):
     """A folder that holds something else than the training that is watched now."""
 
@@ -37,13 +40,9 @@ class _Cell:
     rows: Rows = field(repr=False)
     arrays: str | None = None
 
-
-@dataclass(frozen=True)
-class _Lost:
-    """A measurement whose cell is gone."""
-
-    step: int
-    quantity: str
+    @property
+    def measurement(self) -> Measurement:
+        return self.step, self.quantity
 
 
 class MonitoredTraining:
@@ -61,18 +60,13 @@ class MonitoredTraining:
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
         versions = {name: [quantity(name).version, source_of(name, None)] for name in config.quantities}
         self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
-        self._hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)
+        self.hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)  # of data, settings
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
-        self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[_Lost]()
+        self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[Measurement]()
         self._sealed: str | None = None  # the hash of the table that is there
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
         if not overwrite:
             self._resume()
-
-    @property
-    def hash(self) -> str:
-        """The hash of data and settings."""
-        return self._hash
 
     def key(self, step: int, name: str, point: str) -> str:
         """Return the key of a quantity at a step, where function and weights have a certain hash."""
@@ -166,7 +160,7 @@ class MonitoredTraining:
             return
         try:
             made = read_checked(path)
-            seen, is_same = made[WATCHED], made["config_hash"] == self._hash
+            seen, is_same = made[WATCHED], made["config_hash"] == self.hash
             listed = [(int(step), str(name), str(key)) for step, name, key in seen["cells"]]
             self._parts, self._moved = dict(seen["parts"]), set(seen["moved"])
             self.seen = {key: type(self.seen[key])(seen[key]) for key in self.seen}
@@ -178,15 +172,14 @@ class MonitoredTraining:
             )
         self._start, self._sealed = str(made.get("start")), _sealed_table(self.folder, made)
         self._cells = [cell for one in listed if (cell := self._read(*one)) is not None]
-        self._tell_lost([_Lost(step, name) for step, name, _ in listed], [_Lost(*one) for one in seen["lost"]])
+        self._tell_lost([(step, name) for step, name, _ in listed], [(step, name) for step, name in seen["lost"]])
 
-    def _tell_lost(self, listed: list[_Lost], before: list[_Lost]) -> None:
+    def _tell_lost(self, listed: list[Measurement], before: list[Measurement]) -> None:
         """Warn of measurements whose cells are gone: the table will be without them."""
-        there = {_Lost(cell.step, cell.quantity) for cell in self._cells}
-        lost = [one for one in listed if one not in there]
-        self._lost = [one for one in before if one not in there] + lost
+        lost = self._gone(listed)
+        self._lost = self._gone(before) + lost
         if lost:
-            steps = first_few([str(step) for step in dict.fromkeys(one.step for one in lost)], most=10)
+            steps = first_few([str(step) for step in dict.fromkeys(step for step, _ in lost)], most=10)
             words = (
                 f"{len(lost)} of {len(listed)} measurements are lost: their cells are gone, or damaged (steps {steps})"
             )
@@ -198,13 +191,15 @@ class MonitoredTraining:
 
     def _table(self) -> str:
         cells = sorted(self._cells, key=lambda cell: cell.step)
-        return table_text({**self._shared(cell), **row} for cell in cells for row in cell.rows)
-
-    def _shared(self, cell: _Cell) -> dict[str, Any]:
-        return {"sweep": self.folder.name, **self._labels(cell), "config": self._hashes[cell.quantity][:12]}
+        shared = {"sweep": self.folder.name}
+        return table_text(
+            {**shared, "config": self._hashes[cell.quantity][:12], **self._labels(cell), **row}
+            for cell in cells
+            for row in cell.rows
+        )
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
-        config = self._config
+        config, lost = self._config, self._gone(self._lost)  # but what was measured again since
         arrays = [
             {**self._labels(cell), "file": self._file(cell), "sha256": cell.arrays}
             for cell in self._cells
@@ -219,30 +214,30 @@ class MonitoredTraining:
         content = {
             "sweep": self.folder.name,
             "config": in_manifest(config),
-            "config_hash": self._hash,
+            "config_hash": self.hash,
             "variants": [variant],
             **self._provenance,
             "command": "hessfig.Monitor",
             "start": self._start,
             "end": now(),
-            "missing_cells": len(self._still_lost()),
+            "missing_cells": len(lost),
             "arrays": arrays,
             **seal,
             WATCHED: {
                 "every": every,
                 **self.seen,
                 "cells": [[cell.step, cell.quantity, cell.key] for cell in self._cells],
-                "lost": [[one.step, one.quantity] for one in self._still_lost()],
+                "lost": lost,
                 "parts": self._parts,
                 "moved": sorted(self._moved),
             },
         }
         return sealed_text(content)
 
-    def _still_lost(self) -> list[_Lost]:
-        """Return what was lost and not measured again since."""
-        there = {_Lost(cell.step, cell.quantity) for cell in self._cells}
-        return [one for one in self._lost if one not in there]
+    def _gone(self, measurements: list[Measurement]) -> list[Measurement]:
+        """Return those of which there is no cell."""
+        there = {cell.measurement for cell in self._cells}
+        return [one for one in measurements if one not in there]
 
     def _file(self, cell: _Cell) -> str:
         return self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()

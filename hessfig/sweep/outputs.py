@@ -48,7 +48,8 @@ def gather(cells: list[Cell], store: CellStore) -> Gathered:
             missing.append(cell)
             continue
         rows, sha256 = found
-        every += ({**_shared(cell), **row} for row in rows)
+        shared = {"sweep": cell.config.sweep.name, "config": cell.variant.short_hash(cell.quantity), **cell.labels}
+        every += ({**shared, **row} for row in rows)
         if sha256 is not None:
             file = store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
             arrays.append({**cell.labels, "file": file, "sha256": sha256})
@@ -62,17 +63,6 @@ def table_text(rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
-
-
-def _shared(cell: Cell) -> dict[str, Any]:
-    return {
-        "sweep": cell.config.sweep.name,
-        "variant": cell.variant.name,
-        "sigma": cell.sigma,
-        "step": cell.step,
-        "seed": cell.seed,
-        "config": cell.variant.short_hash(cell.quantity),
-    }
 
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")

@@ -42,5 +42,5 @@ def _content(config: Config, drawn: Objective, *, twice: bool) -> tuple[str, str
     """Return the content, and why nothing of it can be reused, if so."""
     with one_thread(), guarded(KEY, str(config.model.factory)):
         shown = content_of(drawn)
-        found = fingerprint((drawn), shown, twice=twice)
+        found = fingerprint(drawn, shown, twice=twice)
     return (found.digest if found.why else hashlib.sha256(f"{shown} {found.digest}".encode()).hexdigest()), found.why

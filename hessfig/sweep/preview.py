@@ -99,8 +99,7 @@ def _training_lines(todo: list[Cell]) -> list[str]:
     """Say which trainings the cells need; those whose states are kept already take no time."""
     wanted = needs(todo)
     longest = max((need.steps[-1] for need in wanted), default=0)
-    steps = f"{longest} step{'s' * (longest != 1)}"
-    return [f"trainings: {len(wanted)}, of {steps} or fewer, before the cells"] if wanted else []
+    return [f"trainings: {len(wanted)}, of {_counted(longest, 'step')} or fewer, before the cells"] if wanted else []
 
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
@@ -153,18 +152,19 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
         return "nothing to do"
     todo_keys = {cell.key for cell in todo}
     seconds = [rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))]
-    workers = worker_count(todo[0].config, len(todo))
+    count = worker_count(todo[0].config, len(todo))
+    workers = _counted(count, "worker")
     if seconds:
         total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"
     else:
         operations = _operations(todo)
         if not operations:
-            return f"time: not known for this network before a cell is done, with {_workers(workers)}"
+            return f"time: not known for this network before a cell is done, with {workers}"
         rate = assumed_flops(todo[0].config)
         total, basis = operations / rate, f"a guess: {rate / 1e9:g} GFLOP/s a core"
     beside = ", the trainings not counted" if needs(todo) else ""
-    time = _duration(WORKER_START + total / workers)
-    return f"time: about {time} with {_workers(workers)} ({basis}{beside})"
+    time = _duration(WORKER_START + total / count)
+    return f"time: about {time} with {workers} ({basis}{beside})"
 
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
@@ -179,15 +179,11 @@ def _memory_lines(variants: Sequence[Variant]) -> list[str]:
 
 def _network(variant: Variant) -> str:
     model, task = variant.config.model, variant.config.task
-    return f"width {model.d_model}, {_layers(variant.layout.num_layers)}, batch {task.batch_size}"
+    return f"width {model.d_model}, {_counted(variant.layout.num_layers, 'layer')}, batch {task.batch_size}"
 
 
-def _layers(count: int) -> str:
-    return f"{count} layer{'s' * (count != 1)}"
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _operations(cells: list[Cell]) -> float:

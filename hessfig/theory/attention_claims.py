@@ -1,35 +1,21 @@
 """Statements about the Hessian of one self-attention layer with softmax."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from hessfig.terms import PARTS, Matrix, Part
-from hessfig.theory import attention_formulas, autodiff
-from hessfig.theory import attention_formulas as qk
+from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
+from hessfig.theory import attention_formulas as formulas
+from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, literal_U
 from hessfig.theory.matrix_formulas import identity, kron, softmax_jacobian, softmax_second_derivative
-from hessfig.theory.statement import (
-    Check,
-    Dims,
-    Instance,
-    Values,
-    attention_point,
-    attention_weights,
-    autodiff_blocks,
-    named,
-    normal,
-)
+from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, indexed_weights, named, normal
 
 Q, K, V = MATRICES
 Pair = tuple[Matrix, Matrix]
-
-
-def oracle_blocks(point: AttentionPoint, part: Part) -> dict[str, Tensor]:
-    """All blocks of one part by automatic differentiation, named."""
-    return autodiff_blocks(_network(point), point.Y, point.weights, [part])
 
 
 def _network(point: AttentionPoint) -> Callable[[Mapping[Matrix, Tensor]], Tensor]:
@@ -42,23 +28,12 @@ def _eq2_oracle(point: AttentionPoint) -> Values:
 
 def _eq2_printed(point: AttentionPoint) -> Values:
     """J^T (d2l/dF2) J + (dl/dF (x) I) d2F/dW2 with the layout of eq. 4."""
-    flat, output = _flattened(point)
+    flat, output = autodiff.flattened(_network(point), point.weights)
     loss, F = autodiff.square_loss(point.Y), output(flat)
     J = autodiff.jacobian(output, flat)
     outer = J.T @ (2 / F.numel() * identity(F.numel())) @ J
     gradient = grad(loss)(F).reshape(1, -1)
     return {"H": outer + kron(gradient, identity(len(flat))) @ autodiff.second_derivative(output, flat)}
-
-
-def _flattened(point: AttentionPoint) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    shapes = {m: w.shape for m, w in point.weights.items()}
-    sizes = [shape.numel() for shape in shapes.values()]
-
-    def output(flat: Tensor) -> Tensor:
-        pieces = zip(shapes.items(), flat.split(sizes), strict=True)
-        return _network(point)({m: piece.reshape(shape) for (m, shape), piece in pieces})
-
-    return torch.cat([w.reshape(-1) for w in point.weights.values()]), output
 
 
 def _lemma_b1_oracle(point: AttentionPoint) -> Values:
@@ -68,7 +43,7 @@ def _lemma_b1_oracle(point: AttentionPoint) -> Values:
 
 
 def _lemma_b1_all(point: AttentionPoint) -> dict[str, Tensor]:
-    jacobians = {f"dF/d{m}": block for m, block in attention_formulas.jacobians(point).items()}
+    jacobians = {f"dF/d{m}": block for m, block in formulas.jacobians(point).items()}
     return {**jacobians, "dA/dT": softmax_jacobian(point.A)}
 
 
@@ -113,64 +88,54 @@ SOFTMAX = {
 
 
 _PRINTED_PAIRS: list[Pair] = [(V, V), (Q, Q), (V, Q), (Q, K)]
-_KEY_PAIRS: list[Pair] = [(K, K), (V, K)]
+BlockFormulas = Callable[[AttentionPoint], Mapping[Pair, Tensor]]
 
 
-def contracted(point: AttentionPoint, part: Part, pairs: list[Pair]) -> Values:
-    """The contracted forms of `theory/attention_formulas.py`."""
-    return named(part, {(row, col): point.hessian(part, row, col) for row, col in pairs})
+def _printed(part: Part, formula: BlockFormulas) -> Check:
+    """Check the blocks of a part that a theorem prints; corrected are their contracted forms."""
+
+    def contracted(point: AttentionPoint) -> dict[Pair, Tensor]:
+        return {(row, col): point.hessian(part, row, col) for row, col in _PRINTED_PAIRS}
+
+    return replace(_left_out(part, contracted), printed=lambda point: named({part: formula(point)}))
+
+
+def _left_out(part: Part, formula: BlockFormulas) -> Check:
+    """Check the blocks of a part that a theorem leaves out."""
+
+    def oracle(point: AttentionPoint) -> Values:
+        return statement.autodiff_blocks(_network(point), point.Y, point.weights, [part])
+
+    return Check(attention_point, oracle, corrected=lambda point: named({part: formula(point)}))
 
 
 def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    layers = {n: attention_weights(dims, generator) for n in (1, 2)}
-    return Instance(X, Y, {(n, m): w for n, layer in layers.items() for m, w in layer.items()})
+    return Instance(X, Y, indexed_weights(dims, generator, 2))
 
 
 def _footnote_oracle(p: Instance) -> Values:
-    values: dict[str, Tensor] = {}
-    for part in PARTS:
-        blocks = autodiff.hessian_blocks(
-            lambda w: autodiff.stacked(autodiff.attention, p.X, w), autodiff.square_loss(p.Y), p.weights, part
-        )
-        values |= named(part, {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES})
-    return values
+    def network(weights: autodiff.IndexedWeights) -> Tensor:
+        return autodiff.stacked(autodiff.attention, p.X, weights)
+
+    parts = {part: autodiff.hessian_blocks(network, autodiff.square_loss(p.Y), p.weights, part) for part in PARTS}
+    return named(
+        {part: {(a, b): found[(2, a), (2, b)] for a in MATRICES for b in MATRICES} for part, found in parts.items()}
+    )
 
 
 def _footnote_printed(p: Instance) -> Values:
     entering = autodiff.attention(p.X, autodiff.at_index(p.weights, 1))
     point = AttentionPoint(entering, p.Y, autodiff.at_index(p.weights, 2))
-    return {
-        **named(Part.H_o, {**attention_formulas.theorem_31(point), **attention_formulas.theorem_31_keys(point)}),
-        **named(Part.H_f, {**attention_formulas.theorem_32(point), **attention_formulas.theorem_32_keys(point)}),
-    }
+    outer = {**formulas.theorem_31(point), **formulas.theorem_31_keys(point)}
+    return named({Part.H_o: outer, Part.H_f: {**formulas.theorem_32(point), **formulas.theorem_32_keys(point)}})
 
 
 THEOREMS = {
-    "thm31": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_o),
-        lambda p: named(Part.H_o, attention_formulas.theorem_31(p)),
-        lambda p: contracted(p, Part.H_o, _PRINTED_PAIRS),
-    ),
-    "thm31-K": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_o),
-        None,
-        lambda p: named(Part.H_o, attention_formulas.theorem_31_keys(p)),
-    ),
-    "thm32": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_f),
-        lambda p: named(Part.H_f, attention_formulas.theorem_32(p)),
-        lambda p: contracted(p, Part.H_f, _PRINTED_PAIRS),
-    ),
-    "thm32-K": Check(
-        attention_point,
-        lambda p: oracle_blocks(p, Part.H_f),
-        None,
-        lambda p: named(Part.H_f, attention_formulas.theorem_32_keys(p)),
-    ),
+    "thm31": _printed(Part.H_o, formulas.theorem_31),
+    "thm31-K": _left_out(Part.H_o, formulas.theorem_31_keys),
+    "thm32": _printed(Part.H_f, formulas.theorem_32),
+    "thm32-K": _left_out(Part.H_f, formulas.theorem_32_keys),
     "foot3": Check(_deep_draw, _footnote_oracle, _footnote_printed),
 }
 
@@ -204,29 +169,29 @@ def _single_oracle(p: Instance) -> Values:
     return {"H": autodiff.dense_hessian(network, autodiff.square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]})}
 
 
-def _single_printed(p: Instance) -> Values:
-    return {"H": literal_U(qk.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V]))}
+def _single_point(p: Instance) -> AttentionPoint:
+    return formulas.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])
 
 
 def _single_corrected(p: Instance) -> Values:
-    return {"H": qk.single_matrix_hessian(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])}
+    """H(W_QK, W_QK) = c U, with the factor c = 2/(L d_V)."""
+    point = _single_point(p)
+    return {"H": point.c * point.curvature_of_scores(Part.H)}
 
 
 def _remark_oracle(point: AttentionPoint) -> Values:
     """Both orders of the two weights; Remark D.1 says [W_Q; W_K]."""
-    parts = (Part.H_o, Part.H_f)
-    return {f"{part}, W_Q first": score_split(point, part) for part in parts} | {
-        f"{part}, W_K first": score_split(point, part, (K, Q)) for part in parts
-    }
+    orders = [(part, order) for order in ((Q, K), (K, Q)) for part in AT_OUTPUTS]
+    return {f"{part}, {order[0]} first": score_split(point, part, order) for part, order in orders}
 
 
 def _remark_printed(point: AttentionPoint) -> Values:
-    return {f"{part}, W_Q first": block for part, block in qk.printed_score_split(point).items()}
+    return {f"{part}, W_Q first": block for part, block in formulas.printed_score_split(point).items()}
 
 
 def _remark_corrected(point: AttentionPoint) -> Values:
-    swapped = {f"{part}, W_K first": point.c * block for part, block in qk.printed_score_split(point).items()}
-    outer, functional = qk.score_outer_product(point), qk.score_functional(point)
+    swapped = {f"{part}, W_K first": point.c * block for part, block in formulas.printed_score_split(point).items()}
+    outer, functional = formulas.score_outer_product(point), formulas.score_functional(point)
     return {**swapped, "H_o, W_Q first": outer, "H_f, W_Q first": functional}
 
 
@@ -236,7 +201,7 @@ def _hotter(point: AttentionPoint, temperature: float) -> AttentionPoint:
 
 def _temperature_oracle(point: AttentionPoint) -> Values:
     warm, ends = _hotter(point, TEMPERATURE), [_hotter(point, t) for t in (HOT, 2 * HOT)]
-    norms = {part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends] for part in (Part.H_o, Part.H_f)}
+    norms = {part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends] for part in AT_OUTPUTS}
     slopes = {f"slope of {part} at large t": torch.log2(n[1] / n[0]).round(decimals=3) for part, n in norms.items()}
     return {str(part): score_split(warm, part) for part in norms} | slopes
 
@@ -248,11 +213,11 @@ def _temperature_printed(point: AttentionPoint) -> Values:
 def _temperature_corrected(point: AttentionPoint) -> Values:
     warm = _hotter(point, TEMPERATURE)
     slopes = {f"slope of {part} at large t": torch.tensor(slope).double() for part, slope in (("H_o", -2), ("H_f", -1))}
-    return {"H_o": qk.score_outer_product(warm), "H_f": qk.score_functional(warm), **slopes}
+    return {"H_o": formulas.score_outer_product(warm), "H_f": formulas.score_functional(warm), **slopes}
 
 
 QUERY_KEY = {
-    "lem41": Check(_single_draw, _single_oracle, _single_printed, _single_corrected),
+    "lem41": Check(_single_draw, _single_oracle, lambda p: {"H": literal_U(_single_point(p))}, _single_corrected),
     "remD1": Check(attention_point, _remark_oracle, _remark_printed, _remark_corrected),
     "temp": Check(
         attention_point,

@@ -251,18 +251,10 @@ def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:
     return point.X, W_K, W_V, W_K.shape[1], len(point.X)
 
 
-def single_matrix_hessian(
-    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], W_QK: Float[Tensor, "d_V d_V"], W_V: Float[Tensor, "d_V d_V"]
-) -> Float[Tensor, "dd dd"]:
-    """H(W_QK, W_QK) = c U for F = softmax(X W_QK X^T) X W_V (Lemma 4.1, with the factor c = 2/(L d_V))."""
-    point = single_matrix_point(X, Y, W_QK, W_V)
-    return point.c * point.curvature_of_scores(Part.H)
-
-
 def single_matrix_point(
     X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], W_QK: Float[Tensor, "d_V d_V"], W_V: Float[Tensor, "d_V d_V"]
 ) -> AttentionPoint:
-    """The same attention map written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I."""
+    """The map softmax(X W_QK X^T) X W_V written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I."""
     size = X.shape[1]
     weights = {Matrix.W_Q: math.sqrt(size) * W_QK, Matrix.W_K: identity(size), Matrix.W_V: W_V}
     return AttentionPoint(X, Y, weights)

@@ -4,15 +4,17 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp
 
-from hessfig.terms import Matrix, Part
+from hessfig.terms import AT_OUTPUTS, Matrix, Part
 
+VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
+Function = Callable[[Tensor], Tensor]
 Weights = Mapping[Matrix, Tensor]
 IndexedWeights = Mapping[tuple[int, Matrix], Tensor]
 
@@ -67,29 +69,23 @@ def linear_mlp(X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor]) -> Flo
     return X
 
 
-def layer_norm(X: Float[Tensor, "L d"], eps: float = 1e-5) -> Float[Tensor, "L d"]:
-    """Rows centred and divided by s, s^2 = variance + eps; no gain, no bias."""
-    return torch.nn.functional.layer_norm(X, X.shape[-1:], eps=eps)
+def layer_norm(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d"]:
+    """Rows centred and divided by s, s^2 = variance + 1e-5; no gain, no bias."""
+    return torch.nn.functional.layer_norm(X, X.shape[-1:])
 
 
-def feed_forward(
-    X: Float[Tensor, "L d"], weights: Weights, activation: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "L d"]:
+def feed_forward(X: Float[Tensor, "L d"], weights: Weights, activation: Function) -> Float[Tensor, "L d"]:
     """phi(X W_in) W_out, W_in in R^{d x d_ff}."""
     return activation(X @ weights[Matrix.W_in]) @ weights[Matrix.W_out]
 
 
-def post_norm_block(
-    X: Float[Tensor, "L d"], weights: Weights, activation: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "L d"]:
+def post_norm_block(X: Float[Tensor, "L d"], weights: Weights, activation: Function) -> Float[Tensor, "L d"]:
     """Z = LN(Y + FFN(Y)), Y = LN(X + F(X))."""
     Y = layer_norm(X + attention(X, weights))
     return layer_norm(Y + feed_forward(Y, weights, activation))
 
 
-def pre_norm_block(
-    X: Float[Tensor, "L d"], weights: Weights, activation: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "L d"]:
+def pre_norm_block(X: Float[Tensor, "L d"], weights: Weights, activation: Function) -> Float[Tensor, "L d"]:
     """Z = X' + FFN(LN(X')), X' = X + F(LN(X))."""
     summed = X + attention(layer_norm(X), weights)
     return summed + feed_forward(layer_norm(summed), weights, activation)
@@ -102,7 +98,7 @@ def at_index(weights: IndexedWeights, index: int) -> dict[Matrix, Tensor]:
 
 Key = TypeVar("Key", bound=Hashable)
 Network = Callable[[Mapping[Key, Tensor]], Tensor]
-Loss = Callable[[Tensor], Tensor]
+Loss = Function  # of the outputs
 
 
 def square_loss(Y: Tensor) -> Loss:
@@ -118,12 +114,18 @@ def dense_hessian(
     network: Network[Key], loss: Loss, weights: Mapping[Key, Tensor], part: Part = Part.H
 ) -> Float[Tensor, "p p"]:
     """The Hessian of loss(network(weights)), or a part of it, rows and columns in the order of `weights`."""
-    point = torch.cat([w.reshape(-1) for w in weights.values()])
+    point, output = flattened(network, weights)
+    return hessian(_PART_FUNCTIONS[part](output, loss, point))(point)
+
+
+def flattened(network: Network[Key], weights: Mapping[Key, Tensor]) -> tuple[Tensor, Function]:
+    """The weights as one vector, and the network as a function of such a vector."""
 
     def output(flat: Tensor) -> Tensor:
-        return network(_unflatten(flat, weights))
+        slices = _slices(weights)
+        return network({key: flat[slices[key]].reshape(w.shape) for key, w in weights.items()})
 
-    return hessian(_PART_FUNCTIONS[part](output, loss, point))(point)
+    return torch.cat([w.reshape(-1) for w in weights.values()]), output
 
 
 def hessian_blocks(
@@ -135,7 +137,18 @@ def hessian_blocks(
     return {(a, b): dense[slices[a], slices[b]] for a, b in itertools.product(weights, weights)}
 
 
-def jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> Float[Tensor, "outputs inputs"]:
+def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, Any]]:
+    """The blocks (or bounds on them) of H_o and H_f, and those of their sum H."""
+    outer, functional = (dict(parts[part]) for part in AT_OUTPUTS)
+    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: one + functional[key] for key, one in outer.items()}}
+
+
+def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
+    """The power by which a norm grew from one scale to twice that scale; VANISHES where it is no more than rounding."""
+    return torch.log2(high / low) if low > rounding else torch.full_like(low, VANISHES)
+
+
+def jacobian(function: Function, at: Tensor) -> Float[Tensor, "outputs inputs"]:
     """d vec_r(function) / d vec_r(argument) in numerator layout (eq. 4)."""
     return jacrev(function)(at).reshape(-1, at.numel())
 
@@ -145,16 +158,16 @@ def weight_jacobian(network: Network[Key], weights: Mapping[Key, Tensor], key: K
     return jacobian(lambda weight: network({**weights, key: weight}), weights[key])
 
 
-def second_derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Float[Tensor, "_ inputs"]:
+def second_derivative(function: Function, at: Tensor) -> Float[Tensor, "_ inputs"]:
     """The second derivative as a column of blocks, one Hessian per output entry (eq. 4, Fig. 2)."""
     return jacfwd(jacrev(function))(at).reshape(-1, at.numel())
 
 
-def _full(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
+def _full(output: Function, loss: Loss, point: Tensor) -> Function:
     return lambda flat: loss(output(flat))
 
 
-def _outer_product(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
+def _outer_product(output: Function, loss: Loss, point: Tensor) -> Function:
     def linearised_loss(flat: Tensor) -> Tensor:
         linearised = jvp(output, (point,), (flat - point,))
         return loss(linearised[0] + linearised[1])
@@ -162,7 +175,7 @@ def _outer_product(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor
     return linearised_loss
 
 
-def _functional(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
+def _functional(output: Function, loss: Loss, point: Tensor) -> Function:
     residual = grad(loss)(output(point))
     return lambda flat: (residual * output(flat)).sum()
 
@@ -173,11 +186,6 @@ _PART_FUNCTIONS = {Part.H: _full, Part.H_o: _outer_product, Part.H_f: _functiona
 def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
     ends = list(itertools.accumulate(w.numel() for w in weights.values()))
     return {key: slice(end - w.numel(), end) for (key, w), end in zip(weights.items(), ends, strict=True)}
-
-
-def _unflatten(flat: Tensor, weights: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    slices = _slices(weights)
-    return {key: flat[slices[key]].reshape(w.shape) for key, w in weights.items()}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Statements about ranks of blocks, about blocks that are Kronecker products, and about bounds on norms."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
@@ -17,7 +18,7 @@ from hessfig.theory.further_formulas import SpreadMoments
 from hessfig.theory.matrix_formulas import identity, kron
 from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, attention_weights, normal
 
-Q = Matrix.W_Q
+Q, V = Matrix.W_Q, Matrix.W_V
 
 
 def _pairs_oracle(point: AttentionPoint) -> Values:
@@ -44,14 +45,14 @@ def _pairs_printed(point: AttentionPoint) -> Values:
 
 def _lemma_d1_draw(dims: Dims, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     """Pairs of every rank up to full."""
-    full = [(normal(dims.L, dims.d_V, generator=generator), normal(dims.d_K, dims.d_ff, generator=generator))]
-    ranks = [(a, b) for a in range(1, min(full[0][0].shape) + 1) for b in range(1, min(full[0][1].shape) + 1)]
-    return [(_truncate(full[0][0], a), _truncate(full[0][1], b)) for a, b in ranks]
+    shapes = ((dims.L, dims.d_V), (dims.d_K, dims.d_ff))
+    left, right = (_of_every_rank(normal(*shape, generator=generator)) for shape in shapes)
+    return list(product(left, right))
 
 
-def _truncate(matrix: Tensor, rank: int) -> Tensor:
+def _of_every_rank(matrix: Tensor) -> list[Tensor]:
     U, values, Vh = torch.linalg.svd(matrix, full_matrices=False)
-    return U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank]
+    return [U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank] for rank in range(1, len(values) + 1)]
 
 
 def _lemma_d2_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
@@ -60,21 +61,14 @@ def _lemma_d2_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoin
     return [attention_point(Dims(L, dims.d_V, dims.d_K, dims.d_ff), generator) for L in lengths]
 
 
-def _exceeding(points: list[AttentionPoint], *bounds: Callable[[int, int, int], int]) -> Tensor:
+def _excess(points: list[AttentionPoint], *, by_tokens: bool = False) -> Values:
+    """By how much ranks exceed the bound of the lemma, or (`by_tokens`) the lower one of that and the tokens'."""
     excess = []
     for point in points:
         (L, d_V), d_K = point.X.shape, point.weights[Q].shape[1]
-        rank = qk.numerical_rank(score_split(point, Part.H_o))
-        excess.append(max(0, rank - min(bound(L, d_V, d_K) for bound in bounds)))
-    return torch.tensor(excess)
-
-
-def _lemma_bound(L: int, d_V: int, d_K: int) -> int:
-    return qk.rank_bound(d_V, d_K)
-
-
-def _token_bound(L: int, d_V: int, d_K: int) -> int:
-    return qk.token_rank_bound(L, d_V)
+        bound = min(qk.rank_bound(d_V, d_K), qk.token_rank_bound(L, d_V) if by_tokens else math.inf)
+        excess.append(max(0, qk.numerical_rank(score_split(point, Part.H_o)) - int(bound)))
+    return {"excess": torch.tensor(excess)}
 
 
 RANKS = {
@@ -87,8 +81,8 @@ RANKS = {
     "lemD2": Check(
         _lemma_d2_draw,
         lambda d: {"excess": torch.zeros(len(d), dtype=torch.int64)},
-        lambda d: {"excess": _exceeding(d, _lemma_bound)},
-        lambda d: {"excess": _exceeding(d, _lemma_bound, _token_bound)},
+        _excess,
+        partial(_excess, by_tokens=True),
     ),
 }
 
@@ -167,21 +161,16 @@ def _sequences(dims: Dims, generator: torch.Generator) -> Instance:
     return Instance(X, Y, attention_weights(dims, generator))
 
 
-def _block(p: Instance, matrix: Matrix) -> Tensor:
-    def network(weights: Mapping[Matrix, Tensor]) -> Tensor:
-        return torch.stack([autodiff.attention(X, weights) for X in p.X])
+def _oracle(matrix: Matrix, p: Instance) -> Values:
+    def network(weight: Mapping[Matrix, Tensor]) -> Tensor:
+        return torch.stack([autodiff.attention(X, {**p.weights, **weight}) for X in p.X])
 
-    others = {name: weight for name, weight in p.weights.items() if name != matrix}
-    one = {matrix: p.weights[matrix]}
-    return autodiff.dense_hessian(lambda w: network({**others, **w}), autodiff.square_loss(p.Y), one, Part.H_o)
+    loss, one = autodiff.square_loss(p.Y), {matrix: p.weights[matrix]}
+    return {f"H_o({matrix}, {matrix})": autodiff.dense_hessian(network, loss, one, Part.H_o)}
 
 
 def _points(p: Instance) -> list[AttentionPoint]:
     return [AttentionPoint(X, Y, p.weights) for X, Y in zip(p.X, p.Y, strict=True)]
-
-
-def _value_oracle(p: Instance) -> Values:
-    return {_VALUE: _block(p, Matrix.W_V)}
 
 
 def _value_product(p: Instance) -> Values:
@@ -195,10 +184,6 @@ def _value_kfac(p: Instance) -> Values:
     tokens = p.X.flatten(0, 1)
     outputs = 2 / p.Y.numel() * sum(float(one.A.square().sum()) for one in _points(p))
     return {_VALUE: outputs * kron(tokens.T @ tokens / len(tokens), identity(p.X.shape[-1]))}
-
-
-def _query_oracle(p: Instance) -> Values:
-    return {_QUERY: _block(p, Matrix.W_Q)}
 
 
 def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
@@ -225,7 +210,7 @@ def _query_sum(p: Instance) -> Values:
 
 
 KRONECKER = {
-    "kron-value": Check(_sequences, _value_oracle, _value_product),
-    "kron-value-kfac": Check(_sequences, _value_oracle, _value_kfac, _value_product),
-    "kron-query": Check(_sequences, _query_oracle, _query_product, _query_sum),
+    "kron-value": Check(_sequences, partial(_oracle, V), _value_product),
+    "kron-value-kfac": Check(_sequences, partial(_oracle, V), _value_kfac, _value_product),
+    "kron-query": Check(_sequences, partial(_oracle, Q), _query_product, _query_sum),
 }

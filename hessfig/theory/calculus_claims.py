@@ -39,14 +39,12 @@ def _eq13_corrected(d: _Matrices) -> Values:
 
 def _lemma_b2_left(d: _Matrices) -> Values:
     M, N = d.A.shape
-    swap = _own_commutation(M, N)
-    return {"identity": kron(identity(M), swap) @ kron(vec(identity(M))[:, None], identity(N))}
+    return {"identity": kron(identity(M), _own_commutation(M, N)) @ kron(vec(identity(M))[:, None], identity(N))}
 
 
 def _lemma_b2_right(d: _Matrices) -> Values:
     M, N = d.A.shape
-    swap = _own_commutation(N, M)
-    return {"identity": kron(swap, identity(M)) @ kron(identity(N), vec(identity(M))[:, None])}
+    return {"identity": kron(_own_commutation(N, M), identity(M)) @ kron(identity(N), vec(identity(M))[:, None])}
 
 
 def _lemma_b2_usual(d: _Matrices) -> Values:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.terms import GATED, MLP, Attention, AttentionBias, Gate, Kind, Matrix, Norm, NormKind, Scores
+from hessfig.terms import GATED, MLP, Attention, AttentionBias, Kind, Matrix, Norm, NormKind, Scores
 from hessfig.theory.autodiff import IndexedWeights, Weights, at_index
 
 Rows = Float[Tensor, "L d"]
@@ -20,59 +21,55 @@ ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
 }
 
 
-def outputs(
-    X: Rows,
-    weights: IndexedWeights,
-    architecture: Architecture,
-    *,
-    eps: float = 0.0,
-    norm_kind: NormKind = NormKind.layer,
-    is_rotated: bool = False,
-    branch: float = 1.0,
-) -> Float[Tensor, "L outputs"]:
-    """Return what a network makes of the tokens X: a bare attention layer, or a transformer's layers and its read-out.
+@dataclass(frozen=True)
+class ComponentNetwork:
+    """A bare attention layer, or a transformer's layers and its read-out.
 
-    `weights` are keyed by layer, 1-based, and matrix; those of layer 0 are W_E, which is added to X and stands for the
-    embeddings, and W_U. `eps` is that of every norm, `branch` the factor of every sublayer's output.
+    The norms have no gain, which changes no power. `eps` is that of every norm, `branch` the factor of every
+    sublayer's output.
     """
-    layer = _Layer(architecture, eps, norm_kind, is_rotated, branch)
-    if architecture.kind == Kind.self_attention:
-        return layer.mixed(X, at_index(weights, 1))
-    embedded = stream = X + weights[0, Matrix.W_E]
-    for number in range(1, architecture.num_layers + 1):
-        stream = layer.stream(stream, at_index(weights, number))
-    read = layer.norm(stream) if layer.normalises_before else stream
-    return read @ (embedded.T if architecture.tied else weights[0, Matrix.W_U])
 
+    of: Architecture
+    eps: float
+    norm_kind: NormKind
+    is_rotated: bool
+    branch: float
 
-class _Layer:
-    """A layer's sublayers; the norms have no gain, which changes no power."""
+    def outputs(self, X: Rows, weights: IndexedWeights) -> Float[Tensor, "L outputs"]:
+        """Return what the network makes of the tokens X.
 
-    def __init__(
-        self, architecture: Architecture, eps: float, norm_kind: NormKind, is_rotated: bool, branch: float
-    ) -> None:
-        self.of, self.eps, self.is_rotated, self.branch = architecture, eps, is_rotated, branch
-        self.is_centred = norm_kind == NormKind.layer
-        self.normalises_before = architecture.norm in (Norm.pre, Norm.sandwich)
+        `weights` are keyed by layer, 1-based, and matrix; those of layer 0 are W_E, which is added to X and stands for
+        the embeddings, and W_U.
+        """
+        if self.of.kind == Kind.self_attention:
+            return self._mixed(X, at_index(weights, 1))
+        embedded = stream = X + weights[0, Matrix.W_E]
+        for number in range(1, self.of.num_layers + 1):
+            stream = self._after_layer(stream, at_index(weights, number))
+        return self._before(stream) @ (embedded.T if self.of.tied else weights[0, Matrix.W_U])
 
-    def stream(self, X: Rows, weights: Weights) -> Rows:
-        """Return the residual stream after the layer."""
+    def _after_layer(self, X: Rows, weights: Weights) -> Rows:
+        """Return the residual stream after a layer."""
         after = self.of.norm == Norm.post
-        attended = self._branch(X, lambda rows: self.mixed(rows, weights) @ weights[Matrix.W_O])
+        attended = self._branch(X, lambda rows: self._mixed(rows, weights) @ weights[Matrix.W_O])
         X = X + attended if self.of.attention_skip else attended
-        X = self.norm(X) if after else X
+        X = self._norm(X) if after else X
         if self.of.mlp != MLP.none:
             X = X + self._branch(X, lambda rows: self._fed_forward(rows, weights))
-            X = self.norm(X) if after else X
+            X = self._norm(X) if after else X
         return X
 
     def _branch(self, X: Rows, sublayer: Callable[[Rows], Rows]) -> Rows:
-        made = sublayer(self.norm(X) if self.normalises_before else X)
-        return self.branch * (self.norm(made) if self.of.norm == Norm.sandwich else made)
+        made = sublayer(self._before(X))
+        return self.branch * (self._norm(made) if self.of.norm == Norm.sandwich else made)
 
-    def norm(self, X: Rows) -> Rows:
+    def _before(self, X: Rows) -> Rows:
+        """Return what a sublayer, or the read-out, takes of the stream."""
+        return self._norm(X) if self.of.norm in (Norm.pre, Norm.sandwich) else X
+
+    def _norm(self, X: Rows) -> Rows:
         """Return the rows centred (LayerNorm) and over their root mean square."""
-        return _rms(X - X.mean(-1, keepdim=True) if self.is_centred else X, self.eps)
+        return _rms(X - X.mean(-1, keepdim=True) if self.norm_kind == NormKind.layer else X, self.eps)
 
     def _fed_forward(self, X: Rows, weights: Weights) -> Rows:
         act = ACTIVATIONS[self.of.mlp]
@@ -80,12 +77,12 @@ class _Layer:
         made = act(X @ weights[Matrix.W_gate]) * inner if self.of.mlp in GATED else act(inner)
         return made @ weights[Matrix.W_out]
 
-    def mixed(self, X: Rows, weights: Weights) -> Rows:
+    def _mixed(self, X: Rows, weights: Weights) -> Rows:
         """Return the mixed values, normalised (differential attention) and gated."""
         mixed = self._pattern(X, weights) @ X @ weights[Matrix.W_V]
         if self.of.attention == Attention.differential and self.of.differential_norm:
             mixed = _rms(mixed, self.eps)
-        return mixed * torch.sigmoid(X @ weights[Matrix.W_G]) if self.of.gate == Gate.output else mixed
+        return mixed * torch.sigmoid(X @ weights[Matrix.W_G]) if self.of.has_gate else mixed
 
     def _pattern(self, X: Rows, weights: Weights) -> Float[Tensor, "L L"]:
         query, key = X @ weights[Matrix.W_Q], X @ weights[Matrix.W_K]

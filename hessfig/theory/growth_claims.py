@@ -2,36 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
+from hessfig import terms
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
 from hessfig.predictions.network_series import BRANCH, SIGMA, TIED, Regime
-from hessfig.terms import (
-    GATED,
-    MLP,
-    PARTS,
-    Attention,
-    AttentionBias,
-    Block,
-    Gate,
-    Kind,
-    Matrix,
-    Norm,
-    NormKind,
-    Part,
-    Scores,
-)
-from hessfig.theory import autodiff
+from hessfig.terms import AT_OUTPUTS, MLP, PARTS, Attention, Block, Gate, Kind, Matrix, Norm, NormKind, Part, Scores
+from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES
-from hessfig.theory.autodiff import Loss, ScaledNetwork, hessian_blocks, square_loss
-from hessfig.theory.component_networks import outputs
-from hessfig.theory.statement import Check, Dims, Values, attention_point, attention_weights, normal
+from hessfig.theory.autodiff import VANISHES, Loss, ScaledNetwork, exponent, hessian_blocks, square_loss, with_sum
+from hessfig.theory.component_networks import ComponentNetwork
+from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, named, normal, prefixed
 
 DEPTH_SIGMA = 4e-3
+Key = tuple[int, Matrix]
 
 
 def _table_draw(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwork]:
@@ -46,7 +35,7 @@ def _table_draw(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwo
 def _table_oracle(nets: dict[str, ScaledNetwork]) -> Values:
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
-        for part in (Part.H_o, Part.H_f):
+        for part in AT_OUTPUTS:
             degrees = list(net.exponents(part, 1.0).values())
             values |= {f"{part} of the {name}, lowest": min(degrees), f"{part} of the {name}, highest": max(degrees)}
     return values
@@ -58,20 +47,20 @@ def _table_printed(nets: dict[str, ScaledNetwork]) -> Values:
     return {f"{name}, {end}": _number(degree) for name, degree in degrees.items() for end in ("lowest", "highest")}
 
 
-def _depth_draw(dims: Dims, generator: torch.Generator) -> dict[int, ScaledNetwork[tuple[int, Matrix]]]:
+Depths = dict[int, ScaledNetwork[Key]]
+
+
+def _depth_draw(dims: Dims, generator: torch.Generator) -> Depths:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    weights = {(n, m): w for n in (1, 2, 3) for m, w in attention_weights(dims, generator).items()}
+    weights = statement.indexed_weights(dims, generator, 3)
+    stacked = partial(autodiff.stacked, autodiff.linear_attention)
     return {
-        depth: ScaledNetwork(X, Y, {key: w for key, w in weights.items() if key[0] <= depth}, _stacked_linear)
+        depth: ScaledNetwork(X, Y, {key: w for key, w in weights.items() if key[0] <= depth}, stacked)
         for depth in (1, 2, 3)
     }
 
 
-def _stacked_linear(X: Tensor, weights: Mapping[tuple[int, Matrix], Tensor]) -> Tensor:
-    return autodiff.stacked(autodiff.linear_attention, X, weights)
-
-
-def _depth_oracle(nets: dict[int, ScaledNetwork[tuple[int, Matrix]]]) -> Values:
+def _depth_oracle(nets: Depths) -> Values:
     values: dict[str, Tensor] = {}
     for depth, net in nets.items():
         for part in (Part.H_o, Part.H):
@@ -80,14 +69,14 @@ def _depth_oracle(nets: dict[int, ScaledNetwork[tuple[int, Matrix]]]) -> Values:
     return values
 
 
-def _depth_printed(nets: dict[int, ScaledNetwork[tuple[int, Matrix]]]) -> dict[str, Tensor]:
+def _depth_printed(nets: Depths) -> dict[str, Tensor]:
     """2 3^D: every layer of H_o, and the last layer of H."""
     every = {f"{Part.H_o}, {m} of layer {n} of {depth}": depth for depth, net in nets.items() for n, m in net.weights}
     last = {f"{Part.H}, {m} of layer {depth} of {depth}": depth for depth in nets for m in MATRICES}
     return {name: _number(2 * 3**depth) for name, depth in {**every, **last}.items()}
 
 
-def _depth_corrected(nets: dict[int, ScaledNetwork[tuple[int, Matrix]]]) -> Values:
+def _depth_corrected(nets: Depths) -> Values:
     """And H below the last layer: 3^D as sigma -> 0, because H_f is not zero there."""
     earlier = {
         f"{Part.H}, {m} of layer {n} of {depth}": _number(3**depth)
@@ -148,11 +137,9 @@ def measured(nets: Nets, sigma: float = TINY) -> dict[str, Tensor]:
     """The exponents found by automatic differentiation between sigma and 2 sigma."""
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
-        for part in PARTS:
-            exponents = net.exponents(part, sigma)
-            values |= {
-                f"{name}: {part}({row}, {col})": exponents[row, col] for row, col in PAIRS if (row, col) in exponents
-            }
+        exponents = {part: net.exponents(part, sigma) for part in PARTS}
+        once = {part: {pair: found[pair] for pair in PAIRS if pair in found} for part, found in exponents.items()}
+        values |= prefixed(f"{name}:", named(once))
     return values
 
 
@@ -164,11 +151,8 @@ def _architecture(name: str) -> Architecture:
 
 
 def _equation_5(nets: Nets) -> Values:
-    return {
-        f"softmax: {part}({row}, {col})": _number(float(exponent))
-        for part, table in EQUATION_5.items()
-        for (row, col), exponent in table.items()
-    }
+    exponents = {part: {pair: _number(one) for pair, one in table.items()} for part, table in EQUATION_5.items()}
+    return prefixed("softmax:", named(exponents))
 
 
 GROWTH = {
@@ -182,8 +166,6 @@ GROWTH = {
 }
 
 
-Key = tuple[int, Matrix]
-VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
 SCALES = {Regime.small_sigma: 1e-5, Regime.between: 1e-5, Regime.large_sigma: 1e6}
 _ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)
 _ALL = (*_ATTENTION, Matrix.W_in, Matrix.W_E, Matrix.W_U)
@@ -202,13 +184,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class DrawnCase:
+class DrawnCase(Instance):
     """A case with its tokens, targets and weights."""
 
     case: Case
-    X: Tensor
-    Y: Tensor
-    weights: dict[Key, Tensor]
 
     @property
     def seen(self) -> list[Key]:
@@ -220,25 +199,17 @@ class DrawnCase:
         X = scale * self.X if axis == SIGMA else self.X
         weights = {key: scale * w if key[1] == axis else w for key, w in self.weights.items()}
 
-        def network(seen: Mapping[Key, Tensor]) -> Tensor:
-            return outputs(
-                X,
-                {**weights, **seen},
-                case.architecture,
-                eps=0.0 if regime == Regime.between else 1.0,
-                norm_kind=case.norm_kind,
-                is_rotated=case.is_rotated,
-                branch=scale if axis == BRANCH else 1.0,
-            )
+        eps, branch = 0.0 if regime == Regime.between else 1.0, scale if axis == BRANCH else 1.0
+        network = ComponentNetwork(case.architecture, eps, case.norm_kind, case.is_rotated, branch)
 
-        seen = {key: weights[key] for key in self.seen}
-        outer, functional = (hessian_blocks(network, self._loss(), seen, part) for part in (Part.H_o, Part.H_f))
-        parts = {
-            Part.H_o: outer,
-            Part.H_f: functional,
-            Part.H: {pair: outer[pair] + functional[pair] for pair in outer},
+        def outputs(seen: Mapping[Key, Tensor]) -> Tensor:
+            return network.outputs(X, {**weights, **seen})
+
+        seen, loss = {key: weights[key] for key in self.seen}, self._loss()
+        blocks = with_sum({part: hessian_blocks(outputs, loss, seen, part) for part in AT_OUTPUTS})
+        return {
+            (part, *pair): torch.linalg.matrix_norm(block) for part in PARTS for pair, block in blocks[part].items()
         }
-        return {(part, *pair): torch.linalg.matrix_norm(block) for part in PARTS for pair, block in parts[part].items()}
 
     def _loss(self) -> Loss:
         if self.case.architecture.square_loss:
@@ -269,10 +240,10 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
     shapes: dict[Key, tuple[int, int]] = {}
     for layer in range(1, rest.num_layers + 1):
         shapes |= {(layer, Matrix.W_Q): (d, d_K), (layer, Matrix.W_K): (d, d_K), (layer, Matrix.W_V): (d, d)}
-        shapes |= {(layer, Matrix.W_G): (d, d)} if rest.gate == Gate.output else {}
+        shapes |= {(layer, Matrix.W_G): (d, d)} if rest.has_gate else {}
         if rest.kind == Kind.transformer:
             shapes |= {(layer, Matrix.W_O): (d, d), (layer, Matrix.W_in): (d, dims.d_ff)}
-            shapes |= {(layer, Matrix.W_gate): (d, dims.d_ff)} if rest.mlp in GATED else {}
+            shapes |= {(layer, Matrix.W_gate): (d, dims.d_ff)} if rest.mlp in terms.GATED else {}
             shapes |= {(layer, Matrix.W_out): (dims.d_ff, d)}
     weights = {key: normal(*shape, generator=generator, scale=0.5) for key, shape in shapes.items()}
     width = dims.L if rest.tied else d + 1 if rest.kind == Kind.transformer else d
@@ -280,7 +251,7 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
         weights[0, Matrix.W_E] = torch.zeros(dims.L, d, dtype=torch.float64)
         weights[0, Matrix.W_U] = normal(d, width, generator=generator)
     X, Y = (normal(dims.L, columns, generator=generator) for columns in (d, width))
-    return DrawnCase(case, X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)})
+    return DrawnCase(X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)}, case)
 
 
 def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
@@ -291,7 +262,7 @@ def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
         norms = {regime: (one.norms(regime, at), one.norms(regime, 2 * at)) for regime, at in regimes_seen.items()}
         for name, (part, regime, pair, _) in one.rates().items():
             low, high = (found[part, *pair] for found in norms[regime])
-            values[name] = torch.log2(high / low) if low > 0 else torch.full_like(low, VANISHES)
+            values[name] = exponent(low, high)
     return values
 
 
@@ -311,7 +282,7 @@ MIXING = [
     *(Case(f"{name} attention", replace(_BARE, attention=name)) for name in Attention),
     Case(
         "sigmoid attention with its bias",
-        replace(_BARE, attention=Attention.sigmoid, attention_bias=AttentionBias.log_length),
+        replace(_BARE, attention=Attention.sigmoid, attention_bias=terms.AttentionBias.log_length),
     ),
     Case(
         "differential attention, lambda = 1", replace(_BARE, attention=Attention.differential, differential_lambda=1.0)

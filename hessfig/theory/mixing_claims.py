@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.terms import PARTS, Matrix, Part
+from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
 from hessfig.theory import autodiff
 from hessfig.theory.attention_formulas import AttentionPoint
-from hessfig.theory.autodiff import ScaledNetwork, Weights
-from hessfig.theory.statement import Check, Dims, Values, attention_point, normal
+from hessfig.theory.autodiff import VANISHES, ScaledNetwork, Weights, exponent, with_sum
+from hessfig.theory.statement import Check, Dims, Values, attention_point, named, normal, prefixed
 
 _SCORED = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
 Exponents = dict[tuple[Part, Matrix, Matrix], float]
@@ -77,7 +77,6 @@ def _power(degrees: Iterable[int], around: Surroundings, *by: Matrix) -> float:
 
 Q, K, V, QK = Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_QK
 SMALL, TINY = 1e-5, 1e-7
-VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
 Coefficients = Mapping[int, float]
 _SOFTMAX = (0, 1, 2, 3)
 
@@ -149,26 +148,18 @@ class DrawnMixing:
     def exponents(self) -> Values:
         """Return the exponents of all blocks between two scales, by automatic differentiation."""
         low, high = self._norms(SMALL), self._norms(2 * SMALL)
-        return {
-            name: torch.log2(high[name] / norm) if norm > 0 else torch.full_like(norm, VANISHES)
-            for name, norm in low.items()
-        }
+        return {name: exponent(norm, high[name]) for name, norm in low.items()}
 
     def _norms(self, sigma: float) -> Values:
-        outer, functional = (self.net.blocks(part, sigma) for part in (Part.H_o, Part.H_f))
-        both = {pair: block + functional[pair] for pair, block in outer.items()}
-        return {
-            f"{self.case.name}: {part}({row}, {col})": torch.linalg.matrix_norm(block)
-            for part, blocks in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, both), strict=True)
-            for (row, col), block in blocks.items()
-        }
+        blocks = prefixed(f"{self.case.name}:", named(with_sum({p: self.net.blocks(p, sigma) for p in AT_OUTPUTS})))
+        return {name: torch.linalg.matrix_norm(block) for name, block in blocks.items()}
 
     def predicted(self) -> Values:
         """Return the exponents of the theorem."""
         exponents = mixing_exponents(self.case.powers or _SOFTMAX, self.case.around, single=self.case.single)
-        named = {f"{self.case.name}: {part}({row}, {col})": power for (part, row, col), power in exponents.items()}
+        known = {f"{self.case.name}: {part}({row}, {col})": power for (part, row, col), power in exponents.items()}
         zeros = {f"{self.case.name}: {part}({V}, {V})": VANISHES for part in PARTS if (part, V, V) not in exponents}
-        return {name: torch.tensor(power, dtype=torch.float64) for name, power in {**zeros, **named}.items()}
+        return {name: torch.tensor(power, dtype=torch.float64) for name, power in {**zeros, **known}.items()}
 
 
 def _coefficients(powers: Sequence[int] | None, generator: torch.Generator) -> dict[int, float]:
@@ -289,32 +280,27 @@ class DrawnTerms:
         """Return the blocks at a tiny sigma over their powers of it, by automatic differentiation."""
         found = {}
         for name, coefficients in self.mixings.items():
-            dense = {part: self._dense(coefficients, part) for part in (Part.H_o, Part.H_f)}
+            case = MixingCase("", None if coefficients is None else tuple(coefficients))
+            net = _network(self.point, case, coefficients or {})
+            dense = {part: net.blocks(part, TINY) for part in AT_OUTPUTS}
             for (part, row, col), power in self._exponents(coefficients).items():
                 found[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
         return found
 
     def leading(self) -> Values:
         """Return their limits, by the formulas."""
-        found: dict[str, Tensor] = {}
+        found = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
             terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
             blocks = leading_blocks(self.point, terms)
-            found |= {
-                f"{name}: {part}({row}, {col})": blocks[part, row, col]
-                for part, row, col in self._exponents(coefficients)
-            }
+            for part, row, col in self._exponents(coefficients):
+                found[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
         return found
 
     def _exponents(self, coefficients: Coefficients | None) -> dict[tuple[Part, Matrix, Matrix], float]:
         powers = mixing_exponents(_SOFTMAX if coefficients is None else coefficients)
         return {key: power for key, power in powers.items() if key[0] != Part.H}
-
-    def _dense(self, coefficients: Coefficients | None, part: Part) -> dict[tuple[Matrix, Matrix], Tensor]:
-        case = MixingCase("", None if coefficients is None else tuple(coefficients))
-        net = _network(self.point, case, coefficients or {})
-        return net.blocks(part, TINY)
 
 
 def _network(point: AttentionPoint, case: MixingCase, coefficients: Coefficients) -> ScaledNetwork[Matrix]:
@@ -352,12 +338,11 @@ def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the exponents found; blocks of rounding errors alone count as vanishing."""
     found = {}
     for name, net in nets.items():
-        low, high = ({part: net.norms(part, sigma) for part in (Part.H_o, Part.H_f)} for sigma in (1e-2, 2e-2))
+        low, high = ({part: net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (1e-2, 2e-2))
         rounding = 1e-15 * max(norm for norms in low.values() for norm in norms.values())
         for part, norms in low.items():
             for (row, col), norm in norms.items():
-                power = torch.log2(high[part][row, col] / norm) if norm > rounding else torch.full_like(norm, VANISHES)
-                found[f"{name}: {part}({row}, {col})"] = power
+                found[f"{name}: {part}({row}, {col})"] = exponent(norm, high[part][row, col], rounding)
     return found
 
 

@@ -7,52 +7,35 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hessfig.terms import PARTS, Matrix, Part
-from hessfig.theory import autodiff, sublayer_formulas
+from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
+from hessfig.theory import autodiff, statement, sublayer_formulas
 from hessfig.theory import further_formulas as la
 from hessfig.theory.attention_formulas import MATRICES
 from hessfig.theory.autodiff import hessian_blocks, jacobian, second_derivative, square_loss, weight_jacobian
 from hessfig.theory.further_formulas import LinearPoint, head_jacobians, low_rank_blocks, low_rank_point
-from hessfig.theory.statement import (
-    Check,
-    Dims,
-    Instance,
-    Values,
-    attention_point,
-    attention_weights,
-    autodiff_blocks,
-    block_weights,
-    named,
-    normal,
-    prefixed,
-)
+from hessfig.theory.statement import Check, Dims, Instance, Values, autodiff_blocks, named, normal, prefixed
 from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Activation, BlockPoint, Placement
 
 Q, K, V = MATRICES
 
 
 def _linear_draw(dims: Dims, generator: torch.Generator) -> LinearPoint:
-    point = attention_point(dims, generator)
+    point = statement.attention_point(dims, generator)
     return LinearPoint(point.X, point.Y, point.weights)
 
 
 def _remark_oracle(point: LinearPoint) -> Values:
-    return autodiff_blocks(
-        lambda w: autodiff.linear_attention(point.X, w), point.Y, point.weights, (Part.H_o, Part.H_f)
-    )
+    return autodiff_blocks(lambda w: autodiff.linear_attention(point.X, w), point.Y, point.weights, AT_OUTPUTS)
 
 
 def _remark_printed(point: LinearPoint) -> Values:
     hollow = {(m, m): torch.zeros(2 * (point.weights[m].numel(),), dtype=point.X.dtype) for m in MATRICES}
-    return {
-        **named(Part.H_o, la.outer_product_blocks(point)),
-        **named(Part.H_f, {**la.functional_blocks(point), **hollow}),
-    }
+    return named({Part.H_o: la.outer_product_blocks(point), Part.H_f: {**la.functional_blocks(point), **hollow}})
 
 
 def _remark_keys(point: LinearPoint) -> Values:
     functional = {**la.functional_key_block(point), **la.contracted_functional_blocks(point)}
-    return {**named(Part.H_o, la.outer_product_key_blocks(point)), **named(Part.H_f, functional)}
+    return named({Part.H_o: la.outer_product_key_blocks(point), Part.H_f: functional})
 
 
 def _mlp_draw(dims: Dims, generator: torch.Generator) -> Instance:
@@ -66,7 +49,7 @@ def _mlp_oracle(p: Instance) -> Values:
     losses = {"half": lambda F: (F - p.Y).square().sum() / (2 * len(p.X)), "mean": autodiff.square_loss(p.Y)}
     values: dict[str, Tensor] = {}
     for name, loss in losses.items():
-        for part in (Part.H_o, Part.H_f):
+        for part in AT_OUTPUTS:
             blocks = autodiff.hessian_blocks(lambda w: autodiff.linear_mlp(p.X, w), loss, p.weights, part)
             values |= {f"{name} {part}{pair}": block for pair, block in blocks.items()}
     return values
@@ -94,15 +77,11 @@ LINEAR = {
 
 
 HEADS = (1, 2, 3)
-Q, K = Matrix.W_Q, Matrix.W_K
 
 
 @dataclass(frozen=True)
-class _Problem:
-    X: Tensor
-    Y: Tensor
+class _Problem(Instance):
     labels: Tensor
-    weights: dict[tuple[int, Matrix], Tensor]
 
     @property
     def losses(self) -> dict[str, autodiff.Loss]:
@@ -113,8 +92,7 @@ class _Problem:
 def _draw(dims: Dims, generator: torch.Generator) -> _Problem:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
     labels = torch.randint(dims.d_V, (dims.L,), generator=generator)
-    heads = {h: attention_weights(dims, generator) for h in HEADS}
-    return _Problem(X, Y, labels, {(h, m): w for h, head in heads.items() for m, w in head.items()})
+    return _Problem(X, Y, statement.indexed_weights(dims, generator, len(HEADS)), labels)
 
 
 def _heads_oracle(p: _Problem) -> Values:
@@ -143,7 +121,7 @@ def _heads_printed(p: _Problem) -> Values:
 def _low_rank_draw(dims: Dims, generator: torch.Generator) -> Instance:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
     W_O, W_U = (normal(*shape, generator=generator) for shape in ((dims.d_V, dims.d_K), (dims.d_K, dims.d_V)))
-    query_key = {m: w for m, w in attention_weights(dims, generator).items() if m in (Q, K)}
+    query_key = {m: w for m, w in statement.attention_weights(dims, generator).items() if m in (Q, K)}
     return Instance(X, Y, {**query_key, Matrix.W_O: W_O, Matrix.W_U: W_U})
 
 
@@ -154,18 +132,13 @@ def _low_rank_oracle(p: Instance) -> Values:
 def _low_rank_printed(p: Instance) -> Values:
     """Query-key blocks are those of the product W_O W_U; H_f is zero on the diagonal of (O, U)."""
     point, O, U = low_rank_point(p.X, p.Y, p.weights), Matrix.W_O, Matrix.W_U  # noqa: E741
-    values: dict[str, Tensor] = {}
-    for part in PARTS:
-        values |= named(part, {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)})
-    hollow = low_rank_blocks(p.X, p.Y, p.weights, Part.H_f)
-    return {**values, **named(Part.H_f, {pair: hollow[pair] for pair in ((O, O), (U, U))})}
+    values = named({part: {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)} for part in PARTS})
+    hollow = low_rank_blocks(p.X, p.Y, p.weights)[Part.H_f]
+    return {**values, **named({Part.H_f: {pair: hollow[pair] for pair in ((O, O), (U, U))}})}
 
 
 def _low_rank_corrected(p: Instance) -> Values:
-    values: dict[str, Tensor] = {}
-    for part in PARTS:
-        values |= named(part, low_rank_blocks(p.X, p.Y, p.weights, part))
-    return values
+    return named(low_rank_blocks(p.X, p.Y, p.weights))
 
 
 HEAD_STATEMENTS = {
@@ -196,7 +169,7 @@ class BlockProblem:
 def draw_block(dims: Dims, generator: torch.Generator) -> BlockProblem:
     """Gaussian input, target and weights."""
     X, target = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    return BlockProblem(X, target, block_weights(dims, generator))
+    return BlockProblem(X, target, statement.block_weights(dims, generator))
 
 
 def _block_oracle(p: BlockProblem) -> Values:
@@ -211,10 +184,9 @@ def _block_oracle(p: BlockProblem) -> Values:
 def _block_formulas(p: BlockProblem) -> Values:
     values: dict[str, Tensor] = {}
     for case in CASES:
-        point, name = p.point(*case), _case_name(*case)
-        for part in PARTS:
-            values |= prefixed(name, named(part, point.feed_forward_hessian(part)))
-        values |= prefixed(name, {f"dZ/d{m}": point.jacobian(m) for m in p.weights})
+        point = p.point(*case)
+        blocks = named({part: point.feed_forward_hessian(part) for part in PARTS})
+        values |= prefixed(_case_name(*case), blocks | {f"dZ/d{m}": point.jacobian(m) for m in p.weights})
     return values
 
 
@@ -225,15 +197,16 @@ def _case_name(placement: Placement, activation: Activation) -> str:
 def _relu_oracle(placement: Placement, p: BlockProblem) -> Values:
     """H_f(W_in, W_in) over the size of H_o(W_in, W_in), so that the error reads as a share."""
     network, loss = p.network(placement, RELU), square_loss(p.target)
-    outer, functional = (hessian_blocks(network, loss, p.weights, part) for part in (Part.H_o, Part.H_f))
-    size = torch.linalg.matrix_norm(outer[IN, IN])
-    return {"H_f over |H_o|": torch.linalg.matrix_norm(functional[IN, IN]) / size}
+    return _share(*(hessian_blocks(network, loss, p.weights, part)[IN, IN] for part in AT_OUTPUTS))
+
+
+def _share(outer: Tensor, functional: Tensor) -> Values:
+    return {"H_f over |H_o|": torch.linalg.matrix_norm(functional) / torch.linalg.matrix_norm(outer)}
 
 
 def _relu_formula(placement: Placement, p: BlockProblem) -> Values:
     point = p.point(placement, RELU)
-    sizes = [torch.linalg.matrix_norm(point.feed_forward_hessian(part)[IN, IN]) for part in (Part.H_f, Part.H_o)]
-    return {"H_f over |H_o|": sizes[0] / sizes[1]}
+    return _share(*(point.feed_forward_hessian(part)[IN, IN] for part in AT_OUTPUTS))
 
 
 def _zero(p: BlockProblem) -> Values:
@@ -274,7 +247,7 @@ def _of_sublayer(p: BlockProblem, activation: Activation) -> dict[str, Tensor]:
     sublayer = {m: p.weights[m] for m in (IN, OUT)}
     jacobians = {f"dG/d{m}": weight_jacobian(network, sublayer, m) for m in sublayer}
     jacobians["dG/dY"] = jacobian(lambda X: network(sublayer, X), p.X)
-    blocks = autodiff_blocks(network, p.target, sublayer, (Part.H_o, Part.H_f))
+    blocks = autodiff_blocks(network, p.target, sublayer, AT_OUTPUTS)
     return prefixed(activation.name, blocks | jacobians)
 
 
@@ -285,7 +258,8 @@ def _sublayer_formulas(p: BlockProblem) -> Values:
         J = sublayer_formulas.weight_jacobians(p.X, p.weights, activation)
         residual = autodiff.feed_forward(p.X, p.weights, activation.function) - p.target
         functional = sublayer_formulas.paired_second_derivatives(p.X, p.weights, activation, c * residual)
-        blocks = named(Part.H_f, functional) | named(Part.H_o, {(a, b): c * J[a].T @ J[b] for a, b in functional})
+        outer = {(a, b): c * J[a].T @ J[b] for a, b in functional}
+        blocks = named({Part.H_f: functional, Part.H_o: outer})
         jacobians = {f"dG/d{m}": J[m] for m in J} | {
             "dG/dY": sublayer_formulas.input_jacobian(p.X, p.weights, activation)
         }

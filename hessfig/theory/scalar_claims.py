@@ -1,7 +1,6 @@
 """Statements about attention over scalar tokens and about sinks."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -68,17 +67,13 @@ def _condition_oracle(problems: list[scalar.ScalarProblem]) -> Values:
     return {"median exponent": (torch.log2(high / low) / 2).median()}
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Problems at random weights, and noise to make critical points of them."""
-
-    problems: list[scalar.ScalarProblem]
-    noise: list[Tensor]
+Comparison = list[tuple[scalar.ScalarProblem, Tensor]]
+"""Problems at random weights, each with noise to make a critical point of it."""
 
 
-def _comparison_draw(dims: Dims, generator: torch.Generator) -> _Comparison:
+def _comparison_draw(dims: Dims, generator: torch.Generator) -> Comparison:
     problems = [scalar.draw_scalar_problem(TOKENS, dims.d_K, generator) for _ in range(PROBLEMS)]
-    return _Comparison(problems, [normal(TOKENS, generator=generator) for _ in problems])
+    return [(problem, normal(TOKENS, generator=generator)) for problem in problems]
 
 
 def _gap(problem: scalar.ScalarProblem, model: str, noise: Tensor | None) -> float:
@@ -87,17 +82,17 @@ def _gap(problem: scalar.ScalarProblem, model: str, noise: Tensor | None) -> flo
     return scalar.outer_product_gap(moved, response)
 
 
-def _share_worse(comparison: _Comparison, *, critical: bool) -> Tensor:
+def _share_worse(comparison: Comparison, *, critical: bool) -> Tensor:
     """The share of problems where the GGN is worse for attention than for the linear MLP."""
     worse = []
-    for problem, noise in zip(comparison.problems, comparison.noise, strict=True):
+    for problem, noise in comparison:
         gaps = [_gap(problem, model, noise if critical else None) for model in ("attention", "linear MLP")]
         worse.append(gaps[0] > gaps[1])
     return torch.tensor(worse).double().mean()
 
 
-def _ggn_oracle(comparison: _Comparison) -> Values:
-    tops = {f"top of {name}": values[-1] for name, values in _spectra(comparison.problems[0], Part.H_o).items()}
+def _ggn_oracle(comparison: Comparison) -> Values:
+    tops = {f"top of {name}": values[-1] for name, values in _spectra(comparison[0][0], Part.H_o).items()}
     return {
         "share at random weights": _share_worse(comparison, critical=False),
         "share at critical points": _share_worse(comparison, critical=True),
@@ -105,13 +100,13 @@ def _ggn_oracle(comparison: _Comparison) -> Values:
     }
 
 
-def _ggn_printed(comparison: _Comparison) -> Values:
+def _ggn_printed(comparison: Comparison) -> Values:
     one = torch.ones((), dtype=torch.float64)
     return {"share at random weights": one, "share at critical points": one}
 
 
-def _ggn_corrected(comparison: _Comparison) -> Values:
-    problem = comparison.problems[0]
+def _ggn_corrected(comparison: Comparison) -> Values:
+    problem, _ = comparison[0]
     tops = {f"top of {name}": scalar.top_of_outer_product(problem, r) for name, r in _responses(problem).items()}
     closed = {name: torch.tensor(top, dtype=torch.float64) for name, top in tops.items()}
     return {**closed, "share at critical points": torch.ones((), dtype=torch.float64)}

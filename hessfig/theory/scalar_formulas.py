@@ -97,27 +97,11 @@ class ScalarHessian:
         return abs(self.k * minor / (self.b * (self.a * self.b + (self.p**2 - self.n**2) * minor)))
 
 
-def scalar_hessian(
-    response: Response, y: Float[Tensor, " L"], w_V: float, w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]
-) -> ScalarHessian:
-    """The full Hessian of |w_V m - y|^2/L in (w_V, w_Q, w_K)."""
-    return _assemble(response, w_V * response.value - y, w_V, w_Q, w_K)
-
-
 def scalar_outer_product(
     response: Response, w_V: float, w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]
 ) -> ScalarHessian:
     """H_o: the same formulas with the residual d set to zero."""
     return _assemble(response, torch.zeros_like(response.value), w_V, w_Q, w_K)
-
-
-def outer_product_top(point: ScalarHessian) -> float:
-    """Top eigenvalue of H_o: (a + k N + sqrt((a + k N)^2 - 4 (a k - e^2) N))/2, `point` from
-    `scalar_outer_product`.
-    """
-    N = point.p**2 + point.n**2
-    trace, minor = point.a + point.k * N, (point.a * point.k - point.e**2) * N
-    return (trace + math.sqrt(trace**2 - 4 * minor)) / 2
 
 
 def score_scale(w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]) -> Tensor:
@@ -176,8 +160,8 @@ class ScalarProblem:
         return RESPONSES[model](self.x, self.s)
 
     def hessian(self, response: Response) -> ScalarHessian:
-        """The closed form for any response of the tokens to s."""
-        return scalar_hessian(response, self.y, self.w_V, self.w_Q, self.w_K)
+        """The full Hessian of |w_V m - y|^2/L in (w_V, w_Q, w_K), for any response of the tokens to s."""
+        return _assemble(response, self.w_V * response.value - self.y, self.w_V, self.w_Q, self.w_K)
 
     def unbalanced(self, factor: float) -> ScalarProblem:
         """The same network with w_Q times and w_K over `factor`: s stays, |w_Q|^2 + |w_K|^2 grows."""
@@ -224,9 +208,11 @@ def outer_product_gap(problem: ScalarProblem, response: Response) -> float:
 
 
 def top_of_outer_product(problem: ScalarProblem, response: Response) -> float:
-    """The top eigenvalue of H_o in closed form."""
+    """The top eigenvalue of H_o in closed form: (a + k N + sqrt((a + k N)^2 - 4 (a k - e^2) N))/2."""
     point = scalar_outer_product(response, problem.w_V, problem.w_Q, problem.w_K)
-    return outer_product_top(point)
+    N = point.p**2 + point.n**2
+    trace, minor = point.a + point.k * N, (point.a * point.k - point.e**2) * N
+    return (trace + math.sqrt(trace**2 - 4 * minor)) / 2
 
 
 class AttentionSink(StrEnum):

@@ -127,9 +127,8 @@ class StatementOutcome:
             return StatementVerdict.left_out
         if math.isinf(self.error_as_printed):
             return StatementVerdict.ill_typed
-        return (
-            StatementVerdict.yes if self.error_as_printed <= self.statement.measure.tolerance else StatementVerdict.no
-        )
+        holds = self.error_as_printed <= self.statement.measure.tolerance
+        return StatementVerdict.yes if holds else StatementVerdict.no
 
     @property
     def correction_holds(self) -> bool:
@@ -185,9 +184,9 @@ def _worst(errors: list[float]) -> float:
     return math.nan if any(math.isnan(error) for error in errors) else max(errors)
 
 
-def named(part: Part, blocks: Mapping[tuple[Any, Any], Tensor]) -> dict[str, Tensor]:
-    """Blocks keyed by words instead of pairs."""
-    return {f"{part}({row}, {col})": block for (row, col), block in blocks.items()}
+def named(parts: Mapping[Part, Mapping[tuple[Any, Any], Tensor]]) -> dict[str, Tensor]:
+    """Blocks of some parts, keyed by words instead of part and pair."""
+    return {f"{part}({row}, {col})": block for part, blocks in parts.items() for (row, col), block in blocks.items()}
 
 
 def prefixed(name: str, values: Values) -> dict[str, Tensor]:
@@ -199,8 +198,7 @@ def autodiff_blocks(
     network: Network[Any], Y: Tensor, weights: Mapping[Any, Tensor], parts: Iterable[Part] = PARTS
 ) -> dict[str, Tensor]:
     """All Hessian blocks under the square loss by automatic differentiation, named."""
-    found = [named(part, hessian_blocks(network, square_loss(Y), weights, part)) for part in parts]
-    return {key: block for blocks in found for key, block in blocks.items()}
+    return named({part: hessian_blocks(network, square_loss(Y), weights, part) for part in parts})
 
 
 def normal(*shape: int, generator: torch.Generator, scale: float = 1.0) -> Float[Tensor, "..."]:
@@ -227,6 +225,11 @@ def attention_point(dims: Dims, generator: torch.Generator) -> AttentionPoint:
     """Tokens, targets and weights of one attention layer."""
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
     return AttentionPoint(X, Y, attention_weights(dims, generator))
+
+
+def indexed_weights(dims: Dims, generator: torch.Generator, count: int) -> dict[tuple[int, Matrix], Tensor]:
+    """Attention weights of `count` layers or heads, numbered from 1."""
+    return {(n, m): w for n in range(1, count + 1) for m, w in attention_weights(dims, generator).items()}
 
 
 def block_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:

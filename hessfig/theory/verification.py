@@ -22,16 +22,7 @@ from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
 from hessfig.theory.mixing_claims import MIXING_STATEMENTS
 from hessfig.theory.network_claims import BLOCK, HEAD_STATEMENTS, LINEAR, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
-from hessfig.theory.statement import (
-    FIRST_SEED,
-    Dims,
-    ErrorMeasure,
-    Statement,
-    StatementOutcome,
-    StatementVerdict,
-    check,
-    stated,
-)
+from hessfig.theory.statement import FIRST_SEED, Dims, ErrorMeasure, StatementOutcome, StatementVerdict, check, stated
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -82,20 +73,11 @@ def _whole_number(key: str, text: str) -> int:
 
 _CHECKS = {
     **{**SOFTMAX, **CALCULUS, **MOMENTS, **THEOREMS, **GROWTH, **LINEAR, **DEGREES, **QUERY_KEY, **RANKS},
-    **{
-        **HEAD_STATEMENTS,
-        **SCALAR,
-        **SINKS,
-        **SUBLAYERS,
-        **BLOCK,
-        **BOUNDS,
-        **KRONECKER,
-        **COMPONENTS,
-        **MIXING_STATEMENTS,
-    },
+    **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS, **KRONECKER},
+    **{**COMPONENTS, **MIXING_STATEMENTS},
 }
 _TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
-CATALOGUE: dict[str, Statement] = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}
+CATALOGUE = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}
 
 
 _OPENING = """\
@@ -224,14 +206,10 @@ _COLOURS = {
 
 
 def write(outcomes: list[StatementOutcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
-    """Write statements.csv and report.md; return their paths."""
-    texts = {"statements.csv": statements_csv(outcomes), "report.md": markdown(outcomes, sizes, seeds)}
-    return publish({directory / name: text for name, text in texts.items()}, "verification")
-
-
-def statements_csv(outcomes: list[StatementOutcome]) -> str:
-    """Columns as in `COLUMNS`; an error is empty where there is no such formula or it is ill-typed."""
-    return csv_text(COLUMNS, (_row(outcome) for outcome in outcomes))
+    """Write statements.csv (errors empty where no formula is, or it is ill-typed) and report.md; return their paths."""
+    table = csv_text(COLUMNS, map(_row, outcomes))
+    texts = {directory / "statements.csv": table, directory / "report.md": markdown(outcomes, sizes, seeds)}
+    return publish(texts, "verification")
 
 
 def print_table(outcomes: list[StatementOutcome], paths: list[Path], show: Callable[[Table], None]) -> None:
