@@ -37,7 +37,7 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 test: $(READY) ## run the test suite, on up to four cores
 	$(TEST)
 
-test-fast: $(READY) ## the same without the longest tests (four to five minutes on two cores)
+test-fast: $(READY) ## the same without the longest tests (four minutes on two cores)
 	$(TEST) -m "not long and not slow and not browser"
 
 test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
