@@ -277,6 +277,7 @@ def _seconds(problem: Objective, at: At) -> tuple[float, float]:
     network = copy.deepcopy(problem.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
     rule, batch = StepRule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
     loss = BatchLoss(network, problem.loss, batch.to(next(network.parameters()).device))
+    weights = copy.deepcopy(network.state_dict())
 
     def gradient() -> None:
         network.zero_grad(set_to_none=True)
@@ -292,6 +293,7 @@ def _seconds(problem: Objective, at: At) -> tuple[float, float]:
         while len(updates) < _REPEATS and sum(refreshes) < _LONG:
             refreshes.append(_time(lambda: rule.refresh_curvature(1, loss, seed=at.seed)))
             updates.append(_time(update))
+            network.load_state_dict(weights)  # a rate that leads too far for a second look costs as much as any
     return statistics.median(updates), statistics.median(refreshes)
 
 

@@ -20,6 +20,7 @@ from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.losses import LOSSES
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError
+from hessfig.measurements import training_dynamics
 from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.quantity import At
 from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
@@ -421,3 +422,15 @@ def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config: Config) ->
     assert (found["looks"], found["hessian_products"]) == (3, 36)
     total = STEP * found["update_seconds"] + 3 * found["look_seconds"]
     assert found["training_cost"] == pytest.approx(total) and found["look_seconds"] > 0
+
+
+@pytest.mark.parametrize("curvature", [Curvature.whole, Curvature.blocks])
+def test_a_cost_is_that_of_the_state_however_far_its_updates_lead(
+    config: Config, curvature: Curvature, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_dynamics, "_LONG", math.inf)
+    far = replace(
+        config.training, curvature=curvature, optimiser=Optimiser.sgd, learning_rate=1e30, dtype=DType.float32
+    )
+    found = rows(replace(config, training=far), "training_cost", step=0)
+    assert all(row["status"] == "ok" for row in found)
