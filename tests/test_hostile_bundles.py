@@ -230,10 +230,7 @@ def test_code_from_elsewhere_never_runs(
     (tmp_path / "path/evil_beside.py").write_text(EVIL)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
     spec = SPECS[kind].format(tmp=tmp_path)
-    places = [("model__factory", spec), ("quantities", ["frobenius", spec]), ("sweep__vary", {"x": spec})]
-    if verb != "reproduce":  # all verbs ask one function: at one of the places, another for the next kind
-        places = [places[[*SPECS].index(kind) % len(places)]]
-    for key, value in places:
+    for key, value in (("model__factory", spec), ("quantities", ["frobenius", spec]), ("sweep__vary", {"x": spec})):
         varied = {"model.factory": [spec]} if key == "sweep__vary" else value
         folder = evil(tmp_path, model__factory="mine.py:make") if key != "model__factory" else evil(tmp_path)
         seal(folder, **{key: varied})

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import hessfig
-from hessfig.config.enums import DType, Heading, Method, Norm, Products
+from hessfig.config.enums import DType, Method, Norm, Products
 from hessfig.config.schema import Config
-from hessfig.config.science import DirectionsConfig, EstimatorConfig, ModelConfig, TaskConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.measurements.catalogue import quantities
 from hessfig.measurements.directions import slices
 from hessfig.sweep.measure import measure
@@ -27,8 +27,8 @@ TOLERANCE = {DType.float64: 1e-10, DType.float32: 2e-3}
 APART = {"training_cost", "critical_points"}
 # The training in float64 too; without SOAP, whose eigenvectors of equal eigenvalues are not unique.
 IN_FLOAT64 = {"training": dataclasses.replace(CONFIG.training, dtype=DType.float64)}
-WITHOUT_SOAP = DirectionsConfig(
-    named=list(Heading), rules=[one for one in Optimiser if one != Optimiser.soap], gradients=2
+WITHOUT_SOAP = dataclasses.replace(
+    WHOLE_TOO["along"]["directions"], rules=[one for one in Optimiser if one != Optimiser.soap]
 )
 ENGINES = {
     "hutchinson": EstimatorConfig(),
