@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from hessfig.config.science import ApproximationConfig
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
-    from hessfig.curvature.problem import Objective
+    from hessfig.curvature.problem import Objective, Witness
 
 
 _OF_ZERO = " (of a block that is zero these are not defined)"
@@ -66,11 +65,12 @@ class Problem:
     outputs: str | int | None = None
 
     def objective(self, dtype: str) -> Objective:
-        """Return the checked problem in `dtype`; the network is copied when it has another type.
+        """Return the checked problem in `dtype`: a copy, which has the derivatives of the user's own function.
 
-        Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs.
+        Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs; and for a function
+        that cannot be measured as it is.
         """
-        from hessfig.models.own_network import foreign
+        from hessfig.models.witnessing import foreign
 
         real = one_of("dtype", dtype, DType)
         return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
@@ -164,7 +164,6 @@ class Problem:
     ) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
         from hessfig.curvature.double_backward import differentiating
-        from hessfig.models.own_network import copied
 
         entry = [tuple(block) if isinstance(block, list) else block]
         is_dense = chosen is not None and {*chosen.names} & {*OF_THE_BLOCK}
@@ -172,10 +171,7 @@ class Problem:
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(device)
         with differentiating():
-            held = self.objective(config.dtype)
-            batches = copy.deepcopy(held.batches)
-            problem = replace(held, network=copied(held.network, "the network"), batch=batches[0], more=batches[1:])
-            problem = problem.on(place)
+            problem = self.objective(config.dtype).on(place)
             config = with_parts(config, problem, part)
             found = blocks_asked(config, problem.layout)
         if len(found) > 1:
@@ -266,7 +262,7 @@ def measure(
             at = At(config, seed=config.first_seed)
             asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
             found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
-    return _frame(found, config.first_seed)
+    return _frame(found, config.first_seed, found_problem.witness)
 
 
 def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
@@ -301,7 +297,7 @@ def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -
     return found
 
 
-def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
+def _frame(found: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:
     import pandas as pd
 
     from hessfig.analysis.presented import Table
@@ -322,5 +318,6 @@ def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
             stacklevel=3,
         )
     frame = Table(frame)
+    frame.attrs["witness"] = {} if witness is None else witness.record
     frame.attrs["arrays"] = {name: measured.arrays for name, measured in found.items() if measured.arrays}
     return frame

@@ -2,21 +2,27 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
-from hessfig.interface import Problem, Spec
+from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
-from hessfig.models.own_network import copied, data_content
+from hessfig.models.own_network import data_content
+from hessfig.models.preserved import evaluating
+from hessfig.models.witnessing import Witnessing, asked_of_user
 from hessfig.record import digest
 
 
 class NetworkCopy:
     """A copy of `network` in evaluation mode, with data of its own: `problem` is what is measured.
+
+    Whenever it follows the network, its derivatives are compared with the network's own.
 
     `data_content` is a hash of the batches and the names of the weights. Raises UserError for what does not fit.
     """
@@ -33,30 +39,39 @@ class NetworkCopy:
         place: torch.device,
     ) -> None:
         self._network, self._loss, self._dtype, self._place = network, loss, dtype, place
-        self._given = (_held(_pairs(batch)), None, loss, weights, outputs)
+        asked = (_held(_pairs(batch)), None, loss, weights, outputs)
         self._is_known = False
-        self._copy(has_run=False)
+        with torch.inference_mode(False), evaluating(network):
+            self._witnessing = Witnessing(asked_of_user(network, *asked))
+            self._copy()
 
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:
         """Bring the copy to where the training is.
 
         Return a hash of the function, to derivatives of `order`, at the weights; hashes of what network and loss are
-        made of, by name; and why there is no such hash, if so: then it is one that nothing else has. A network or
-        loss whose attributes or code have changed is copied anew. Raises UserError for a network of other shapes.
+        made of, by name; and why there is no such hash, if so: then it is one that nothing else has. A copy that is no
+        longer the user's function is made anew. Raises UserError for a network of other shapes, and for a function that
+        cannot be measured.
         """
-        weights = _take_over(self._network, self.problem.network)
-        if self._identity() != self._made_of:
-            self._copy(has_run=True)
+        with evaluating(self._network):
+            weights = _take_over(self._network, self.problem.network)
+            if self._identity() != self._made_of or not self._witnessing.holds(self._built, order):
+                self._copy()
         found = fingerprint(self.problem, key, order=order, twice=not self._is_known)
         parts = identities(self.problem.network, **{"the loss": self.problem.loss})
         self._is_known = True
         return digest([weights, parts, found.digest]), parts, found.why
 
-    def _copy(self, *, has_run: bool) -> None:
+    @property
+    def problem(self) -> Objective:
+        """What is measured."""
+        return self._built.problem
+
+    def _copy(self) -> None:
         self._made_of = self._identity()
-        shown = copied(self._network, "the network", has_run=has_run).eval()
-        drawn = Problem(shown, *self._given).objective(self._dtype)
-        self.data_content, self.problem = data_content(drawn), drawn.on(self._place)
+        built = self._witnessing.measured(getattr(torch, self._dtype))
+        self.data_content = data_content(built.problem)
+        self._built = replace(built, problem=built.problem.on(self._place))
 
     def _identity(self) -> str:
         """Return a hash of all that network and loss are made of, besides weights and buffers."""

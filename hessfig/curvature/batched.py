@@ -23,8 +23,9 @@ from hessfig.curvature.double_backward import (
     of_second_order,
     summed,
 )
-from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
+from hessfig.curvature.problem import Layered, Objective, Scalar
 from hessfig.curvature.rounding import OUTPUTS
+from hessfig.errors import UserError
 from hessfig.rng import one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
@@ -71,13 +72,21 @@ class SmallNetwork:
     def _graphs(self, part: Part) -> list[_Curved | _Outer]:
         kind = _Outer if part == Part.H_o else _Curved
         with torch.enable_grad(), differentiable_twice():
-            return [kind(self._suffix, self.at, *term) for term in self._suffix.terms(part)]
+            terms = enumerate(self._suffix.terms(part))
+            return [kind(self._outputs(number, start), self.at, scalar) for number, (start, scalar) in terms]
+
+    def _outputs(self, number: int, start: Tensor) -> Tensor:
+        outputs = self._suffix.at(self.at, start)
+        self._suffix.check_held(number, outputs)
+        return outputs
 
     def _holds(self, part: Part) -> bool:
         reliable = DoubleBackward(self._suffix, part, list(self.names))
         other_part = _Whole(self, Part.H_o) if part == Part.H_f else reliable
         try:
-            return not fault(_Whole(self, part), reliable, other_part, list(self.names))
+            return not fault(_Whole(self, part), reliable, other_part, {name: p for p, name in self.names.items()})
+        except UserError:
+            raise
         except Exception:
             return False  # curvlinops' column says why
 
@@ -97,9 +106,9 @@ class _Whole:
 class _Curved:
     """The Hessian of a scalar of the outputs: the gradient of <gradient, v>."""
 
-    def __init__(self, suffix: Suffix, at: dict[str, Tensor], start: Tensor, scalar: Scalar) -> None:
-        self._at, value = at, scalar(suffix.at(at, start))
-        slopes = of_second_order(gradients(value, list(at.values()), create_graph=True))
+    def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
+        self._at = at
+        slopes = of_second_order(gradients(scalar(outputs), list(at.values()), create_graph=True))
         self._slopes = dict(zip(at, slopes, strict=True))
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
@@ -112,8 +121,8 @@ class _Curved:
 class _Outer:
     """J^T B J, B the Hessian of a scalar in the outputs; J v is the gradient of <J^T c, v> in c."""
 
-    def __init__(self, suffix: Suffix, at: dict[str, Tensor], start: Tensor, scalar: Scalar) -> None:
-        self._at, self._outputs = at, suffix.at(at, start)
+    def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
+        self._at, self._outputs = at, outputs
         self._leaf = self._outputs.detach().requires_grad_()
         self._cotangent = torch.zeros_like(self._outputs).requires_grad_()
         (self._slope,) = gradients(scalar(self._leaf), [self._leaf], create_graph=True)

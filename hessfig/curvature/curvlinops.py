@@ -62,6 +62,8 @@ class ColumnOperator(SidedColumn):
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
+        for number, outputs in enumerate(self._suffix.every_output):
+            self._suffix.check_held(number, outputs)
         columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
@@ -90,7 +92,8 @@ class ColumnOperator(SidedColumn):
         with differentiable_twice():
             reliable = DoubleBackward(self._suffix, part, self.parameters)
             other_part = self._operator(Part.H_o) if part == Part.H_f else reliable
-            return verified_or_fallback(fast, reliable, other_part, self.parameters, part)
+            parameters = dict(zip(self.places, self.parameters, strict=True))
+            return verified_or_fallback(fast, reliable, other_part, parameters, part)
 
 
 class _OnCPU(PyTorchLinearOperator):

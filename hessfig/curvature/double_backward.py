@@ -1,7 +1,7 @@
 """Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessfig.curvature.problem import Scalar, Suffix
-from hessfig.curvature.rounding import PRODUCTS
+from hessfig.curvature.rounding import ROWS, SYMMETRY
 from hessfig.errors import UserError, plain
 from hessfig.rng import stream
 from hessfig.terms import Part
@@ -31,13 +31,14 @@ class DoubleBackward:
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Multiply: one tensor (*shape, k) a parameter in and out."""
         with torch.enable_grad(), differentiable_twice():
-            pieces = [self._of_batch(start, scalar, columns) for start, scalar in self._terms]
+            pieces = [self._of_batch(number, *term, columns) for number, term in enumerate(self._terms)]
         return summed(pieces)
 
-    def _of_batch(self, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]) -> list[Tensor]:
-        at = dict(zip(self._names, self._at, strict=True))
+    def _of_batch(self, number: int, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]) -> list[Tensor]:
+        outputs = self._suffix.at(dict(zip(self._names, self._at, strict=True)), start)
+        self._suffix.check_held(number, outputs)
         vectors = [[column[..., k] for column in columns] for k in range(columns[0].shape[-1])]
-        products = self._multiply(self._suffix.at(at, start), scalar, vectors)
+        products = self._multiply(outputs, scalar, vectors)
         return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*products, strict=True)]
 
     def _whole(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -124,7 +125,6 @@ def differentiating() -> Iterator[None]:
         yield
 
 
-_TINY = 1e-300
 Tensors = Sequence[Tensor]
 
 
@@ -140,7 +140,7 @@ def verified_or_fallback(
     fast: TensorsOperator,
     reliable: TensorsOperator,
     other_part: TensorsOperator,
-    parameters: Sequence[nn.Parameter],
+    parameters: Mapping[str, nn.Parameter],
     name: str,
 ) -> TensorsOperator:
     """Return `fast` if `fault` finds nothing wrong with it, else `reliable`, with a warning.
@@ -152,35 +152,37 @@ def verified_or_fallback(
         return fast
     message = f"{name}: {plain(why)}; plain double backward is used instead"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-    first, second = (_random(parameters, word) for word in ("u", "v"))
-    if not _is_symmetric(first, second, (reliable @ first, reliable @ second), _floor(other_part, second)):
+    vectors = _vectors(parameters)
+    if _asymmetry(vectors, reliable @ vectors, other_part @ vectors) > SYMMETRY.of(vectors[0].dtype):
         raise ArithmeticError(f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au")
     return reliable
 
 
 def fault(
-    fast: TensorsOperator, reliable: TensorsOperator, other_part: TensorsOperator, parameters: Sequence[nn.Parameter]
+    fast: TensorsOperator,
+    reliable: TensorsOperator,
+    other_part: TensorsOperator,
+    parameters: Mapping[str, nn.Parameter],
 ) -> str:
-    """Return what is wrong with `fast`: nothing if it is symmetric and agrees with `reliable` on a random vector.
+    """Return what is wrong with `fast`: nothing if it agrees with `reliable`, by parameter, and is symmetric.
 
-    It is wrong too where it cannot multiply at all (an operation without a derivative in forward mode, or one that vmap
-    does not know). What is small compared with the products of `other_part` of the Hessian counts as rounding. Raises
-    UserError where `reliable` cannot multiply.
+    They multiply a random and a constant vector. `fast` is wrong too where it cannot multiply at all (an operation
+    without a derivative in forward mode, or one that vmap does not know). What is small compared with the products of
+    `other_part` of the Hessian counts as rounding. Raises UserError where `reliable` cannot multiply.
     """
-    first, second = (_random(parameters, word) for word in ("u", "v"))
-    truth, floor = _multiplied(reliable, second), _floor(other_part, second)
-    images = _attempted(fast, first, second)
+    vectors = _vectors(parameters)
+    truth, others = _multiplied(reliable, vectors), other_part @ vectors
+    images = _attempted(fast, vectors)
     if isinstance(images, Exception):
         return f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
-    difference = [a - b for a, b in zip(images[1], truth, strict=True)]
-    off = _norm(difference) / max(_norm(truth), _norm(images[1]), floor, _TINY)
-    agrees = off <= PRODUCTS.of(first[0].dtype) or not (_is_finite(truth) or _is_finite(images[1]))
-    is_right = agrees and _is_symmetric(first, second, images, floor)
-    return "" if is_right else f"curvlinops' product is off by {off:.1%} here"
-
-
-def _floor(other_part: TensorsOperator, vector: Tensors) -> float:
-    return 1e-6 * _norm(other_part @ vector)
+    for k in range(2):
+        mine, own = (dict(zip(parameters, (one[..., k] for one in some), strict=True)) for some in (images, truth))
+        at, off = worst(mine, own, [one[..., 0] for one in (*truth, *others)])
+        if off > ROWS.of(vectors[0].dtype):
+            return f"curvlinops' product is off by {off:.1%} here, in the rows of {at}"
+    asymmetry = _asymmetry(vectors, images, others)
+    is_right = not asymmetry > SYMMETRY.of(vectors[0].dtype)
+    return "" if is_right else f"curvlinops' products are not symmetric here: off by {asymmetry:.1%}"
 
 
 def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
@@ -197,35 +199,64 @@ def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
         ) from error
 
 
-def _attempted(fast: TensorsOperator, *vectors: Tensors) -> tuple[Tensors, Tensors] | Exception:
-    """Return the products by both vectors, or what was raised: `reliable` has multiplied, so the network is sound."""
+def _attempted(fast: TensorsOperator, vectors: Tensors) -> Tensors | Exception:
+    """Return the products, or what was raised: `reliable` has multiplied, so the network is sound."""
     try:
-        first, second = (fast @ vector for vector in vectors)
-        return first, second
+        return fast @ vectors
     except Exception as error:
         return error
 
 
-def _is_finite(columns: Tensors) -> bool:
-    return all(bool(column.isfinite().all()) for column in columns)
+def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
+    """Return a random and a constant vector, (*shape, 2) for each parameter."""
+    generator = stream(0, "belief", "u")  # the name of the stream is part of the numbers
+    draws = [torch.randn(p.shape, dtype=torch.float64, generator=generator, device="cpu") for p in parameters.values()]
+    pairs = zip(draws, parameters.values(), strict=True)
+    return [torch.stack([draw, torch.ones_like(draw)], dim=-1).to(p) for draw, p in pairs]
 
 
-def _random(parameters: Sequence[nn.Parameter], name: str) -> list[Tensor]:
-    generator = stream(0, "belief", name)  # the name of the stream is part of the numbers
-    draws = [torch.randn((*p.shape, 1), dtype=torch.float64, generator=generator) for p in parameters]
-    return [draw.to(p) for draw, p in zip(draws, parameters, strict=True)]
-
-
-def _is_symmetric(u: Tensors, v: Tensors, images: tuple[Tensors, Tensors], floor: float) -> bool:
-    """Whether u.Av = v.Au up to rounding, `images` being Au and Av. Products that are not finite cannot tell."""
-    difference = abs(_dot(v, images[0]) - _dot(u, images[1]))
-    scale = _norm(u) * max(_norm(images[0]), _norm(images[1]), floor)
-    return not difference > PRODUCTS.of(u[0].dtype) * scale
-
-
-def _norm(columns: Tensors) -> float:
-    return _dot(columns, columns) ** 0.5
+def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:
+    """Return |u.Av - v.Au| relative to the longest product; products that are not finite cannot tell."""
+    (u, v), (au, av) = (([one[..., k] for one in some] for k in range(2)) for some in (vectors, images))
+    size = max(length(au), length(av), _FLOOR * length(others))
+    difference = abs(_dot(v, au) - _dot(u, av))
+    return difference / size if size and difference == difference else 0.0
 
 
 def _dot(left: Tensors, right: Tensors) -> float:
     return sum(float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True))
+
+
+_FLOOR = 1e-2  # of the length that a parameter's rows would have if all entries of a derivative were alike
+
+
+def worst(one: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
+    """Return the parameter whose rows differ the most, and by how much: relative to the larger of the two.
+
+    What is small even next to an even share of the whole, or of derivatives `beside` it, is relative to _FLOOR of that
+    share: rounding has its size.
+    """
+    count = sum(piece.numel() for piece in one.values()) or 1
+    share = _FLOOR * max(length(one.values()), length(other.values()), length(beside)) / count**0.5
+    off = {name: _off(one[name], other[name], share * one[name].numel() ** 0.5) for name in one}
+    return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
+
+
+def _off(one: Tensor, other: Tensor, floor: float) -> float:
+    """Return |a - b| / max(|a|, |b|, floor); 0 where both are not finite in the same entries and equal elsewhere."""
+    same = one.isfinite() & other.isfinite()
+    if not bool(same.all()):
+        alike = bool(torch.equal(one.isfinite(), other.isfinite()))
+        return _off(one[same], other[same], floor) if alike else float("inf")
+    size = max(length([one]), length([other]), floor)
+    return length([one.double() - other.double().to(one.device)]) / size if size else 0.0
+
+
+def length(tensors: Iterable[Tensor]) -> float:
+    """Return the norm over all entries that are finite, without under- or overflow."""
+    held = [one.detach().double().flatten() for one in tensors]
+    held = [one[one.isfinite()] for one in held]
+    largest = max((float(one.abs().max()) for one in held if one.numel()), default=0.0)
+    if not largest:
+        return 0.0
+    return largest * float(sum(float((one / largest).square().sum()) for one in held)) ** 0.5

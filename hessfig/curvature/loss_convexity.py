@@ -57,6 +57,8 @@ def why_no_split(problem: Objective) -> str:
     >>> why_no_split(flat.objective("float64")).partition(":")[0]
     'the loss is not convex in the outputs'
     """
+    if problem.witness and problem.witness.no_split:
+        return problem.witness.no_split
     if isinstance(problem.loss, Inside):
         return "the loss is computed inside the network, or of several outputs: no outputs are declared"
     if not isinstance(problem.loss, Called):

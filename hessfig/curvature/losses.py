@@ -83,9 +83,11 @@ class Called(nn.Module):
 
 
 class Inside(nn.Module):
-    """The loss of a network whose output is its loss: no outputs are declared that could be split at."""
+    """The loss of a network whose output is its loss: there are no outputs that could be split at."""
 
-    reduction = "mean"
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         del targets

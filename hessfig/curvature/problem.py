@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.rounding import OUTPUTS
+from hessfig.errors import UserError
 from hessfig.rng import row_major
 from hessfig.terms import Group, Part
 from hessfig.weights import Layout, Weight
@@ -193,6 +194,38 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Witness:
+    """What a user's own function said of the problem that is measured in its place.
+
+    Attributes
+    ----------
+    measured : str
+        What is measured: a copy of the network, or the network itself.
+    off : dict
+        How far the two are apart, by what was compared: the largest relative difference of a parameter's rows.
+    not_taken : str
+        Why nothing was compared, if so.
+    no_split : str
+        Why H_o + H_f is not H, where it is not.
+    refusal : UserError, optional
+        Why there are no products by double backward.
+    """
+
+    measured: str
+    off: Mapping[str, float] = field(default_factory=dict)
+    not_taken: str = ""
+    no_split: str = ""
+    refusal: UserError | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The witness in words and numbers, for tables and manifests."""
+        words = {"not_taken": self.not_taken, "no_split": self.no_split, "refused": str(self.refusal or "")}
+        off = {name: float(f"{one:.2g}") for name, one in self.off.items()}
+        return {"measured": self.measured, "off": off, **{key: one for key, one in words.items() if one}}
+
+
+@dataclass(frozen=True)
 class Objective:
     """The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
 
@@ -209,6 +242,8 @@ class Objective:
         The weights by name.
     decay : float
         Of the weights.
+    witness : Witness, optional
+        What the problem of a user's own network was compared with.
 
     Examples
     --------
@@ -225,6 +260,7 @@ class Objective:
     layout: Layout
     more: tuple[Batch, ...] = ()
     decay: float = 0.0
+    witness: Witness | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -305,10 +341,13 @@ class Suffix(nn.Module):
         self.network, self.depth, self.loss = problem.network, depth, problem.loss
         self.scored = problem.batch.scored
         batches, self.shares = problem.batches, problem.shares
+        self.every_target = [batch.targets for batch in batches]
         with torch.no_grad():
             starts = [self._start(batch.inputs) for batch in batches]
             outputs = [self(start) for start in starts]
         self.inputs, self.outputs, self.targets = starts[0], outputs[0], problem.batch.targets
+        self.every_output = outputs
+        self._values = [float(self._value(k, one)) for k, one in enumerate(outputs)] if problem.witness else []
         slopes = [
             output_gradient(self.loss, output, batch.targets) for output, batch in zip(outputs, batches, strict=True)
         ]
@@ -324,6 +363,26 @@ class Suffix(nn.Module):
             return [(start, partial(along, slope)) for start, slope in self.gradients]
         shares = zip(self.data, self.shares, strict=True)
         return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
+
+    def check_held(self, number: int, outputs: Tensor) -> None:
+        """Raise UserError where the loss of a batch at the weights is not what it was when this was made.
+
+        A network of the user's own is copied, but its code and its loss may read what changes elsewhere.
+        """
+        if not self._values:
+            return
+        was, now = self._values[number], float(self._value(number, outputs))
+        if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(abs(was), abs(now)):
+            raise UserError(
+                "the function has changed since its products were made: what network or loss read is another",
+                got=f"a loss of {now:.9g}, and {was:.9g} before",
+                allowed="a network and a loss that give the same value at the same weights",
+                remedy="make the operator again: problem.operator(...)",
+            )
+
+    def _value(self, number: int, outputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.loss(outputs, self.every_target[number])
 
     def at(self, parameters: dict[str, Tensor], start: Tensor) -> Tensor:
         """Return the outputs at `start` with other values of some parameters of the suffix, by name."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from hessfig.config.enums import DType, Method
+from hessfig.config.enums import DType, Method, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
@@ -157,6 +157,7 @@ class Quantity:
         """
         from hessfig.curvature.gradients import is_finite
 
+        self._check_products(problem, request)
         if not self.of_loss or is_finite(problem):
             return self.function(problem, request)
         try:
@@ -167,6 +168,12 @@ class Quantity:
             raise _without_number(self.name, error) from error
         rows = [row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER} for row in found.rows]
         return replace(found, rows=rows, arrays={} if rows else found.arrays)
+
+    def _check_products(self, problem: Objective, request: Request) -> None:
+        """Raise UserError where second derivatives are asked for that autograd does not compute."""
+        refusal = problem.witness and problem.witness.refusal
+        if refusal and self.order > 1 and request.estimator.products != Products.differences:
+            raise refusal
 
     @property
     def function(self) -> Callable[[Objective, Request], Measured]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.errors import UserError, plain
+from hessfig.models.in_place import in_its_place
 from hessfig.models.own_checks import check_tensor, oddity, shape_of
 from hessfig.rng import row_major
 
@@ -167,7 +168,8 @@ class Rows(Shell):
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs for some samples of one batch."""
         one = self.given[int(rows[0, 0]) if len(self.given) > 1 else 0].rows(rows[:, 1])
-        return self._read(self._inside[0](*one.arguments, **one.words), one.targets)
+        with in_its_place(self._inside[0]):
+            return self._read(self._inside[0](*one.arguments, **one.words), one.targets)
 
     def train(self, mode: bool = True) -> Rows:
         """Set the mode of the network too, which is no module of this one."""

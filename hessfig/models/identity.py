@@ -145,7 +145,7 @@ def _pieces(thing: Any) -> Iterable[Any]:
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
-    is_own = not _is_library(function.__module__)
+    is_own = not is_library(function.__module__)
     function = function if is_own else inspect.unwrap(function)  # of checks of types, say
     yield f"{function.__module__}.{function.__qualname__}"
     yield from (function.__defaults__, function.__kwdefaults__)
@@ -156,12 +156,12 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
             yield "an empty cell"
     if is_own:
         yield function.__code__
-        yield {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+        yield {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
 
 
 def _of_class(kind: type) -> Iterator[Any]:
     yield f"{kind.__module__}.{kind.__qualname__}"
-    if _is_library(kind.__module__):
+    if is_library(kind.__module__):
         return
     yield from kind.__bases__
     code, data = (FunctionType, staticmethod, classmethod, property), (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor)
@@ -180,7 +180,7 @@ def _of_object(thing: Any) -> Iterator[Any]:
     yield from (kind, named)
     slots = [slot for one in kind.__mro__ for slot in _slots(one)]
     held = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
-    whole = not _is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
+    whole = not is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
     yield {name: value for name, value in sorted(held.items()) if whole or (_is_plain(value) and "hash" not in name)}
 
 
@@ -212,16 +212,16 @@ def _is_plain(thing: Any) -> bool:
     return isinstance(thing, (*_PLAIN, *_OF_TORCH, Tensor, numpy.ndarray, numpy.generic, Enum))
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
     """Yield the names that code looks up, and those of functions inside of it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 @cache
-def _is_library(module: str | None) -> bool:
+def is_library(module: str | None) -> bool:
     """Whether a module is Python's or an installed package's, hessfig included: its code changes with its version."""
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top in ("builtins", "hessfig"):

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -50,6 +51,21 @@ def check_network(network: Any) -> None:
     check_mode(network)
 
 
+def check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
+    """Raise UserError for a module that holds itself."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if id(child) in (*above, id(module)):
+            raise UserError(
+                "the network holds itself",
+                got=name,
+                allowed="modules that form a tree",
+                remedy="keep the reference outside of nn.Module's attributes, in a tuple or list",
+            )
+        check_tree(child, (*above, id(module)))
+
+
 def check_mode(network: nn.Module) -> None:
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     loose = [
@@ -84,19 +100,6 @@ def check_tensor(name: str, tensor: Tensor) -> None:
             got=shape_of(tensor),
             allowed="dense tensors of real or whole numbers whose first axis runs over one sample or more",
             remedy="torch.view_as_real(...) or .to_dense()" if odd else "leave empty batches out",
-        )
-
-
-def check_apart(loss: nn.Module, network: nn.Module) -> None:
-    """Raise UserError for a loss that holds parameters of the network: outputs are all that a loss may depend on."""
-    own = {id(parameter) for parameter in network.parameters()}
-    shared = [name for name, parameter in loss.named_parameters() if id(parameter) in own]
-    if shared:
-        raise UserError(
-            "the loss holds parameters of the network",
-            got=first_few(shared),
-            allowed="a loss of outputs and targets alone",
-            remedy="measure the loss without its penalty: a penalty's own Hessian is known",
         )
 
 
@@ -289,16 +292,32 @@ class WeightNorm(parametrizations._WeightNorm):
 OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: WeightNorm}
 
 
-def differ(network: nn.Module) -> bool:
-    """Whether a network has a module that is replaced."""
-    return any(type(module) in OF for module in network.modules())
-
-
 def replace_in(network: nn.Module) -> None:
-    """Turn such modules of a network into these, in place."""
+    """Have torch differentiate a network twice, and every parameter of it, in place.
+
+    Modules without second derivatives turn into others of the same function; no embedding withholds the derivatives of
+    its padding's row, or has sparse ones.
+    """
     for module in network.modules():
         if type(module) in OF:
             module.__class__ = OF[type(module)]
+        if isinstance(module, nn.Embedding):
+            module.padding_idx, module.sparse = None, False
+
+
+@contextmanager
+def differentiable(network: nn.Module) -> Iterator[None]:
+    """Have a user's own network as `replace_in` leaves it, for a while."""
+    kinds = [(module, type(module)) for module in network.modules()]
+    marks = [(one, one.padding_idx, one.sparse) for one in network.modules() if isinstance(one, nn.Embedding)]
+    replace_in(network)
+    try:
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+        for embedding, padding, sparse in marks:
+            embedding.padding_idx, embedding.sparse = padding, sparse
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
-from hessfig.curvature.losses import IGNORED, CrossEntropy, Inside, SquaredError
+from hessfig.curvature.losses import IGNORED, LOSSES, CrossEntropy, Inside, SquaredError
 from hessfig.errors import UserError, first_few
 from hessfig.models.any_batch import LABELS, Given, Rows
 from hessfig.models.own_checks import shape_of, words_of
 
-_ULPS, _CLOSE = 4, 1e-4  # of a loss that is taken for a known one: of its value, and of its gradient
+_ULPS = 4  # of the value of a loss that is taken for a known one, until its derivatives are compared
 
 
 def adapted(
@@ -42,10 +43,21 @@ def adapted(
             allowed="a network that returns its loss for labels (an entry or attribute `loss`), or a loss",
             remedy="loss='cross_entropy' (outputs against labels, not shifted), or a function loss(outputs, labels)",
         )
-    is_function = callable(loss) and not isinstance(loss, nn.Module | type)
-    if is_function and outputs is None and _picked(call.found[0]) is None:
-        return call.whole(lambda result, targets: _scalar(loss(result, targets)))
+    if not call.has_outputs(loss):
+        return call.whole(call.reading(loss))
     return call.with_outputs("cross_entropy" if loss is None else loss)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a loss follows from what a network returns: the outputs that it takes, and its value at these and targets."""
+
+    outputs: Callable[[Any], Any]
+    loss: Callable[[Any, Any], Any]
+
+    def __call__(self, result: Any, targets: Any) -> Tensor:
+        """Return the loss of a result as a tensor of one entry."""
+        return _scalar(self.loss(self.outputs(result), targets))
 
 
 class ForeignCall:
@@ -58,6 +70,26 @@ class ForeignCall:
         self.network, self.outputs = network, outputs
         self.given = [_with_labels(network, one) for one in given] if _takes_labels(network, given[0]) else given
         self.found = [_called(network, one) for one in self.given]
+
+    def has_own_loss(self, loss: Any) -> bool:
+        """Whether the loss is the network's own."""
+        return loss is None and bool(self.losses())
+
+    def has_outputs(self, loss: Any) -> bool:
+        """Whether the loss takes one tensor of what the network returns, and is no entry of it."""
+        is_function = callable(loss) and not isinstance(loss, nn.Module | type)
+        is_raw = is_function and self.outputs is None and _picked(self.found[0]) is None
+        return not (is_raw or self.has_own_loss(loss))
+
+    def reading(self, loss: Any) -> Reading:
+        """Return how the loss follows from what the network returns."""
+        if self.has_own_loss(loss):
+            return Reading(lambda result: result, lambda result, _: _entry(result, "loss"))
+        named = "cross_entropy" if loss is None else loss
+        of_outputs: Any = LOSSES[named]() if isinstance(named, str) and named in LOSSES else named
+        if not self.has_outputs(loss):
+            return Reading(lambda result: result, of_outputs)
+        return Reading(partial(_output, targets=None, name=self.outputs), of_outputs)
 
     def losses(self) -> list[Tensor]:
         """Return the loss of every batch that the network itself returned; none where it returns none."""
@@ -75,14 +107,14 @@ class ForeignCall:
         """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""
         for make in _KNOWN:
             made = [self._made(make, *one) for one in zip(self.given, self.found, own, strict=True)]
-            if all(made) and self._has_gradient(make):
+            if all(made):
                 targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
                 return Rows(self.network, self._bare(), partial(_output, name=self.outputs)), targets, losses[0]
-        return self.whole(lambda result, _: _scalar(_entry(result, "loss")))
+        return self.whole(self.reading(None))
 
-    def whole(self, read: Callable[[Any, Any], Tensor]) -> tuple[Rows, list[Any], Any]:
-        """Return the network with its loss as its output."""
-        if len(self.given) > 1:
+    def whole(self, read: Reading, *, several: bool = False) -> tuple[Rows, list[Any], Any]:
+        """Return the network with its loss as its output, of `several` batches where their weights are known."""
+        if len(self.given) > 1 and not several:
             raise UserError(
                 "a loss inside the network over several batches: how they are weighted against each other is not known",
                 got=f"{len(self.given)} batches",
@@ -111,31 +143,13 @@ class ForeignCall:
         off = _ULPS * torch.finfo(own.dtype).eps
         return made if torch.isclose(made[0], own, rtol=off, atol=0.0, equal_nan=True).all() else None
 
-    def _has_gradient(self, make: Make) -> bool:
-        """Whether the own loss has the gradient of a known one, too, in the first batch."""
-        held = [p for p in self.network.parameters() if p.requires_grad]
-        with torch.enable_grad():
-            found = _called(self.network, self.given[0], differentiated=True)
-            own, output = _entry(found, "loss"), self._picked(found)
-            if not held or output is None or not own.requires_grad:
-                return True  # nothing is trained: there is no gradient that could differ
-            known = make(output, self.given[0].targets)[0]
-            if not known.requires_grad:
-                return False
-            gradient = partial(torch.autograd.grad, inputs=held, retain_graph=True, materialize_grads=True)
-            truth, other = gradient(own), gradient(known)
-        off = sum(float((a - b).double().square().sum()) for a, b in zip(truth, other, strict=True))
-        size = sum(float(a.double().square().sum()) for a in truth)
-        return not off > _CLOSE**2 * size
-
     def _bare(self) -> list[Given]:
         """Return the batches without their labels, where the outputs are the same without."""
         words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
         bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
         try:
-            with torch.no_grad():
-                found = [self._picked(self.network(*one.arguments, **one.words)) for one in bare]
-        except Exception:  # inputs of a decoder are made from labels: it needs them
+            found = [self._picked(_called(self.network, one)) for one in bare]
+        except UserError:  # inputs of a decoder are made from labels: it needs them
             return self.given
         pairs = zip(found, map(self._picked, self.found), strict=True)
         return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
@@ -164,10 +178,11 @@ def _with_labels(network: nn.Module, one: Given) -> Given:
     return replace(one, words={**cached, **one.words, LABELS: one.targets})
 
 
-def _called(network: nn.Module, one: Given, *, differentiated: bool = False) -> Any:
+def _called(network: nn.Module, one: Given) -> Any:
+    """Return what the network returns, without its graph; gradients are recorded, for it may take some itself."""
     try:
-        with torch.set_grad_enabled(differentiated):
-            return network(*one.arguments, **one.words)
+        with torch.enable_grad():
+            return tree_map_only(Tensor, torch.detach, network(*one.arguments, **one.words))
     except (Exception, SystemExit) as error:
         raise UserError(
             f"the network cannot take the batch: it raises {type(error).__name__}",

@@ -4,24 +4,25 @@ import copy
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hessfig.curvature.losses import LOSSES, Called, batch_weights
+from hessfig.curvature.losses import LOSSES, Called, Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
 from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typed
-from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.identity import identities, tensor_bytes
-from hessfig.models.lens_bridge import is_bridge, opened, wrapped
+from hessfig.models.in_place import InPlace, cast
 from hessfig.models.own_checks import shape_of
-from hessfig.models.own_loss import adapted
-from hessfig.rng import is_row_major, lay_out
+from hessfig.models.own_function import Asked
+from hessfig.models.own_loss import ForeignCall, adapted
+from hessfig.rng import lay_out
 from hessfig.weights import Layout, Weight, every_parameter
 
 Pair = tuple[Weight, Weight]
@@ -182,101 +183,99 @@ def _within(parameter: Tensor, index: Any) -> bool:
     return all(not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n for one, n in ends)
 
 
-def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
-    """Return what a factory made as a checked problem. Raises UserError when it made something else."""
-    if hasattr(found, "network") and hasattr(found, "targets"):
-        outputs = getattr(found, "outputs", None)
-        found = (found.network, found.inputs, found.targets, found.loss, found.weights, outputs)
-    if not isinstance(found, tuple) or len(found) not in (4, 5, 6) or not isinstance(found[0], nn.Module):
-        raise UserError(
-            f"model.factory: {source} returned something else than a problem",
-            got=shape_of(found),
-            allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
-            remedy="return a torch.nn.Module, its inputs, the targets and a loss",
-        )
-    return foreign(*found, dtype=dtype)
+@dataclass(frozen=True)
+class Built:
+    """A problem that may stand for a user's function, and the share of each of the user's batches in its loss."""
+
+    problem: Objective
+    shares: dict[int, float]
 
 
-def foreign(
-    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: Any = None, *, dtype: str
-) -> Objective:
-    """Check and name everything.
+def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
+    """Return the problem of a network, a copy of the user's or that itself, whose loss takes its outputs.
 
-    The network is copied when it is not of type `dtype`, has a module under two names, or `weights` is "trainable".
-    `inputs` and `targets` are tensors or lists of them (batches, which weigh what the loss's mean divides by), or what
-    hessfig.models.any_batch reads, or lens_bridge.opened of a bridge, whose weights are found where none are named;
-    `outputs` names what the loss takes of several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module
-    with `reduction`; None: the network's own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a
-    list of these}; a name may be pinned to a layer (W_V@2). Raises UserError for what does not fit.
+    Raises UserError for batches, losses and names that do not fit.
     """
-    real = getattr(torch, dtype)
-    with torch.inference_mode(False):
-        own_checks.check_network(network)
-        if is_bridge(network):
-            model = wrapped(network)
-            weights = find_weights(model) if weights in (None, FOUND) else weights
-            network, inputs, targets = opened(network, model, inputs, targets)
-        own = _differentiable(network)
-        if isinstance(weights, str) and weights == TRAINABLE:
-            own = only_trainable(copied(network, "the network") if own is network else own)
-        weights = find_weights(own) if isinstance(weights, str) and weights == FOUND else weights
-        held, network = network, _cast(own, real, "the network", own.parameters())
-        if outputs is not None or not is_plain(inputs, targets):
-            network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
-            inputs = network.inputs
-        batches = _batches(inputs, targets, real)
-        module = _loss("cross_entropy" if loss is None else loss, held, real)
-        outputs = [own_checks.check_run(network, module, batch) for batch in batches]
-        own_checks.check_reached(network, batches[0])
-        batches = _weighed(module, batches, outputs)
-        return Objective(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
+    inputs, targets, loss = asked.inputs, asked.targets, asked.loss
+    if asked.outputs is not None or not is_plain(inputs, targets):
+        network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, asked.outputs)
+        inputs = network.inputs
+    batches = _batches(inputs, targets, real)
+    module = _loss("cross_entropy" if loss is None else loss, real)
+    outputs = [own_checks.check_run(network, module, batch) for batch in batches]
+    weights = batch_weights(module, outputs, [batch.targets for batch in batches])
+    return _built(asked, network, module, batches, weights)
 
 
-def _cast(module: nn.Module, real: torch.dtype, what: str, typed_by: Iterable[Tensor]) -> nn.Module:
-    """Return the module in a floating-point type and in row-major order: a copy, unless it is of that type and order.
+def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
+    """Return the problem of a network whose output is the user's loss: it reads more than outputs and targets."""
+    call = ForeignCall(network, read_batches(asked.inputs, asked.targets, real), asked.outputs)
+    reading = call.reading(asked.loss)
+    rows, _, inside = call.whole(reading, several=call.has_outputs(asked.loss))
+    weights = [1.0] * len(call.given)
+    if len(weights) > 1:
+        loss = _loss("cross_entropy" if asked.loss is None else asked.loss, real)
+        weights = batch_weights(loss, [*map(reading.outputs, call.found)], [one.targets for one in call.given])
+        inside = Inside(str(loss.reduction))
+    batches = _batches(rows.inputs, [torch.zeros(len(one)) for one in rows.inputs], real)
+    return _built(asked, rows, inside, batches, weights)
 
-    Its type is that of the tensors `typed_by`. The order of a module's own weights stays.
+
+def _built(asked: Asked, network: nn.Module, loss: nn.Module, batches: list[Batch], weights: list[float]) -> Built:
+    numbers = [number for number, weight in enumerate(weights) if weight]
+    counted = _weighed(batches, weights)
+    problem = Objective(network, counted[0], loss, named_layout(network, asked.weights), tuple(counted[1:]))
+    return Built(problem, dict(zip(numbers, problem.shares, strict=True)))
+
+
+def copy_of(asked: Asked, real: torch.dtype) -> nn.Module:
+    """Return a copy of the user's network in a type, as torch can differentiate it twice.
+
+    A module under two names becomes two that share their parameters: torch.func.functional_call does not put back those
+    of one. Raises UserError for a network that cannot be copied.
     """
-    has_type = all(t.dtype == real and not t.is_inference() for t in typed_by if t.is_floating_point())
-    if has_type and all(map(is_row_major, chain(module.parameters(), module.buffers()))):
-        return module
-    found = copied(module, what)
-    return lay_out(found if has_type else found.to(real))
+    network = copied(asked.network, "the network")
+    _split(network, {id(network)})
+    own_checks.replace_in(network)
+    return _cast(only_trainable(network) if _is_trainable(asked.weights) else network, real)
 
 
-def copied(module: nn.Module, what: str, *, has_run: bool = False) -> nn.Module:
-    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied.
+def in_place_of(asked: Asked, real: torch.dtype) -> nn.Module:
+    """Return the user's network itself, run with parameters of its own in a type."""
+    network = InPlace(asked.network, real, asked.loss)
+    return only_trainable(network) if _is_trainable(asked.weights) else network
 
-    Of one that was copied before, and `has_run` since, attributes with a graph are what it computed: constants.
+
+def _is_trainable(weights: Any) -> bool:
+    return isinstance(weights, str) and weights == TRAINABLE
+
+
+def _cast(module: nn.Module, real: torch.dtype) -> nn.Module:
+    """Bring a module's numbers into a type, complex ones into that of as many digits, and row-major order."""
+    module._apply(partial(cast, real=real))
+    return lay_out(module)
+
+
+class Uncopied(UserError):
+    """A module of the user's own that cannot be copied."""
+
+
+def copied(module: nn.Module, what: str) -> nn.Module:
+    """Return a copy of a module of the user's own; attributes with a graph are what it computed: constants.
+
+    Raises Uncopied for one that cannot be copied.
     """
-    memo: dict[int, Any] = {}
-    if has_run:
-        held = chain.from_iterable(own_checks.results(dict(vars(one))) for one in module.modules())
-        memo = {id(one): one.detach().clone() for one in held}
+    held = chain.from_iterable(own_checks.results(dict(vars(one))) for one in module.modules())
     try:
-        return copy.deepcopy(module, memo)
+        return copy.deepcopy(module, {id(one): one.detach().clone() for one in held})
     except Exception as error:
         places, remedy = own_checks.uncopied(module)
-        raise UserError(
+        raise Uncopied(
             f"{what} cannot be copied",
             got=places or own_checks.words_of(error),
             allowed="a module that copy.deepcopy copies",
             remedy=remedy or "convert it yourself (module.double()), without a module under two names",
         ) from error
-
-
-def _differentiable(network: nn.Module) -> nn.Module:
-    """Return the network as torch can differentiate it: the network itself, or a copy where something is changed.
-
-    A module under two names becomes two that share their parameters: torch.func.functional_call does not put back those
-    of one. Modules that torch cannot differentiate twice are replaced (see `elementary`).
-    """
-    if len(list(_modules(network))) == len(list(network.modules())) and not own_checks.differ(network):
-        return network
-    network = copied(network, "the network")
-    _split(network, {id(network)})
-    own_checks.replace_in(network)
-    return network
 
 
 def _split(module: nn.Module, seen: set[int]) -> None:
@@ -286,22 +285,6 @@ def _split(module: nn.Module, seen: set[int]) -> None:
         elif child is not None:
             seen.add(id(child))
             _split(child, seen)
-
-
-def _modules(module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[nn.Module]:
-    """Yield every module once for each of its names. Raises UserError for one that holds itself."""
-    yield module
-    for name, child in module._modules.items():
-        if child is None:
-            continue
-        if id(child) in (*above, id(module)):
-            raise UserError(
-                "the network holds itself",
-                got=name,
-                allowed="modules that form a tree",
-                remedy="keep the reference outside of nn.Module's attributes, in a tuple or list",
-            )
-        yield from _modules(child, (*above, id(module)))
 
 
 def _twin(module: nn.Module) -> nn.Module:
@@ -332,16 +315,15 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     return [Batch(typed(x, real), typed(y, real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
 
 
-def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
+def _loss(loss: Any, real: torch.dtype) -> nn.Module:
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss]()
     if callable(loss) and not isinstance(loss, nn.Module | type):
-        loss = Called(loss)
+        return Called(loss)
     reduction = getattr(loss, "reduction", None)
     if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
         own_checks.check_mode(loss)
-        own_checks.check_apart(loss, network)
-        return _cast(loss, real, "the loss", chain(loss.parameters(), loss.buffers()))
+        return _cast(copied(loss, "the loss"), real)
     raise UserError(
         "loss is not known",
         got=plain(loss) if isinstance(loss, str) else shape_of(loss),
@@ -352,10 +334,9 @@ def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
     )
 
 
-def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> list[Batch]:
+def _weighed(batches: list[Batch], weights: list[float]) -> list[Batch]:
     """Return the batches that count, with what the mean over each divides by where that is not the samples."""
-    found = batch_weights(loss, outputs, [batch.targets for batch in batches])
-    counted = [(batch, weight) for batch, weight in zip(batches, found, strict=True) if weight]
+    counted = [(batch, weight) for batch, weight in zip(batches, weights, strict=True) if weight]
     if not counted:
         raise UserError(
             "the loss divides by nothing: no target counts",

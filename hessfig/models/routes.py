@@ -49,7 +49,9 @@ class Engines:
         return DecayedColumn(column, self.problem, layer, col, _rows(blocks)) if decay else column
 
     def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
-        rows = _rows(blocks)
+        rows, witness = _rows(blocks), self.problem.witness
+        if witness and witness.refusal and self.products != Choice.differences:
+            raise witness.refusal
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):

@@ -1,0 +1,135 @@
+"""Runs a user's own network with other tensors for its parameters, for functions that a copy does not compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager as Context
+from contextlib import ExitStack, contextmanager, nullcontext
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from hessfig.models.own_checks import differentiable
+from hessfig.models.preserved import preserved
+
+_LOCK = RLock()  # a network holds the tensors of one call at a time
+_RUNNING = set[int]()  # networks whose tensors are in their place already: a call within a call
+
+
+class InPlace(nn.Module):
+    """A user's network, run as it is: it has parameters and buffers of its own, of the same names, in a type `real`.
+
+    While it runs, the user's modules hold these in place of their own, and code that kept one of the user's parameters
+    (a closure, a list) gets them too. Afterwards network, loss and random generators are as they were. `beside` are
+    further things that a run may change: the loss.
+    """
+
+    def __init__(self, network: nn.Module, real: torch.dtype, *beside: Any) -> None:
+        super().__init__()
+        self._inside, self._beside, self._real = (network,), beside, real  # in a tuple: no module of this one
+        self._modes = {path: module.training for path, module in network.named_modules()}
+        _mirror(network, self, real, {})
+
+    def forward(self, *arguments: Any, **words: Any) -> Any:
+        """Return what the user's network returns."""
+        with self.installed():
+            return self._inside[0](*arguments, **words)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Put the tensors into the user's network, also for code that runs after it: a loss that reads them."""
+        network = self._inside[0]
+        with _LOCK, ExitStack() as stack:
+            if id(network) not in _RUNNING:
+                stack.enter_context(_noted(network))
+                stack.enter_context(preserved(network, *self._beside, numbers=False))
+                stack.enter_context(differentiable(network))
+                stack.enter_context(_Strays(self._put()))
+            yield
+
+    def _put(self) -> dict[int, Tensor]:
+        """Put tensors and modes into the network; `preserved` puts its own back. Return what stands for each tensor."""
+        network, tensors, instead = self._inside[0], self._tensors(), dict[int, Tensor]()
+        for path, module in network.named_modules():
+            module.training = self._modes.get(path, module.training)
+            for held, name, tensor in _held(module):
+                instead[id(tensor)] = held[name] = tensors[f"{path}.{name}" if path else name]
+        others = (one for thing in self._beside if isinstance(thing, nn.Module) for one in thing.modules())
+        for held, name, tensor in (place for module in others for place in _held(module)):
+            if id(tensor) not in instead:
+                instead[id(tensor)] = cast(tensor, self._real)
+            held[name] = instead[id(tensor)]
+        return instead
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers by name; a run may change buffers: it gets copies."""
+        buffers = {name: one.clone() for name, one in self.named_buffers(remove_duplicate=False)}
+        return {**dict(self.named_parameters(remove_duplicate=False)), **buffers}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InPlace:
+        """Return another one with tensors of its own, which runs the same network."""
+        for one in (*self._inside, *self._beside):
+            memo[id(one)] = one
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+
+def in_its_place(network: nn.Module) -> Context[None]:
+    """Return a context in which what is read besides the outputs of a network (its parameters) is what it runs with."""
+    return network.installed() if isinstance(network, InPlace) else nullcontext()
+
+
+def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, made: dict[int, Any]) -> None:
+    """Give `ours` parameters and buffers of the names of `theirs`; what is shared there is shared here."""
+    for name, parameter in theirs._parameters.items():
+        if parameter is not None and id(parameter) not in made:
+            made[id(parameter)] = nn.Parameter(cast(parameter, real), requires_grad=parameter.requires_grad)
+        ours._parameters[name] = None if parameter is None else made[id(parameter)]
+    for name, tensor in theirs._buffers.items():
+        if tensor is not None:
+            ours._buffers[name] = made.setdefault(id(tensor), cast(tensor, real))
+    for name, child in theirs._modules.items():
+        if child is not None:
+            ours._modules[name] = nn.Module()
+            _mirror(child, ours._modules[name], real, made)
+
+
+def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
+    """Return a copy whose real numbers are of type `real`, and complex ones of the complex type of that precision."""
+    if tensor.is_complex():
+        return tensor.detach().to(real.to_complex(), copy=True)
+    return tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+@contextmanager
+def _noted(network: nn.Module) -> Iterator[None]:
+    _RUNNING.add(id(network))
+    try:
+        yield
+    finally:
+        _RUNNING.discard(id(network))
+
+
+def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield where a module holds a parameter or buffer, its name there, and the tensor."""
+    for held in (module._parameters, module._buffers):
+        yield from ((held, name, one) for name, one in list(held.items()) if one is not None)
+
+
+class _Strays(TorchFunctionMode):
+    """Has code that kept a tensor of a network compute with what stands for it."""
+
+    def __init__(self, instead: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self._instead = instead
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Tensor, lambda one: self._instead.get(id(one), one), (args, kwargs or {}))
+        return function(*args, **kwargs)

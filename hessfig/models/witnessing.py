@@ -1,0 +1,183 @@
+"""Has what is measured compared with the user's own function, by parameter, before a number of it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from hessfig.curvature.problem import Objective, Witness
+from hessfig.curvature.rounding import CAST, ROWS
+from hessfig.curvature.smoothness import refusal_of
+from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, leaves_of, terms_of
+from hessfig.errors import UserError, plain
+from hessfig.models.found_weights import FOUND, find_weights
+from hessfig.models.lens_bridge import is_bridge, opened, wrapped
+from hessfig.models.own_checks import check_network, check_tree, shape_of, uncopied
+from hessfig.models.own_function import Asked, OwnFunction
+from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
+
+_READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
+_NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
+
+
+def foreign(
+    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: Any = None, *, dtype: str
+) -> Objective:
+    """Check and name everything, and return what is measured: it was compared with the user's own function.
+
+    The network is copied, or run in place where a copy computes something else. `inputs` and `targets` are tensors or
+    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.any_batch reads, or
+    lens_bridge.opened of a bridge, whose weights are found where none are named; `outputs` names what the loss takes of
+    several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module with `reduction`; None: the network's
+    own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a list of these}; a name may be pinned to
+    a layer (W_V@2). Raises UserError for what does not fit, and where nothing computes what the user's function does.
+    """
+    with torch.inference_mode(False):
+        asked = asked_of_user(network, inputs, targets, loss, weights, outputs)
+        return Witnessing(asked).measured(getattr(torch, dtype)).problem
+
+
+def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
+    """Return what a factory made as a checked problem. Raises UserError when it made something else."""
+    if hasattr(found, "network") and hasattr(found, "targets"):
+        outputs = getattr(found, "outputs", None)
+        found = (found.network, found.inputs, found.targets, found.loss, found.weights, outputs)
+    if not isinstance(found, tuple) or len(found) not in (4, 5, 6) or not isinstance(found[0], nn.Module):
+        raise UserError(
+            f"model.factory: {source} returned something else than a problem",
+            got=shape_of(found),
+            allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
+            remedy="return a torch.nn.Module, its inputs, the targets and a loss",
+        )
+    return foreign(*found, dtype=dtype)
+
+
+def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any, outputs: Any) -> Asked:
+    """Return what a user asks for, a bridge as the model that it wraps. Raises UserError for what is no network."""
+    check_network(network)
+    check_tree(network)
+    if is_bridge(network):
+        model = wrapped(network)
+        weights = find_weights(model) if weights in (None, FOUND) else weights
+        network, inputs, targets = opened(network, model, inputs, targets)
+    if isinstance(weights, str) and weights == FOUND:
+        weights = find_weights(network)
+    return Asked(network, inputs, targets, loss, weights, outputs)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to measure a user's function: what is run, and whether the loss is part of the network."""
+
+    words: str
+    made: Callable[[Asked, torch.dtype], nn.Module]
+    is_whole: bool
+
+    def build(self, asked: Asked, real: torch.dtype) -> Built:
+        """Return the problem. Raises UserError for one that cannot be made."""
+        build = whole_problem if self.is_whole else split_problem
+        return build(asked, self.made(asked, real), real)
+
+
+ROUTES = (
+    Route("a copy of the network", copy_of, is_whole=False),
+    Route("the network itself, in place", in_place_of, is_whole=False),
+    Route("network and loss of a copy in one", copy_of, is_whole=True),
+    Route("network and loss in one, in place", in_place_of, is_whole=True),
+)
+
+
+class Witnessing:
+    """What a user asks for, and the user's own function that every problem made of it is compared with."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.own, self.route = asked, OwnFunction(asked), ROUTES[0]
+
+    def measured(self, real: torch.dtype) -> Built:
+        """Return the first problem of ROUTES that is the user's function. Raises UserError where none is."""
+        tried = dict[str, str]()
+        for self.route in ROUTES:
+            try:
+                built = self.route.build(self.asked, real)
+            except UserError as error:
+                if not (tried or isinstance(error, Uncopied)):
+                    raise  # of what the user gave
+                tried[self.route.words] = f"{error.what}: {error.got}"
+                continue
+            witness = self._witness(built, real)
+            if isinstance(witness, Witness):
+                return replace(built, problem=replace(built.problem, witness=witness))
+            tried[self.route.words] = witness
+        raise _other_function(self.asked.network, tried, self.own.dtype)
+
+    def holds(self, built: Built, order: int) -> bool:
+        """Whether a problem is still the user's function, to derivatives of an order, where its weights are now."""
+        here, beside = self.own.derivatives(built.shares, order), self.own.beside(built.shares, order)
+        off = self._off(built.problem, here, beside)
+        return self._is_same(off, built.problem.dtype) or self._is_rounded(built.problem.dtype, here, beside, off)
+
+    def _off(self, problem: Objective, here: Derivatives, beside: tuple[Derivatives, Tensors]) -> dict[str, float]:
+        mine, moved = self._of_problem(problem, here), self._of_problem(problem, beside[0], at=beside[1])
+        there = {f"{name}, a step beside": one for name, one in apart(beside[0], moved).items()}
+        return {**apart(here, mine), **there}
+
+    def _of_problem(self, problem: Objective, like: Derivatives, at: Tensors | None = None) -> Derivatives:
+        """Return the derivatives of a problem that a user's function has, at its weights or elsewhere."""
+        leaves = leaves_of(problem, self.own.parameters)
+        if at is not None:
+            leaves = {name: at[name].to(one).requires_grad_() for name, one in leaves.items()}
+        vectors = self.own.directions.like(leaves)[: len(like.products)]
+        return derivatives(terms_of(problem, leaves), leaves, vectors, 2 if vectors else bool(like.slopes))
+
+    def _witness(self, built: Built, real: torch.dtype) -> Witness | str:
+        """Return what the user's function says of a problem: a witness, or in words why it is another function."""
+        try:
+            if not self.route.is_whole and self._reads_more:
+                return _READS_MORE
+            here, beside = self.own.derivatives(built.shares, 2), self.own.beside(built.shares, 2)
+        except Exception as error:  # whatever the user's code raises is the reason
+            return Witness(self.route.words, not_taken=plain(f"{type(error).__name__}: {error}", most=300))
+        off = self._off(built.problem, here, beside)
+        if not self._is_same(off, real) and not self._is_rounded(real, here, beside, off):
+            name = max(off, key=lambda one: off[one])
+            return f"{name}: off by {off[name]:.2g}"
+        no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route in ROUTES[2:] else ""
+        return Witness(self.route.words, off, no_split=no_split, refusal=self._refusal(built.problem))
+
+    def _is_same(self, off: Mapping[str, float], real: torch.dtype) -> bool:
+        return max(off.values()) <= max(ROWS.of(real), ROWS.of(self.own.dtype))
+
+    def _is_rounded(
+        self, real: torch.dtype, here: Derivatives, beside: tuple[Derivatives, Tensors], off: Mapping[str, float]
+    ) -> bool:
+        """Whether a problem differs by the rounding of the user's type alone: in that type it is that function."""
+        if real == self.own.dtype or off["value"] > CAST.of(self.own.dtype):
+            return False
+        built = self.route.build(self.asked, self.own.dtype)
+        return self._is_same(self._off(built.problem, here, beside), self.own.dtype)
+
+    def _refusal(self, problem: Objective) -> UserError | None:
+        double = problem.cast(torch.float64)
+        leaves = leaves_of(double, self.own.parameters)
+        vectors = self.own.directions.like(leaves)
+        return refusal_of(double, derivatives(terms_of(double, leaves), leaves, vectors, 2), vectors)
+
+    @cached_property
+    def _reads_more(self) -> bool:
+        return self.own.reads_more()
+
+
+def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
+    held = uncopied(network)[0]
+    return UserError(
+        "what would be measured is not the user's function: its derivatives, computed in place, are others",
+        got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [held] * bool(held)), most=700),
+        allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
+        remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "
+        f"{str(real).removeprefix('torch.')} whatever it is given, dtype={str(real).removeprefix('torch.')!r}",
+    )
