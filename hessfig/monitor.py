@@ -26,7 +26,7 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.identity import identity
 from hessfig.models.own_checks import check_network
-from hessfig.models.own_network import TRAINABLE
+from hessfig.models.own_function import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
@@ -217,6 +217,7 @@ class Monitor:
         if why:
             self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
         self._course.begin(step, point, parts)
+        self._course.witness = self._copy.witness
         rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}

@@ -67,6 +67,11 @@ class NetworkCopy:
         """What is measured."""
         return self._built.problem
 
+    @property
+    def witness(self) -> dict[str, Any]:
+        """What the copy was compared with when it was made."""
+        return self.problem.witness.record if self.problem.witness else {}
+
     def _copy(self) -> None:
         self._made_of = self._identity()
         built = self._witnessing.measured(getattr(torch, self._dtype))

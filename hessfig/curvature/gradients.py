@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -103,7 +104,7 @@ class Evaluated(nn.Module):
         super().__init__()
         self.network, self._function = network, function
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *given: Any) -> Tensor:
         return self._function(self.network, *given)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.double_backward import differentiable_twice, gradients, inner, of_second_order, worst
+from hessfig.curvature.double_backward import differentiable_twice, gradients, inner, length, of_second_order, worst
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.problem import Batch, Objective, scored_outputs
 
@@ -124,7 +124,17 @@ def _added(left: Derivatives, right: Derivatives) -> Derivatives:
     )
 
 
-def apart(one: Derivatives, other: Derivatives) -> dict[str, float]:
-    """Return how far two functions' derivatives are apart, by what is compared: that of the worst parameter."""
+def apart(one: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
+    """Return how far two functions' derivatives are apart, by what is compared: that of the worst parameter.
+
+    Rounding has the size of what a move by the weights changes: |H v| |w| / |v| in a gradient, |g| |w| in a value.
+    `ratio` is |w| / |v|.
+    """
+    product = ratio * length(one.products[0].values()) if one.products else 0.0
+    slope = ratio * max(length(one.slopes.values()), product)
+    sizes = {"value": slope, "gradient": product}
     pairs = zip(one.named, other.named, strict=False)
-    return {name: worst(mine, own)[1] for (name, mine), (_, own) in pairs}
+    return {
+        name: worst(mine, own, [torch.tensor(sizes.get(name, product / ratio if ratio else 0.0))])[1]
+        for (name, mine), (_, own) in pairs
+    }

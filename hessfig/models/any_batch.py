@@ -124,9 +124,8 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
 
 
 def typed(tensor: Tensor, real: torch.dtype) -> Tensor:
-    """Return a tensor of a batch in row-major order, without a graph, its floating-point numbers of type `real`."""
-    found = tensor.detach().to(real) if tensor.is_floating_point() else tensor.detach()
-    return row_major(found.clone() if found.is_inference() else found)
+    """Return a copy of a tensor of a batch in row-major order, its floating-point numbers of type `real`."""
+    return row_major(tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True))
 
 
 def _unknown(what: str, inputs: Any, targets: Any) -> UserError:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessfig.curvature.double_backward import differentiable_twice
+from hessfig.curvature.double_backward import differentiable_twice, length
 from hessfig.curvature.witness import Derivatives, derivatives
 from hessfig.models.any_batch import Given, read_batches
 from hessfig.models.own_checks import differentiable
@@ -19,6 +19,7 @@ from hessfig.models.own_loss import ForeignCall, Reading
 from hessfig.models.preserved import preserved, requiring_gradients
 from hessfig.rng import stream
 
+TRAINABLE = "trainable"
 _STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
 
 
@@ -36,10 +37,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Directions:
-    """Vectors and a step by parameter, the same for every type of numbers."""
+    """Vectors and a step by parameter, the same for every type of numbers; `ratio` is |w| / |v|."""
 
     vectors: tuple[Mapping[str, Tensor], ...]
     step: Mapping[str, Tensor]
+    ratio: float
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor]) -> Directions:
@@ -47,7 +49,8 @@ class Directions:
         signs = {name: _signs("v", name, one) for name, one in parameters.items()}
         ones = {name: torch.ones_like(one) for name, one in parameters.items()}
         step = {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
-        return cls((signs, ones), step)
+        count = sum(one.numel() for one in parameters.values())
+        return cls((signs, ones), step, length(parameters.values()) / max(count, 1) ** 0.5)
 
     def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """Return the vectors in the types of some leaves."""
@@ -62,10 +65,18 @@ class OwnFunction:
 
     def __init__(self, asked: Asked) -> None:
         self.asked, self.network = asked, asked.network
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The user's own parameters that are measured, by name."""
         named = [(name, one) for name, one in self.network.named_parameters() if one.is_floating_point()]
-        is_trained = asked.weights == "trainable" if isinstance(asked.weights, str) else False
-        self.parameters = {name: one for name, one in named if one.requires_grad or not is_trained}
-        self.dtype = named[0][1].dtype
+        is_trained = isinstance(self.asked.weights, str) and self.asked.weights == TRAINABLE
+        return {name: one for name, one in named if one.requires_grad or not is_trained}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the user's network."""
+        return next(one.dtype for one in self.network.parameters() if one.is_floating_point())
 
     @cached_property
     def directions(self) -> Directions:

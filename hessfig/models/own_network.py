@@ -20,7 +20,7 @@ from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typ
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.in_place import InPlace, cast
 from hessfig.models.own_checks import shape_of
-from hessfig.models.own_function import Asked
+from hessfig.models.own_function import TRAINABLE, Asked
 from hessfig.models.own_loss import ForeignCall, adapted
 from hessfig.rng import lay_out
 from hessfig.weights import Layout, Weight, every_parameter
@@ -28,7 +28,6 @@ from hessfig.weights import Layout, Weight, every_parameter
 Pair = tuple[Weight, Weight]
 _AT = "@"
 _MOST_LAYER = 10_000  # as model.n_layers
-TRAINABLE = "trainable"
 _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 
 

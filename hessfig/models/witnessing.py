@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from hessfig.models.own_function import Asked, OwnFunction
 from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
+_NOT_COMPARED = "what is measured was not compared with the network itself, which cannot be run as it was given"
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
 
@@ -117,14 +119,17 @@ class Witnessing:
 
     def holds(self, built: Built, order: int) -> bool:
         """Whether a problem is still the user's function, to derivatives of an order, where its weights are now."""
+        if built.problem.witness and built.problem.witness.not_taken:
+            return True  # as far as anybody can tell
         here, beside = self.own.derivatives(built.shares, order), self.own.beside(built.shares, order)
-        off = self._off(built.problem, here, beside)
-        return self._is_same(off, built.problem.dtype) or self._is_rounded(built.problem.dtype, here, beside, off)
+        off, real = self._off(built.problem, here, beside), built.problem.dtype
+        return self._is_same(off, real, here) or self._is_rounded(real, here, beside, off)
 
     def _off(self, problem: Objective, here: Derivatives, beside: tuple[Derivatives, Tensors]) -> dict[str, float]:
         mine, moved = self._of_problem(problem, here), self._of_problem(problem, beside[0], at=beside[1])
-        there = {f"{name}, a step beside": one for name, one in apart(beside[0], moved).items()}
-        return {**apart(here, mine), **there}
+        ratio = self.own.directions.ratio
+        there = {f"{name}, a step beside": one for name, one in apart(beside[0], moved, ratio).items()}
+        return {**apart(here, mine, ratio), **there}
 
     def _of_problem(self, problem: Objective, like: Derivatives, at: Tensors | None = None) -> Derivatives:
         """Return the derivatives of a problem that a user's function has, at its weights or elsewhere."""
@@ -141,16 +146,19 @@ class Witnessing:
                 return _READS_MORE
             here, beside = self.own.derivatives(built.shares, 2), self.own.beside(built.shares, 2)
         except Exception as error:  # whatever the user's code raises is the reason
-            return Witness(self.route.words, not_taken=plain(f"{type(error).__name__}: {error}", most=300))
+            why = plain(f"{type(error).__name__}: {error}", most=300)
+            warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
+            return Witness(self.route.words, not_taken=why)
         off = self._off(built.problem, here, beside)
-        if not self._is_same(off, real) and not self._is_rounded(real, here, beside, off):
+        if not self._is_same(off, real, here) and not self._is_rounded(real, here, beside, off):
             name = max(off, key=lambda one: off[one])
             return f"{name}: off by {off[name]:.2g}"
         no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route in ROUTES[2:] else ""
         return Witness(self.route.words, off, no_split=no_split, refusal=self._refusal(built.problem))
 
-    def _is_same(self, off: Mapping[str, float], real: torch.dtype) -> bool:
-        return max(off.values()) <= max(ROWS.of(real), ROWS.of(self.own.dtype))
+    def _is_same(self, off: Mapping[str, float], real: torch.dtype, here: Derivatives) -> bool:
+        """Whether differences are roundings of the measured type, or of that of the network or of its loss."""
+        return max(off.values()) <= max(map(ROWS.of, (real, self.own.dtype, here.value.dtype)))
 
     def _is_rounded(
         self, real: torch.dtype, here: Derivatives, beside: tuple[Derivatives, Tensors], off: Mapping[str, float]
@@ -159,13 +167,17 @@ class Witnessing:
         if real == self.own.dtype or off["value"] > CAST.of(self.own.dtype):
             return False
         built = self.route.build(self.asked, self.own.dtype)
-        return self._is_same(self._off(built.problem, here, beside), self.own.dtype)
+        return self._is_same(self._off(built.problem, here, beside), self.own.dtype, here)
 
     def _refusal(self, problem: Objective) -> UserError | None:
         double = problem.cast(torch.float64)
         leaves = leaves_of(double, self.own.parameters)
         vectors = self.own.directions.like(leaves)
-        return refusal_of(double, derivatives(terms_of(double, leaves), leaves, vectors, 2), vectors)
+        refusal = refusal_of(double, derivatives(terms_of(double, leaves), leaves, vectors, 2), vectors)
+        remedy = uncopied(self.asked.network)[1]  # of attributes that a hook computes by a function of torch
+        if refusal is None or not remedy:
+            return refusal
+        return UserError(refusal.what, got=refusal.got, allowed=refusal.allowed, remedy=remedy)
 
     @cached_property
     def _reads_more(self) -> bool:

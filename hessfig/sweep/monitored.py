@@ -64,6 +64,7 @@ class MonitoredTraining:
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
         self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[Measurement]()
         self._sealed: str | None = None  # the hash of the table that is there
+        self.witness: Mapping[str, Any] = {}  # what the copy was compared with
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
         if not overwrite:
             self._resume()
@@ -226,6 +227,7 @@ class MonitoredTraining:
             WATCHED: {
                 "every": every,
                 **self.seen,
+                "witness": self.witness,
                 "cells": [[cell.step, cell.quantity, cell.key] for cell in self._cells],
                 "lost": lost,
                 "parts": self._parts,
