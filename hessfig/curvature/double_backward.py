@@ -227,6 +227,7 @@ def _dot(left: Tensors, right: Tensors) -> float:
     return sum(float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True))
 
 
+_SAFE = 1e-140  # squares of what is larger, and of what is smaller than its inverse, are finite
 _FLOOR = 1e-2  # of the length that a parameter's rows would have if all entries of a derivative were alike
 
 
@@ -254,9 +255,10 @@ def _off(one: Tensor, other: Tensor, floor: float) -> float:
 
 def length(tensors: Iterable[Tensor]) -> float:
     """Return the norm over all entries that are finite, without under- or overflow."""
-    held = [one.detach().double().flatten() for one in tensors]
-    held = [one[one.isfinite()] for one in held]
-    largest = max((float(one.abs().max()) for one in held if one.numel()), default=0.0)
-    if not largest:
-        return 0.0
-    return largest * float(sum(float((one / largest).square().sum()) for one in held)) ** 0.5
+    held = [one.detach().double() for one in tensors if one.numel()]
+    plain_norm = float(torch.stack([torch.linalg.vector_norm(one).cpu() for one in held]).norm()) if held else 0.0
+    if _SAFE < plain_norm < 1 / _SAFE:
+        return plain_norm
+    kept = [one[one.isfinite()] for one in held]
+    largest = max((float(one.abs().max()) for one in kept if one.numel()), default=0.0)
+    return largest * sum(float((one / largest).square().sum()) for one in kept) ** 0.5 if largest else 0.0

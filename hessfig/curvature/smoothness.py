@@ -22,19 +22,19 @@ _DIFFERENCES = "products='differences' (estimator.products=differences), or elem
 
 
 def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) -> UserError | None:
-    """Return why autograd's second derivatives of a problem in float64 are not those of its loss, if they are not.
+    """Return why autograd's second derivatives of a problem are not those of its loss, if they are not.
 
-    `here` has its derivatives, with products by a random and a constant one of `vectors`. Parameters that autograd does
-    not reach are constants. Where a kink of the loss is near, nothing is refused.
+    `here` has its derivatives, with products by a random and a constant one of `vectors`; differences are in float64.
+    Parameters that autograd does not reach are constants. Where a kink of the loss is near, nothing is refused.
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
     if (off := _asymmetry(here, vectors)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
-    ray = _Ray(problem, here.reached, vectors[0])
+    ray = _Ray(problem.cast(torch.float64), here.reached, vectors[0])
     near = ray.differences(1.0)
     product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
-    name, off = worst(near, product)
+    name, off = worst(near, {name: one.double() for name, one in product.items()})
     if off > _AGREE:
         nearer, wrong = ray.differences(_NEARER)[name], length([near[name] - product[name]])
         if length([nearer - near[name]]) <= _ALIKE * wrong:
@@ -47,7 +47,8 @@ class _Ray:
 
     def __init__(self, problem: Objective, reached: frozenset[str], vector: Tensors) -> None:
         self._problem, self._at = problem, leaves_of(problem, vector)
-        self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in vector.items()}
+        double = {name: one.double() for name, one in vector.items()}
+        self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in double.items()}
         flat = [torch.cat([one.detach().flatten() for one in some.values()]) for some in (self._at, self.vector)]
         self._step = step(*flat) if reached else 1.0
 

@@ -94,6 +94,24 @@ ROUTES = (
 )
 
 
+@dataclass(frozen=True)
+class _Own:
+    """Derivatives of the user's function at the weights, and a step beside them: at another place."""
+
+    here: Derivatives
+    beside: Derivatives
+    place: Tensors
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The user's function, the derivatives of a problem at the weights, and how far both are apart."""
+
+    own: _Own
+    here: Derivatives
+    off: Mapping[str, float]
+
+
 class Witnessing:
     """What a user asks for, and the user's own function that every problem made of it is compared with."""
 
@@ -111,7 +129,7 @@ class Witnessing:
                     raise  # of what the user gave
                 tried[self.route.words] = f"{error.what}: {error.got}"
                 continue
-            witness = self._witness(built, real)
+            witness = self._witness(built)
             if isinstance(witness, Witness):
                 return replace(built, problem=replace(built.problem, witness=witness))
             tried[self.route.words] = witness
@@ -121,59 +139,58 @@ class Witnessing:
         """Whether a problem is still the user's function, to derivatives of an order, where its weights are now."""
         if built.problem.witness and built.problem.witness.not_taken:
             return True  # as far as anybody can tell
-        here, beside = self.own.derivatives(built.shares, order), self.own.beside(built.shares, order)
-        off, real = self._off(built.problem, here, beside), built.problem.dtype
-        return self._is_same(off, real, here) or self._is_rounded(real, here, beside, off)
+        return self._is_same(built, self._compared(built.problem, self._own(built, order)))
 
-    def _off(self, problem: Objective, here: Derivatives, beside: tuple[Derivatives, Tensors]) -> dict[str, float]:
-        mine, moved = self._of_problem(problem, here), self._of_problem(problem, beside[0], at=beside[1])
-        ratio = self.own.directions.ratio
-        there = {f"{name}, a step beside": one for name, one in apart(beside[0], moved, ratio).items()}
-        return {**apart(here, mine, ratio), **there}
+    def _own(self, built: Built, order: int) -> _Own:
+        return _Own(self.own.derivatives(built.shares, order), *self.own.beside(built.shares, order))
 
-    def _of_problem(self, problem: Objective, like: Derivatives, at: Tensors | None = None) -> Derivatives:
-        """Return the derivatives of a problem that a user's function has, at its weights or elsewhere."""
+    def _compared(self, problem: Objective, own: _Own) -> _Comparison:
+        """Return the user's function and a problem side by side."""
         leaves = leaves_of(problem, self.own.parameters)
-        if at is not None:
-            leaves = {name: at[name].to(one).requires_grad_() for name, one in leaves.items()}
-        vectors = self.own.directions.like(leaves)[: len(like.products)]
-        return derivatives(terms_of(problem, leaves), leaves, vectors, 2 if vectors else bool(like.slopes))
+        vectors = self.own.directions.like(leaves)[: len(own.here.products)]
+        order = 2 if vectors else int(bool(own.here.slopes))
+        here = derivatives(terms_of(problem, leaves), leaves, vectors, order)
+        moved = {name: own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
+        beside = derivatives(terms_of(problem, moved), moved, (), min(order, 1))
+        ratio = self.own.directions.ratio
+        there = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
+        return _Comparison(own, here, {**apart(own.here, here, ratio), **there})
 
-    def _witness(self, built: Built, real: torch.dtype) -> Witness | str:
+    def _witness(self, built: Built) -> Witness | str:
         """Return what the user's function says of a problem: a witness, or in words why it is another function."""
         try:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
-            here, beside = self.own.derivatives(built.shares, 2), self.own.beside(built.shares, 2)
+            own = self._own(built, 2)
         except Exception as error:  # whatever the user's code raises is the reason
             why = plain(f"{type(error).__name__}: {error}", most=300)
             warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
             return Witness(self.route.words, not_taken=why)
-        off = self._off(built.problem, here, beside)
-        if not self._is_same(off, real, here) and not self._is_rounded(real, here, beside, off):
-            name = max(off, key=lambda one: off[one])
-            return f"{name}: off by {off[name]:.2g}"
-        no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route in ROUTES[2:] else ""
-        return Witness(self.route.words, off, no_split=no_split, refusal=self._refusal(built.problem))
+        seen = self._compared(built.problem, own)
+        if not self._is_same(built, seen):
+            name = max(seen.off, key=lambda one: seen.off[one])
+            return f"{name}: off by {seen.off[name]:.2g}"
+        no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route.is_whole else ""
+        refusal = self._refusal(built.problem, seen.here)
+        return Witness(self.route.words, seen.off, no_split=no_split, refusal=refusal)
 
-    def _is_same(self, off: Mapping[str, float], real: torch.dtype, here: Derivatives) -> bool:
-        """Whether differences are roundings of the measured type, or of that of the network or of its loss."""
-        return max(off.values()) <= max(map(ROWS.of, (real, self.own.dtype, here.value.dtype)))
+    def _is_same(self, built: Built, seen: _Comparison) -> bool:
+        """Whether a problem differs by rounding alone.
 
-    def _is_rounded(
-        self, real: torch.dtype, here: Derivatives, beside: tuple[Derivatives, Tensors], off: Mapping[str, float]
-    ) -> bool:
-        """Whether a problem differs by the rounding of the user's type alone: in that type it is that function."""
-        if real == self.own.dtype or off["value"] > CAST.of(self.own.dtype):
+        Where it may not be that of the measured type, or of the network's or its loss's, the same problem in the
+        network's type decides: it has the rounding of that type as the user's function has it.
+        """
+        real, own = built.problem.dtype, self.own.dtype
+        if max(seen.off.values()) <= max(map(ROWS.of, (real, own, seen.own.here.value.dtype))):
+            return True
+        if real == own or seen.off["value"] > CAST.of(own):
             return False
-        built = self.route.build(self.asked, self.own.dtype)
-        return self._is_same(self._off(built.problem, here, beside), self.own.dtype, here)
+        alike = self.route.build(self.asked, own)
+        return max(self._compared(alike.problem, seen.own).off.values()) <= ROWS.of(own)
 
-    def _refusal(self, problem: Objective) -> UserError | None:
-        double = problem.cast(torch.float64)
-        leaves = leaves_of(double, self.own.parameters)
-        vectors = self.own.directions.like(leaves)
-        refusal = refusal_of(double, derivatives(terms_of(double, leaves), leaves, vectors, 2), vectors)
+    def _refusal(self, problem: Objective, here: Derivatives) -> UserError | None:
+        """Return why autograd's second derivatives are none of the function, if so."""
+        refusal = refusal_of(problem, here, self.own.directions.like(here.slopes))
         remedy = uncopied(self.asked.network)[1]  # of attributes that a hook computes by a function of torch
         if refusal is None or not remedy:
             return refusal
