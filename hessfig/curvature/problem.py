@@ -209,6 +209,8 @@ class Witness:
         Why H_o + H_f is not H, where it is not.
     refusal : UserError, optional
         Why there are no products by double backward.
+    has_gradient : bool
+        Whether differences of its gradient serve then.
     """
 
     measured: str
@@ -216,6 +218,12 @@ class Witness:
     not_taken: str = ""
     no_split: str = ""
     refusal: UserError | None = None
+    has_gradient: bool = True
+
+    def check_products(self, *, by_differences: bool) -> None:
+        """Raise UserError where second derivatives cannot be had in this way."""
+        if self.refusal and not (by_differences and self.has_gradient):
+            raise self.refusal
 
     @property
     def record(self) -> dict[str, Any]:

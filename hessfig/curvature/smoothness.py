@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ _ALIKE = 0.1  # of a disagreement: differences of two steps that differ by less 
 _NEARER = 1e-3  # the second step, relative to the first: other kinks lie between
 _ASYMMETRY = 1e-4  # of the length of a product
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
-_DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
+DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
 
 
 def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) -> UserError | None:
@@ -29,7 +29,7 @@ def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) ->
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
-    if (off := _asymmetry(here, vectors)) > _ASYMMETRY:
+    if (off := asymmetry(vectors, here.products)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
     ray = _Ray(problem.cast(torch.float64), here.reached, vectors[0])
     near = ray.differences(1.0)
@@ -38,7 +38,10 @@ def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) ->
     if off > _AGREE:
         nearer, wrong = ray.differences(_NEARER)[name], length([near[name] - product[name]])
         if length([nearer - near[name]]) <= _ALIKE * wrong:
-            return _refused("has another derivative than autograd says", f"{name}: off by {off:.2g}", _DIFFERENCES)
+            other = _Ray(ray.problem, here.reached, vectors[1])
+            is_symmetric = asymmetry([ray.vector, other.vector], [near, other.differences(1.0)]) <= _AGREE
+            remedy = DIFFERENCES if is_symmetric else _NO_GRADIENT
+            return _refused("has another derivative than autograd says", f"{name}: off by {off:.2g}", remedy)
     return None
 
 
@@ -46,7 +49,7 @@ class _Ray:
     """The loss along a vector, zero where autograd does not reach."""
 
     def __init__(self, problem: Objective, reached: frozenset[str], vector: Tensors) -> None:
-        self._problem, self._at = problem, leaves_of(problem, vector)
+        self.problem, self._at = problem, leaves_of(problem, vector)
         double = {name: one.double() for name, one in vector.items()}
         self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in double.items()}
         flat = [torch.cat([one.detach().flatten() for one in some.values()]) for some in (self._at, self.vector)]
@@ -64,12 +67,12 @@ class _Ray:
 
     def _derivatives(self, h: float, vectors: tuple[Tensors, ...], order: int) -> Derivatives:
         moved = {name: (one.detach() + h * self.vector[name]).requires_grad_() for name, one in self._at.items()}
-        return derivatives(terms_of(self._problem, moved), moved, vectors, order)
+        return derivatives(terms_of(self.problem, moved), moved, vectors, order)
 
 
-def _asymmetry(here: Derivatives, vectors: list[Tensors]) -> float:
+def asymmetry(vectors: Sequence[Tensors], products: Sequence[Tensors]) -> float:
     """Return |u.Hv - v.Hu| relative to the longer of Hu and Hv."""
-    (u, v), (hu, hv) = ([list(one.values()) for one in some] for some in (vectors, here.products))
+    (u, v), (hu, hv) = ([list(one.values()) for one in some] for some in (vectors, products))
     size = max(length(hu), length(hv))
     return abs(float(inner(u, hv) - inner(v, hu))) / size if size else 0.0
 

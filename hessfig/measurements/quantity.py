@@ -157,7 +157,8 @@ class Quantity:
         """
         from hessfig.curvature.gradients import is_finite
 
-        self._check_products(problem, request)
+        if problem.witness and self.order > 1:
+            problem.witness.check_products(by_differences=request.estimator.products == Products.differences)
         if not self.of_loss or is_finite(problem):
             return self.function(problem, request)
         try:
@@ -168,12 +169,6 @@ class Quantity:
             raise _without_number(self.name, error) from error
         rows = [row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER} for row in found.rows]
         return replace(found, rows=rows, arrays={} if rows else found.arrays)
-
-    def _check_products(self, problem: Objective, request: Request) -> None:
-        """Raise UserError where second derivatives are asked for that autograd does not compute."""
-        refusal = problem.witness and problem.witness.refusal
-        if refusal and self.order > 1 and request.estimator.products != Products.differences:
-            raise refusal
 
     @property
     def function(self) -> Callable[[Objective, Request], Measured]:

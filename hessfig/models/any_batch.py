@@ -38,7 +38,7 @@ class Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
 
         def chosen(one: Tensor) -> Tensor:
-            return one[rows] if one.ndim > 0 and len(one) == self.size else one
+            return one[rows] if one.ndim > 0 and len(one) == self.size else one.clone()
 
         return replace(self.mapped(chosen), size=len(rows))
 
@@ -145,6 +145,14 @@ class Shell(nn.Module):
         for held in ("_parameters", "_buffers", "_modules"):
             self.__dict__[held] = network.__dict__[held]
         self.training, self._inside = network.training, (network,)  # in a tuple: no module of this one
+
+
+class KeptInputs(Shell):
+    """A network that is given copies of its inputs, for it changes them."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Return what the network returns."""
+        return self._inside[0](inputs.clone())
 
 
 class Rows(Shell):

@@ -59,7 +59,9 @@ class InPlace(nn.Module):
             module.training = self._modes.get(path, module.training)
             for held, name, tensor in _held(module):
                 instead[id(tensor)] = held[name] = tensors[f"{path}.{name}" if path else name]
-        others = (one for thing in self._beside if isinstance(thing, nn.Module) for one in thing.modules())
+        own = {*network.modules()}
+        beside = (one for thing in self._beside if isinstance(thing, nn.Module) for one in thing.modules())
+        others = [module for module in beside if module not in own]
         for held, name, tensor in (place for module in others for place in _held(module)):
             if id(tensor) not in instead:
                 instead[id(tensor)] = cast(tensor, self._real)

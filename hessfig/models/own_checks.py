@@ -160,6 +160,10 @@ _REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class num
 _ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor of shape ()"
 
 
+class Changing(UserError):
+    """A function that gives other values from call to call."""
+
+
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
     """Run network and loss once and return the outputs.
 
@@ -175,7 +179,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             remedy="wrap it in a module that returns the tensor the loss needs",
         )
     if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
-        raise UserError(
+        raise Changing(
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
             allowed="a deterministic network",
@@ -183,6 +187,14 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
         )
     _check_loss(loss, outputs, batch.targets)
     return outputs
+
+
+def changes_inputs(network: nn.Module, batch: Batch) -> bool:
+    """Whether a network changes its inputs in place."""
+    given = batch.inputs.clone()
+    with torch.enable_grad():
+        _called("the network", network, given)
+    return not torch.equal(given.nan_to_num(), batch.inputs.nan_to_num())
 
 
 def check_reached(network: nn.Module, batch: Batch) -> None:

@@ -179,7 +179,8 @@ def _with_labels(network: nn.Module, one: Given) -> Given:
 
 
 def _called(network: nn.Module, one: Given) -> Any:
-    """Return what the network returns, without its graph; gradients are recorded, for it may take some itself."""
+    """Return what the network returns for a copy of a batch, without its graph; it may take gradients itself."""
+    one = one.mapped(torch.clone)
     try:
         with torch.enable_grad():
             return tree_map_only(Tensor, torch.detach, network(*one.arguments, **one.words))

@@ -16,7 +16,7 @@ from hessfig.curvature.losses import LOSSES, Called, Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typed
+from hessfig.models.any_batch import KeptInputs, is_plain, only_trainable, read_batches, typed
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.in_place import InPlace, cast
 from hessfig.models.own_checks import shape_of
@@ -200,6 +200,7 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
         network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, asked.outputs)
         inputs = network.inputs
     batches = _batches(inputs, targets, real)
+    network = KeptInputs(network) if own_checks.changes_inputs(network, batches[0]) else network
     module = _loss("cross_entropy" if loss is None else loss, real)
     outputs = [own_checks.check_run(network, module, batch) for batch in batches]
     weights = batch_weights(module, outputs, [batch.targets for batch in batches])

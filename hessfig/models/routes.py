@@ -50,8 +50,8 @@ class Engines:
 
     def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         rows, witness = _rows(blocks), self.problem.witness
-        if witness and witness.refusal and self.products != Choice.differences:
-            raise witness.refusal
+        if witness:
+            witness.check_products(by_differences=self.products == Choice.differences)
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):

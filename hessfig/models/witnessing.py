@@ -13,12 +13,12 @@ from torch import nn
 
 from hessfig.curvature.problem import Objective, Witness
 from hessfig.curvature.rounding import CAST, ROWS
-from hessfig.curvature.smoothness import refusal_of
+from hessfig.curvature.smoothness import DIFFERENCES, refusal_of
 from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, leaves_of, terms_of
 from hessfig.errors import UserError, plain
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own_checks import check_network, check_tree, shape_of, uncopied
+from hessfig.models.own_checks import Changing, check_network, check_tree, shape_of, uncopied
 from hessfig.models.own_function import Asked, OwnFunction
 from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
 
@@ -120,13 +120,14 @@ class Witnessing:
 
     def measured(self, real: torch.dtype) -> Built:
         """Return the first problem of ROUTES that is the user's function. Raises UserError where none is."""
-        tried = dict[str, str]()
+        tried, first = dict[str, str](), None
         for self.route in ROUTES:
             try:
                 built = self.route.build(self.asked, real)
             except UserError as error:
-                if not (tried or isinstance(error, Uncopied)):
-                    raise  # of what the user gave
+                first = first or error
+                if isinstance(error, Changing) or not (isinstance(error, Uncopied) or self._runs):
+                    raise first from error  # of what the user gave
                 tried[self.route.words] = f"{error.what}: {error.got}"
                 continue
             witness = self._witness(built)
@@ -166,13 +167,17 @@ class Witnessing:
             why = plain(f"{type(error).__name__}: {error}", most=300)
             warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
             return Witness(self.route.words, not_taken=why)
-        seen = self._compared(built.problem, own)
+        try:
+            seen = self._compared(built.problem, own)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            return f"{type(error).__name__}: {error}"
         if not self._is_same(built, seen):
             name = max(seen.off, key=lambda one: seen.off[one])
             return f"{name}: off by {seen.off[name]:.2g}"
         no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route.is_whole else ""
         refusal = self._refusal(built.problem, seen.here)
-        return Witness(self.route.words, seen.off, no_split=no_split, refusal=refusal)
+        has_gradient = refusal is None or refusal.remedy == DIFFERENCES
+        return Witness(self.route.words, seen.off, no_split=no_split, refusal=refusal, has_gradient=has_gradient)
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
         """Whether a problem differs by rounding alone.
@@ -195,6 +200,14 @@ class Witnessing:
         if refusal is None or not remedy:
             return refusal
         return UserError(refusal.what, got=refusal.got, allowed=refusal.allowed, remedy=remedy)
+
+    @cached_property
+    def _runs(self) -> bool:
+        """Whether the user's own function runs, as it was given."""
+        try:
+            return bool(self.own.values())
+        except Exception:  # what was raised for a copy of it says why
+            return False
 
     @cached_property
     def _reads_more(self) -> bool:

@@ -1,0 +1,179 @@
+"""What is measured is the user's own function: plain double backward through the user's objects, by parameter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hessfig
+from hessfig.models.witnessing import as_drawn
+from tests.odd_functions import REFUSED, RIGHT, Odd
+
+TYPES = {"float64": torch.float64, "float32": torch.float32}
+CLOSE = {"float64": 1e-9, "float32": 2e-4}  # of a truth in the network's own type
+
+
+def truth(one: Odd) -> dict[str, Tensor]:
+    """Return the diagonal blocks of H by plain double backward, by parameter; hooks of parameters are taken off."""
+    names = [name for name, _ in one.network.named_parameters()]
+    held = [*one.network.parameters()]
+    for p in held:
+        (p._backward_hooks or {}).clear()
+    slopes = torch.autograd.grad(one.value(), held, create_graph=True, materialize_grads=True)
+    return dict(zip(names, (_dense(*pair) for pair in zip(slopes, held, strict=True)), strict=True))
+
+
+def _dense(slope: Tensor, parameter: Tensor) -> Tensor:
+    if not slope.requires_grad:
+        return torch.zeros(parameter.numel(), parameter.numel())
+    rows = [torch.autograd.grad(g, parameter, retain_graph=True, materialize_grads=True)[0] for g in slope.flatten()]
+    return torch.stack([row.flatten() for row in rows]).detach()
+
+
+def problem(one: Odd) -> hessfig.Problem:
+    return hessfig.Problem(one.network, one.inputs, one.targets, one.loss, **one.more)
+
+
+def state_of(one: Odd) -> list[Any]:
+    """Return the bytes and objects of a network: parameters, buffers, attributes, modes and random numbers."""
+    tensors = [*one.network.parameters(), *one.network.buffers()]
+    held = [(id(t), t.detach().clone(), t.requires_grad, t.grad) for t in tensors]
+    flags = [(m.training, sorted(vars(m)), [id(v) for v in vars(m).values()]) for m in one.network.modules()]
+    trace = [len(getattr(m, "trace", ())) for m in one.network.modules()]
+    return [held, flags, trace, torch.random.get_rng_state().clone()]
+
+
+def is_alike(one: list[Any], other: list[Any]) -> bool:
+    held = all(
+        a[0] == b[0] and torch.equal(a[1], b[1]) and a[2:] == b[2:] for a, b in zip(one[0], other[0], strict=True)
+    )
+    return held and one[1:3] == other[1:3] and torch.equal(one[3], other[3])
+
+
+@pytest.mark.parametrize("real", TYPES)
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> None:
+    one = RIGHT[name](TYPES[real])
+    before = state_of(one)
+    table = hessfig.measure(problem(one), parts="H", estimator="dense")
+    assert is_alike(before, state_of(one)), "the user's own objects have changed"
+    found, blocks = dict(zip(table["col"], table["value"], strict=True)), truth(RIGHT[name](TYPES[real]))
+    size = max(float(block.norm()) for block in blocks.values())
+    for block, value in found.items():
+        assert value == pytest.approx(float(blocks[block].norm()), rel=CLOSE[real], abs=1e-2 * CLOSE[real] * size), (
+            block
+        )
+    assert not table.attrs["witness"].get("not_taken")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_operators_and_factories_too(name: str) -> None:
+    one, blocks = RIGHT[name](torch.float64), truth(RIGHT[name](torch.float64))
+    largest = max(blocks, key=lambda block: float(blocks[block].norm()))
+    operator = problem(one).operator(largest)
+    assert torch.allclose(operator.dense(), blocks[largest], rtol=1e-8, atol=1e-10)
+    drawn = as_drawn(problem(one), dtype="float64", source="mine.py:make")
+    assert drawn.witness is not None and max(drawn.witness.off.values()) < 1e-9
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_monitor_too(name: str, tmp_path: Path) -> None:
+    """At two steps: weights, and what is no parameter, may change between them."""
+    one = RIGHT[name](torch.float64)
+    batch = one.inputs if one.targets is None else (one.inputs, one.targets)
+    chosen: dict[str, Any] = {"quantities": ["frobenius"], "estimator": "dense", "blocks": ["all"], "every": 1}
+    monitor = hessfig.Monitor(
+        one.network, one.loss, batch, folder=tmp_path / "m", max_fraction=None, on_error="raise", **chosen, **one.more
+    )
+    for step in range(2):
+        value = monitor(step)["frobenius/all/H"]
+        assert value == pytest.approx(whole(one), rel=1e-8), step
+        with torch.no_grad():
+            for p in one.network.parameters():
+                p.mul_(0.9)
+        if step == 0 and one.network.__class__.__name__ == "Memo":
+            one.network.cache = None
+    monitor.close()
+
+
+def whole(one: Odd) -> float:
+    """Return the norm of H in all parameters that require a gradient, in evaluation mode."""
+    twin = copy.copy(one)
+    modes = [(m, m.training) for m in one.network.modules()]
+    kept = [b.clone() for b in one.network.buffers()]
+    for module, _ in modes:
+        module.training = False
+    held = [*twin.network.parameters()]
+    hooks = [dict(p._backward_hooks or {}) for p in held]
+    for p in held:
+        (p._backward_hooks or {}).clear()
+    slopes = torch.autograd.grad(one.value(), held, create_graph=True, materialize_grads=True)
+    flat = torch.cat([slope.flatten() for slope in slopes])
+    rows = [torch.autograd.grad(g, held, retain_graph=True, materialize_grads=True) for g in flat if g.requires_grad]
+    norm = float(torch.stack([torch.cat([p.flatten() for p in row]) for row in rows]).norm())
+    for p, own in zip(held, hooks, strict=True):
+        (p._backward_hooks or {}).update(own)
+    for module, mode in modes:
+        module.training = mode
+    for buffer, own in zip(one.network.buffers(), kept, strict=True):
+        buffer.copy_(own)
+    return norm
+
+
+SPLIT = ("gain_by_hook", "lambda_attribute", "captured_parameter", "complex_buffer", "memo", "padding_word")
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_function_of_outputs_is_split_also_in_place(name: str) -> None:
+    table = hessfig.measure(
+        problem(RIGHT[name](torch.float64)), blocks=["all"], quantities=["trace"], estimator="dense"
+    )
+    value = dict(zip(table["part"], table["value"], strict=True))
+    assert value["H_o"] + value["H_f"] == pytest.approx(value["H"], rel=1e-9, abs=1e-12)
+    assert value["H"] == pytest.approx(
+        sum(float(b.trace()) for b in truth(RIGHT[name](torch.float64)).values()), rel=1e-8
+    )
+
+
+@pytest.mark.parametrize("name", ["decay", "activation_by_hook", "proximal_at_its_centre", "own_loss_proximal"])
+def test_a_loss_that_reads_more_than_outputs_has_no_split(name: str) -> None:
+    one = problem(RIGHT[name](torch.float64))
+    assert {*hessfig.measure(one, blocks=["all"])["part"]} == {"H"}
+    with pytest.raises(ValueError, match=r"H_o and H_f are not defined here(.|\n)*parts='H'"):
+        hessfig.measure(one, blocks=["all"], parts=["H_o"])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("real", TYPES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_hessian_is_refused_by_name(name: str, real: str) -> None:
+    make, remedy = REFUSED[name]
+    one = make(TYPES[real])
+    with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
+        hessfig.measure(problem(one), blocks=["all"], parts="H")
+    with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
+        problem(one).operator("all").dense()
+
+
+CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
+    "the loss": lambda scale: lambda out, y: scale["by"] * torch.nn.functional.cross_entropy(out, y)
+}
+
+
+def test_an_operator_whose_loss_changes_says_so() -> None:
+    """What a closure reads cannot be held: no product mixes two functions."""
+    scale, one = {"by": 1.0}, RIGHT["own_loss_none"](torch.float64)
+    x, y = one.inputs["x"], one.inputs["labels"]
+    operator = hessfig.Problem(one.network.body, x, y, CHANGES["the loss"](scale)).operator("0.weight")
+    vector = torch.ones(24, dtype=torch.float64)
+    product = operator @ vector
+    scale["by"] = 3.0
+    assert torch.equal(operator @ vector, product), "its graph is kept"
+    with pytest.raises(ValueError, match=r"the function has changed(.|\n)*make the operator again"):
+        operator.split(vector)
