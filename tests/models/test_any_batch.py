@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 import hessfig
@@ -243,38 +242,11 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def pruned() -> nn.Module:
-    network = net()
-    prune.l1_unstructured(network[0], "weight", 0.5)
-    prune.random_unstructured(network[0], "weight", 0.5)
-    return network
-
-
-def normalised(by: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    network = net()
-    by(network[2])
-    network(X.float())
-    return network
-
-
-def computed() -> nn.Module:
+def test_what_computed_from_parameters_beforehand_is_used_is_refused_by_name() -> None:
+    """A copy holds it as a constant; pruned and normalised weights are computed at every call (tests/odd_functions)."""
     network = net()
     network[0].halves = [network[2].weight / 2]
-    return network
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize(
-    ("make", "place", "remedy"),
-    [
-        (pruned, "0.weight", r"prune.remove\(module, name\)"),
-        (lambda: normalised(nn.utils.weight_norm), "2.weight", "parametrizations.weight_norm"),
-        (lambda: normalised(nn.utils.spectral_norm), "2.weight", "parametrizations.spectral_norm"),
-        (computed, "0.halves", "assigning the nn.Parameter itself"),
-    ],
-)
-def test_what_keeps_a_network_from_being_copied_is_named(
-    make: Callable[[], nn.Module], place: str, remedy: str
-) -> None:
-    with pytest.raises(UserError, match=rf"cannot be copied(.|\n)*: {place}\n(.|\n)*{remedy}"):
-        hessfig.measure(hessfig.Problem(make().eval(), X, GOAL))
+    hessfig.measure(hessfig.Problem(network, X, GOAL), blocks=["0.weight"])  # nothing reads it
+    network[0].register_forward_hook(lambda module, given, found: found + module.halves[0].sum())
+    with pytest.raises(UserError, match=r"not the user's function(.|\n)*0.halves(.|\n)*read self.NAME in forward"):
+        hessfig.measure(hessfig.Problem(network, X, GOAL), blocks=["0.weight"])

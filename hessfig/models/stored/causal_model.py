@@ -1,6 +1,7 @@
 """The door to transformers: models made of our own tensors, causal or for masked tokens, checked to be those meant."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,19 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers.activations import ACT2FN
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
+from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
-from hessfig.curvature.rounding import OUTPUTS
+from hessfig.curvature.rounding import OUTPUTS, ROWS
+from hessfig.curvature.witness import Derivatives, apart, derivatives
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
+from hessfig.models.own_function import Directions
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ModelSizes, architecture, public
 from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases
@@ -116,6 +121,8 @@ class CausalNetwork(nn.Module):
 
 
 _SEQUENCES = 2
+_POSITIONS = 16  # of derivatives that are compared
+_LARGE = 2**24  # parameters from where on no products are
 _UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
 _ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
 
@@ -192,6 +199,30 @@ def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
             "layers than is known here",
             got=f"{off:.2g} of {scale:.2g}",
             allowed=f"{OUTPUTS.of(own.dtype) * scale:.2g}",
+            remedy="model=python model.factory=FILE.py:FUNCTION",
+        )
+
+
+def check_pieces(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where: str) -> None:
+    """Raise UserError when the network in pieces is not the model: other logits, or other derivatives by parameter."""
+    check_logits(network, tokens, where)
+    parameters = {name: p.detach() for name, p in network.named_parameters() if p.is_floating_point()}
+    directions, given = Directions.of(parameters), tokens[:_SEQUENCES, :_POSITIONS]
+    order = 2 if sum(p.numel() for p in parameters.values()) <= _LARGE else 1
+
+    def of(logits: Callable[[Any], Tensor]) -> Derivatives:
+        at = {name: p.clone().requires_grad_() for name, p in parameters.items()}
+        body = Evaluated(network, lambda inside: CrossEntropy()(logits(inside), given))
+        term = partial(functional_call, body, {f"network.{name}": one for name, one in at.items()}, ())
+        return derivatives([term], at, directions.like(at), order)
+
+    off = apart(of(lambda inside: inside.whole(given)), of(lambda inside: inside(given)), directions.ratio)
+    if not max(off.values()) <= ROWS.of(next(network.parameters()).dtype):
+        name = max(off, key=lambda one: off[one])
+        raise UserError(
+            f"{where}: layer by layer the derivatives differ from the model's own",
+            got=f"{name}: off by {off[name]:.2g}, relative to a parameter's rows",
+            allowed=f"{ROWS.of(next(network.parameters()).dtype):.2g}",
             remedy="model=python model.factory=FILE.py:FUNCTION",
         )
 
@@ -363,12 +394,12 @@ def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids
     check_layout(model, layout, where)
     if sizes.names.encoder is None:
         network = CausalNetwork(model, sizes.names)
-        check_logits(network, tokens, where)
+        check_pieces(network, tokens, where)
         return in_batches(network, layout, ids, config.task.first_scored, at_once)
     activation = "gelu" if sizes.model_type == "roberta" else model.config.hidden_act  # whatever RoBERTa's layers have
     encoder = EncoderNetwork(model, sizes, ACT2FN[activation])
     padded = tokens.eq(sizes.padding).sum(dim=1).argsort()
-    check_logits(encoder, tokens[padded[[0, -1]]], where)
+    check_pieces(encoder, tokens[padded[[0, -1]]], where)
     special = special_words(config, sizes)
     first, *more = masked_batches(tokens, config.task, special, vocabulary=sizes.vocabulary, at_once=at_once)
     return Objective(encoder, first, CrossEntropy(), layout, tuple(more))
