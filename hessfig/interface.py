@@ -40,7 +40,8 @@ class Problem:
     network   any torch.nn.Module, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each is
               to predict the next one, and weights=None means "found" (docs/transformer-lens.md)
     inputs    a tensor (samples first), a tuple of several inputs, or a dictionary of arguments; a list, DataLoader or
-              iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples
+              iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples.
+              Loaders and iterables are read once, here, and kept; their generators stay as they were
     targets   a tensor, or a list of one tensor per batch; classes of -100 are ignored, as in torch. None: the second of
               a pair, or the entry `labels` of a dictionary; a name: that entry of a dictionary
     loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs,
@@ -55,7 +56,7 @@ class Problem:
 
     Each batch has the weight that its mean divides by: the number of samples or numbers, or the class weights of the
     targets that are not ignored. A loss of another type is evaluated on all outputs joined, and refused if it is not
-    such a mean. hessfig.measure raises UserError for arguments that do not fit.
+    such a mean. hessfig.measure raises UserError for arguments that do not fit, and this does for batches without end.
     """
 
     network: nn.Module
@@ -64,6 +65,13 @@ class Problem:
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
     weights: Mapping[str, Spec] | Layout | str | None = field(default=None)
     outputs: str | int | None = None
+
+    def __post_init__(self) -> None:
+        """Read a loader or an iterable, once: every measurement is of the same batches."""
+        from hessfig.models.kept_batches import kept
+
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, kept(getattr(self, name), name))
 
     def objective(self, dtype: str) -> Objective:
         """Return the checked problem in `dtype`; the network is copied when it has another type.

@@ -1,7 +1,6 @@
 """hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
 
 import os
-import random
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
+from hessfig.rng import generators_kept
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
@@ -348,21 +348,16 @@ def _step(given: Any) -> int:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
-    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which a training may use
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    if devices:
+    on_cuda = torch.cuda.is_initialized()
+    if on_cuda:
         torch.cuda.synchronize()  # what the training has under way is not the time of measuring
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            for kind in ("cpu", "cuda")[: 1 + bool(devices)]:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(arrays)  # noqa: NPY002
+    with ExitStack() as stack:
+        stack.enter_context(generators_kept())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda")[: 1 + on_cuda]:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _label(row: Row) -> str:
