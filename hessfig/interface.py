@@ -48,10 +48,12 @@ class Problem:
               targets), or a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). None: the loss
               that the network itself returns for its labels (as models of transformers do); without one,
               cross_entropy of outputs and targets, but for the entry `labels` of a dictionary, which needs a loss
-    weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
-              may give its layer: "W_V@2". A group holds each entry once. None: every parameter by its own name;
-              "trainable": the parameters that require a gradient (LoRA); the others are constants. "found", or what
-              hessfig.find_weights returns: those of a transformer by what they do, W_Q to W_out of each layer
+    weights   {name: parameter name, (parameter name, index) for a view of it or ("emb.weight", [0, 2, 5]) for some of
+              its rows, or a list or tuple of these for a group}; a name may give its layer: "W_V@2". A group holds
+              each entry once. None: every parameter by its own name, frozen ones too (a Monitor's default is
+              "trainable"); "trainable": the parameters that require a gradient (LoRA); the others are constants.
+              "found", or what hessfig.find_weights returns: those of a transformer by what they do, W_Q to W_out of
+              each layer
     outputs   the name (or index) of the output that the loss takes, if the network returns several tensors
 
     Each batch has the weight that its mean divides by: the number of samples or numbers, or the class weights of the

@@ -268,7 +268,6 @@ def computed() -> nn.Module:
     ("make", "place", "remedy"),
     [
         (pruned, "0.weight", r"prune.remove\(module, name\)"),
-        (lambda: normalised(nn.utils.weight_norm), "2.weight", "parametrizations.weight_norm"),
         (lambda: normalised(nn.utils.spectral_norm), "2.weight", "parametrizations.spectral_norm"),
         (computed, "0.halves", "assigning the nn.Parameter itself"),
     ],
