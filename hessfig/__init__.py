@@ -44,3 +44,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hessfig' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of the interface, which are imported when they are used, for completion by TAB."""
+    return sorted({*__all__, "lens", *(name for name in globals() if name.startswith("__"))})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ALL_PARTS = ("H", "H_o", "H_f")
-Spec = str | tuple[str, Any] | list[Any]
+Spec = str | tuple[Any, ...] | list[Any]
 _EXAMPLES = {
     "blocks": 'blocks=["W_V", ("W_Q", "W_V"), "all"]',
     "parts": 'parts=["H", "H_o"]',

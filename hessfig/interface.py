@@ -39,22 +39,25 @@ class Problem:
     network   any torch.nn.Module, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each is
               to predict the next one, and weights=None means "found" (docs/transformer-lens.md)
     inputs    a tensor (samples first), a tuple of several inputs, or a dictionary of arguments; a list, DataLoader or
-              iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples
+              iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples.
+              Loaders and iterables are read once, here, and kept; their generators stay as they were
     targets   a tensor, or a list of one tensor per batch; classes of -100 are ignored, as in torch. None: the second of
               a pair, or the entry `labels` of a dictionary; a name: that entry of a dictionary
     loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs,
               targets), or a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). None: the loss
               that the network itself returns for its labels (as models of transformers do); without one,
               cross_entropy of outputs and targets, but for the entry `labels` of a dictionary, which needs a loss
-    weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
-              may give its layer: "W_V@2". A group holds each entry once. None: every parameter by its own name;
-              "trainable": the parameters that require a gradient (LoRA); the others are constants. "found", or what
-              hessfig.find_weights returns: those of a transformer by what they do, W_Q to W_out of each layer
+    weights   {name: parameter name, (parameter name, index) for a view of it or ("emb.weight", [0, 2, 5]) for some of
+              its rows, or a list or tuple of these for a group}; a name may give its layer: "W_V@2". A group holds
+              each entry once. None: every parameter by its own name, frozen ones too (a Monitor's default is
+              "trainable"); "trainable": the parameters that require a gradient (LoRA); the others are constants.
+              "found", or what hessfig.find_weights returns: those of a transformer by what they do, W_Q to W_out of
+              each layer
     outputs   the name (or index) of the output that the loss takes, if the network returns several tensors
 
     Each batch has the weight that its mean divides by: the number of samples or numbers, or the class weights of the
     targets that are not ignored. A loss of another type is evaluated on all outputs joined, and refused if it is not
-    such a mean. hessfig.measure raises UserError for arguments that do not fit.
+    such a mean. hessfig.measure raises UserError for arguments that do not fit, and this does for batches without end.
     """
 
     network: nn.Module
@@ -63,6 +66,13 @@ class Problem:
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
     weights: Mapping[str, Spec] | Layout | str | None = field(default=None)
     outputs: str | int | None = None
+
+    def __post_init__(self) -> None:
+        """Read a loader or an iterable, once: every measurement is of the same batches."""
+        from hessfig.models.kept_batches import kept
+
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, kept(getattr(self, name), name))
 
     def objective(self, dtype: str) -> Objective:
         """Return the checked problem in `dtype`: a copy, which has the derivatives of the user's own function.

@@ -1,7 +1,6 @@
 """hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
 
 import os
-import random
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,10 +24,12 @@ from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.identity import identity
-from hessfig.models.own_checks import check_network
+from hessfig.models.lens_bridge import followed, is_bridge
+from hessfig.models.own_checks import check_network, check_scripted
 from hessfig.models.own_function import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
+from hessfig.rng import generators_kept
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
@@ -76,18 +77,21 @@ class Monitor:
     network, loss, batch
         What is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`.
     folder : path
-        Where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers.
+        Where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers. A relative
+        one is that of the directory in which the monitor is made.
     measure : hessfig.Measure, optional
         Blocks, parts, quantities, estimator, dtype and device. Its fields may be given as keywords here instead. By
         default loss, gradient norm and largest eigenvalue of H of all weights, in float64 on the CPU, else in float32,
         on the device of the network.
     every : int
-        Steps between two measurements.
+        Steps between two measurements. Steps grow through the whole training, over its epochs: one below the last is
+        refused.
     optimiser : torch.optim.Optimizer, optional
-        For preconditioned_eigenvalue, stability_threshold and critical_step (without it: the step of plain gradient
-        descent).
+        For preconditioned_eigenvalue (of the moments as they are stored), stability_threshold and critical_step
+        (without it: the step of plain gradient descent).
     **further
-        weights ("trainable", those that require a gradient, or names as in hessfig.Problem) and outputs (as there);
+        weights ("trainable", those that require a gradient: hessfig.Problem takes frozen ones too unless told so; None:
+        every parameter; or names as there) and outputs (as there);
         max_fraction (0.05: the share of the training's time that measurements may take, without set-up and the first
         one; a step is skipped if its measurement would exceed the share; None: no limit); log ("tensorboard", "wandb",
         "mlflow", "trackio", or a function log(values, step) for every measurement); on_error ("warn": a failed
@@ -128,8 +132,12 @@ class Monitor:
         **further: Any,
     ) -> None:
         wanted, options = _taken_apart(measure, further)
-        self.folder, self.every, self.budget = Path(folder), _every(every), Budget(options.max_fraction)
-        self._network, self._optimiser, self._is_first = _unwrapped(network), optimiser, _rank() == 0
+        self.folder, self.every = Path(folder).absolute(), _every(every)  # whatever directory the training goes to
+        self.budget = Budget(options.max_fraction)
+        network = _unwrapped(network)
+        if is_bridge(network):
+            network, batch, loss = followed(network, batch, loss)
+        self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
         self._raises = one_of("on_error", options.on_error, ("warn", "raise")) == "raise"
         self._step, self._told = -1, set[str]()
         self._owner: Owner | None = None
@@ -146,6 +154,7 @@ class Monitor:
                 self._network, batch, loss, options.weights, options.outputs, dtype=config.dtype, place=place
             )
             self._config, self._warm = with_parts(config, self._copy.problem, wanted.parts), dict[str, Tensor]()
+            self._trained = _trained(self._network) if options.weights == TRAINABLE else None
             layout = self._copy.problem.layout
             self._blocks = blocks_asked(self._config, layout, is_followed=True)
             for name in config.quantities:
@@ -189,9 +198,11 @@ class Monitor:
             raise UserError(
                 "monitor(step): it was closed", got=step, allowed="an open monitor", remedy="make another Monitor"
             )
-        if step % self.every or step == self._step:
+        last, self._step = self._step, max(step, self._step)
+        if step < last:
+            return self._refuse(step, last)
+        if step % self.every or step == last:
             return {}
-        self._step = step
         if not self.budget.allows():
             self._thin(step)
             self._write_down()
@@ -207,10 +218,24 @@ class Monitor:
             if self._raises:
                 raise
             self._fail(step, error)
-            self._write_down()
             return {}
 
+    def _refuse(self, step: int, last: int) -> Values:
+        """Measure nothing at a step below the last one: the table would have two numbers of one step."""
+        error = UserError(
+            "monitor(step): the steps went back",
+            got=f"step {step} after step {last}",
+            allowed="steps that grow from the first epoch to the last",
+            remedy="monitor(epoch * len(loader) + number); a training that went back to a checkpoint takes another "
+            "Monitor, after close() of this one: it continues the folder",
+        )
+        if self._raises:
+            raise error
+        self._fail(step, error, kind="steps", is_due=step % self.every == 0)
+        return {}
+
     def _measured(self, step: int) -> Values:
+        self._check_trained()
         order = max(quantity(name).order for name in self._config.quantities)
         function, parts, why = self._copy.follow(self._course.hash, order)
         point = self._point(function)
@@ -221,6 +246,19 @@ class Monitor:
         rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
+
+    def _check_trained(self) -> None:
+        """Raise UserError where other parameters require a gradient than did when the monitor was made."""
+        now, was = _trained(self._network), self._trained
+        if was is not None and now != was:
+            other = sorted(now ^ was)
+            raise UserError(
+                "Monitor: weights='trainable', and other parameters require a gradient than at the start",
+                got=first_few([f"{name}: requires_grad={name in now}" for name in other]),
+                allowed="the same trained parameters at every step that is measured",
+                remedy="make a new Monitor, with a folder of its own, after the change; or weights=None from the "
+                "start, which measures every parameter, frozen or not",
+            )
 
     def _point(self, function: str) -> str:
         """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""
@@ -269,9 +307,14 @@ class Monitor:
         expected = f"one takes {took}, so expect one every {gap} of training"
         self._say(f"{every}: some are skipped; {expected} (max_fraction=None measures all)", kind="thinned")
 
-    def _fail(self, step: int, error: Exception) -> None:
-        self._course.seen["failures"][str(step)] = f"{type(error).__name__}: {error}"[:1000]
-        self._say(f"step {step} was not measured: {type(error).__name__}: {error}", kind=type(error).__name__)
+    def _fail(self, step: int, error: Exception, *, kind: str = "", is_due: bool = True) -> None:
+        """Say that a step was not measured, once of each kind, and note it in the manifest if it was due."""
+        words = f"{type(error).__name__}: {error}"
+        self._say(f"step {step} was not measured: {words}", kind=kind or type(error).__name__)
+        if is_due:
+            noted = words.replace(str(self.folder), self.folder.name)  # no directory of this machine
+            self._course.seen["failures"][str(step)] = noted[:1000]
+            self._write_down()
 
     def _write_down(self) -> None:
         """Write into the manifest which steps were skipped or failed, as often as the budget allows."""
@@ -313,6 +356,11 @@ def _unwrapped(network: Any) -> Any:
     return network
 
 
+def _trained(network: nn.Module) -> set[str]:
+    """Return the names of the parameters that require a gradient."""
+    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
 def _rank() -> int:
     """Return which process of a training this is: 0 measures."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -324,6 +372,7 @@ def check_spread(network: Any) -> None:
     """Raise UserError for a network of which this process holds a part only, or that is none."""
     if not isinstance(network, nn.Module):
         check_network(network)
+    check_scripted(network)
     pieces = [name for name, one in network.named_parameters() if type(one.data).__name__ == "DTensor"]
     if pieces:
         raise UserError(
@@ -349,21 +398,16 @@ def _step(given: Any) -> int:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
-    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which a training may use
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    if devices:
+    on_cuda = torch.cuda.is_initialized()
+    if on_cuda:
         torch.cuda.synchronize()  # what the training has under way is not the time of measuring
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            for kind in ("cpu", "cuda")[: 1 + bool(devices)]:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(arrays)  # noqa: NPY002
+    with ExitStack() as stack:
+        stack.enter_context(generators_kept())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda")[: 1 + on_cuda]:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _label(row: Row) -> str:

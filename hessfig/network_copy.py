@@ -13,6 +13,7 @@ from hessfig.errors import UserError, first_few
 from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
+from hessfig.models.kept_batches import held, kept
 from hessfig.models.own_network import data_content
 from hessfig.models.preserved import evaluating
 from hessfig.models.witnessing import Witnessing, asked_of_user
@@ -39,7 +40,7 @@ class NetworkCopy:
         place: torch.device,
     ) -> None:
         self._network, self._loss, self._dtype, self._place = network, loss, dtype, place
-        asked = (_held(_pairs(batch)), None, loss, weights, outputs)
+        asked = (held([batch] if isinstance(batch, tuple) else kept(batch)), None, loss, weights, outputs)
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
             self._witnessing = Witnessing(asked_of_user(network, *asked))
@@ -81,22 +82,6 @@ class NetworkCopy:
     def _identity(self) -> str:
         """Return a hash of all that network and loss are made of, besides weights and buffers."""
         return identity(self._network, self._loss, without=_tensors(self._network).values())
-
-
-def _pairs(batch: Any) -> Any:
-    """Return a loader or iterable as the list of its batches, a pair (inputs, targets) as the only batch."""
-    if isinstance(batch, Mapping | Tensor | tuple):
-        return [batch] if isinstance(batch, tuple) else batch
-    return batch if isinstance(batch, str) or not hasattr(batch, "__iter__") else list(batch)
-
-
-def _held(batch: Any) -> Any:
-    """Return batches with tensors of their own: what a training does to its batch later changes no measurement."""
-    if isinstance(batch, Tensor):
-        return batch.detach().clone()
-    if isinstance(batch, Mapping):
-        return {name: _held(one) for name, one in batch.items()}
-    return type(batch)(map(_held, batch)) if type(batch) in (list, tuple) else batch
 
 
 def _take_over(live: nn.Module, ours: nn.Module) -> str:

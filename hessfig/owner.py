@@ -30,6 +30,7 @@ class Owner:
     """
 
     def __init__(self, folder: Path) -> None:
+        folder = folder.absolute()  # wherever the process goes before it releases
         found = folder.stat()
         place = (os.getpid(), found.st_ino ^ found.st_dev << 64)
         if place in _HELD:

@@ -1,9 +1,11 @@
 """The same bits every time: named random streams, whatever else is drawn, one order in memory, sums on one thread."""
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -64,3 +66,16 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the global generators of torch (those of the GPUs too), numpy and Python back where they were."""
+    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which the caller may use
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(arrays)  # noqa: NPY002

@@ -40,9 +40,16 @@ _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_l
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a sweep or of a Monitor in a `folder`; files are read when an attribute is first used."""
+    """The results of a sweep or of a Monitor in a `folder`; files are read when an attribute is first used.
+
+    A relative folder is that of the directory in which the run is made, and `folder` is absolute.
+    """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        """Hold to the folder, whatever directory the process goes to."""
+        object.__setattr__(self, "folder", Path(self.folder).absolute())
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -71,12 +78,17 @@ class Run:
 
     def _repr_html_(self) -> str:
         facts = {
-            "folder": self.folder,
+            "folder": _shown(self.folder),
             "rows": len(self.table),
             "quantities": ", ".join(self.table["quantity"].unique()),
             "made with": plain(self.manifest.get("command", "")),
         }
         return described_html(f"Run {self.folder.name}", facts) + table_html(self.table)
+
+
+def _shown(folder: Path) -> Path:
+    """Return a folder for a page: below the directory of this process it tells nothing of the machine."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = None, **settings: Any) -> Run:

@@ -182,12 +182,19 @@ def test_importing_the_package_imports_no_torch() -> None:
     assert found.stdout.startswith("False")
 
 
+def test_completion_by_tab_shows_the_interface_and_imports_nothing() -> None:
+    program = "import sys, hessfig; print([n for n in dir(hessfig) if n[0] != '_'], 'torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = sorted({*hessfig.__all__, "lens"} - {"__version__"})
+    assert found.stdout == f"{names} False\n"
+
+
 X, Y = torch.randn(4, 3), torch.randint(0, 2, (4,))
 NET = nn.Linear(3, 2)
 BAD = {
     "a weight it has not": ({"weights": {"W": "wieght"}}, "no parameter 'wieght'(.|\n)*did you mean 'weight'"),
     "a slice outside": ({"weights": {"W": ("weight", numpy.s_[:9, :])}}, "slice of W is not one of its"),
-    "a copy": ({"weights": {"W": ("weight", [0, 1])}}, "slice of W is not one of its"),
+    "a copy": ({"weights": {"W": ("weight", ([0, 1], [1, 2]))}}, "slice of W is not one of its"),
     "a name with commas": ({"weights": {"a,b": "weight"}}, "a name is plain text"),
     "a loss nobody knows": ({"loss": "crossentropy"}, "loss is not known(.|\n)*did you mean 'cross_entropy'"),
     "a loss without reduction": ({"loss": nn.Module()}, "loss is not known(.|\n)*reduction"),

@@ -353,7 +353,6 @@ def test_what_cannot_be_watched_is_refused(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda all: torch.optim.SGD(all, lr=1.0), "SGD, which has no preconditioner"),
         (lambda all: torch.optim.Adam(all, amsgrad=True), "amsgrad"),
         (lambda all: torch.optim.RMSprop(all), "RMSprop"),
         (

@@ -49,6 +49,26 @@ def test_a_finished_sweep_is_reused(swept: Path) -> None:
     assert (swept / TABLE).read_bytes() == before and again.manifest["cells"]["reused"] == 6
 
 
+def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(swept.parent.parent)
+    runs = [
+        hessfig.read("outputs/sigma"),
+        hessfig.Run(Path("outputs/sigma")),
+        hessfig.sessions.Run(Path("outputs/sigma")),
+    ]
+    assert "<td>outputs/sigma</td>" in runs[0]._repr_html_().replace("</code>", "").replace("<code>", "")
+    other = tmp_path / "outputs" / "sigma"
+    other.mkdir(parents=True)
+    (other / TABLE).write_text("another table")
+    monkeypatch.chdir(tmp_path)
+    for run in runs[1:]:
+        assert run.folder == swept
+        assert len(run.table) == 18
+        assert run.manifest["command"].startswith("hessfig run sweep=sigma")
+
+
 def test_slopes_are_those_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:
     found = hessfig.read(swept).slopes("sweep.windows=[[null,10]]")
     assert cli("slopes", "sweep.name=sigma", "sweep.windows=[[null,10]]", f"output_dir={swept.parent}").code == 0

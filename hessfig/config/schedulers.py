@@ -17,6 +17,7 @@ class Scheduler:
 
     `first` and `step` are numbers or variables that hold them. `last` is the variable of the last number: in place of
     a count, or next to one, which then tells arrays with holes. A count of "" is taken from HESSFIG_SHARDS.
+    `is_array`: its tasks are jobs of their own, and no launcher inside one of them spans the others.
     """
 
     name: str
@@ -25,14 +26,15 @@ class Scheduler:
     first: str = "0"
     last: str = ""
     step: str = "1"
+    is_array: bool = False
 
     def share(self, environment: Mapping[str, str]) -> tuple[int, int] | None:
         """Return this task's place, from 1, and the number of tasks; None where the scheduler says nothing of them.
 
         Raises UserError for a task of an array with holes: its place among the others is known to nobody.
         """
-        found = {name: at for name in self._needed if (at := _number(environment, name)) is not None}
-        if len(found) < len(self._needed):
+        found = {name: at for name in self.variables if (at := _number(environment, name)) is not None}
+        if len(found) < len(self.variables):
             return None
         number, first, step = (found[one] if one in found else int(one) for one in (self.index, self.first, self.step))
         spanned = (found[self.last] - first) // max(step, 1) + 1 if self.last else None
@@ -43,16 +45,20 @@ class Scheduler:
 
     def lack(self, environment: Mapping[str, str]) -> str:
         """Return which variables of the scheduler are missing, or hold no number; "" where none of them is there."""
-        if not any(map(environment.get, self._needed)):
+        if not any(map(environment.get, self.variables)):
             return ""
-        lost = [name for name in self._needed if _number(environment, name) is None]
+        lost = [name for name in self.variables if _number(environment, name) is None]
         words = (
             f"{name}={plain(environment[name], most=20)}" if name in environment else f"no {name}" for name in lost
         )
         return f"{self.name}: {', '.join(words)}" if lost else ""
 
+    def said(self, environment: Mapping[str, str]) -> str:
+        """Return the variables that say its share, for a message."""
+        return f"{self.name}: {', '.join(f'{name}={environment[name]}' for name in self.variables)}"
+
     @property
-    def _needed(self) -> list[str]:
+    def variables(self) -> list[str]:
         """The variables without which there is no share."""
         counts = [self.count] if self.count else [] if self.last else [COUNT]
         named = [self.index, *counts, self.first, self.last, self.step]
@@ -61,68 +67,120 @@ class Scheduler:
     def _holes(self, environment: Mapping[str, str]) -> UserError:
         return UserError(
             f"shard=auto: the indices of this {self.name} have holes, and a task cannot know which the others are",
-            got=", ".join(f"{name}={environment[name]}" for name in self._needed),
+            got=", ".join(f"{name}={environment[name]}" for name in self.variables),
             allowed="indices in steps of equal length: --array=0-7",
             remedy="give the same tasks other indices, or the share: shard=K/N, from a list of your own",
         )
 
 
-# The order matters: what a launcher inside a job says (torchrun, mpirun, srun) comes before what the job says.
 SCHEDULERS = (
     Scheduler("torchrun", "RANK", "WORLD_SIZE"),
     Scheduler("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     Scheduler("SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
     Scheduler("Kubernetes", "JOB_COMPLETION_INDEX"),
-    Scheduler("PBS", "PBS_ARRAY_INDEX"),
-    Scheduler("LSF", "LSB_JOBINDEX", first="1", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP"),
-    Scheduler("SGE", "SGE_TASK_ID", first="SGE_TASK_FIRST", last="SGE_TASK_LAST", step="SGE_TASK_STEPSIZE"),
+    Scheduler("PBS", "PBS_ARRAY_INDEX", is_array=True),
+    Scheduler("LSF", "LSB_JOBINDEX", first="1", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP", is_array=True),
+    Scheduler(
+        *("SGE", "SGE_TASK_ID"), first="SGE_TASK_FIRST", last="SGE_TASK_LAST", step="SGE_TASK_STEPSIZE", is_array=True
+    ),
+    Scheduler(
+        *("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+        first="SLURM_ARRAY_TASK_MIN",
+        last="SLURM_ARRAY_TASK_MAX",
+        step="SLURM_ARRAY_TASK_STEP",
+        is_array=True,
+    ),
+    Scheduler("srun", "SLURM_PROCID", "SLURM_NTASKS"),
 )
-_ARRAY = Scheduler(
-    *("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-    first="SLURM_ARRAY_TASK_MIN",
-    last="SLURM_ARRAY_TASK_MAX",
-    step="SLURM_ARRAY_TASK_STEP",
-)
-_STEP = Scheduler("srun", "SLURM_PROCID", "SLURM_NTASKS")
+_TORCHRUN, _STEP = SCHEDULERS[0], SCHEDULERS[-1]
+_GROUPS = "GROUP_WORLD_SIZE"  # over how many nodes torchrun's processes are spread
 _STEP_ID = "SLURM_STEP_ID"
 _NO_STEPS = 0xFFFFFFF0  # from here on Slurm numbers what srun did not start: batch scripts, prologues
+Place = tuple[int, int]
 
 
-def share(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+def share(environment: Mapping[str, str] | None = None) -> Place:
     """Return this process's share of the cells, (2, 8) for the second of eight.
 
-    Of an array job whose tasks start several processes each with srun, every process of every task has a share.
-    HESSFIG_SHARDS says how many shares there are where the scheduler does not (Kubernetes, PBS).
-    Raises UserError where no scheduler says a share, for an array with holes, and for a batch script of several tasks.
+    Who says that there is one task alone says nothing (a container's WORLD_SIZE=1). Where the tasks of an array start
+    several processes each (srun, mpirun, torchrun), every process of every task has a share. HESSFIG_SHARDS says how
+    many shares there are where the scheduler does not (Kubernetes, PBS).
+    Raises UserError where no scheduler says a share, for an array with holes, for a batch script of several tasks, and
+    for schedulers that contradict each other.
     """
     known = os.environ if environment is None else environment
-    found = next((one for scheduler in SCHEDULERS if (one := scheduler.share(known))), None) or _slurm(known)
-    if found is None or not 1 <= found[0] <= found[1]:
-        lacks = filter(None, (one.lack(known) for one in (*SCHEDULERS, _ARRAY)))
-        raise UserError(
-            "shard=auto: no scheduler says which share this is",
-            got=f"{found[0]}/{found[1]}" if found else "; ".join(lacks) or "none of their variables",
-            allowed=f"a task of {', '.join(one.name for one in (*SCHEDULERS, _ARRAY, _STEP))}",
-            remedy=f"shard=K/N; for Kubernetes and PBS, {COUNT}=N too",
-        )
-    return found
+    there = [one for one in SCHEDULERS if _counts(one, known)]
+    told = {one: at for one in there if (at := one.share(known)) is not None}
+    wrong = [at for at in told.values() if not 1 <= at[0] <= at[1]]
+    if wrong:
+        raise _nobody(known, f"{wrong[0][0]}/{wrong[0][1]}")
+    arrays, processes = ({one: at for one, at in told.items() if one.is_array == kind} for kind in (True, False))
+    inner = _of_processes(_several(processes), known)
+    lost = [one for one in there if one.is_array and one not in told and _number(known, one.index) is not None]
+    if not told or (lost and not arrays):
+        raise _nobody(known, "; ".join(one.lack(known) for one in lost))
+    return _nested(_one_of(arrays, known), inner)
 
 
-def _slurm(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    task = _ARRAY.share(environment)
-    step, tasks = _number(environment, _STEP_ID), _number(environment, _STEP.count) or 1
-    started = step is not None and step < _NO_STEPS
-    if tasks > 1 and not started:
+def _counts(scheduler: Scheduler, environment: Mapping[str, str]) -> bool:
+    """Whether a scheduler's variables mean this process: srun's are set in batch scripts, too, LSF's 0 in any job."""
+    step = _number(environment, _STEP_ID)
+    if scheduler is _STEP:
+        return step is not None and step < _NO_STEPS
+    return not (scheduler.is_array and scheduler.first == "1" and _number(environment, scheduler.index) == 0)
+
+
+def _several(told: Mapping[Scheduler, Place]) -> dict[Scheduler, Place]:
+    return {one: at for one, at in told.items() if at[1] > 1}
+
+
+def _of_processes(told: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
+    """Return the place among the processes of one job. Raises UserError for a batch script that lacks srun."""
+    tasks, others = _number(environment, _STEP.count) or 1, {one: told[one] for one in told if one is not _TORCHRUN}
+    if tasks > 1 and not told:
+        raise _without_srun(tasks)
+    if _TORCHRUN not in told or told[_TORCHRUN] in others.values() or not others:
+        return _one_of(told, environment)
+    outer, nodes = _one_of(others, environment), _number(environment, _GROUPS)
+    if nodes == 1:  # one torchrun in each of the others' tasks
+        return _nested(outer, told[_TORCHRUN])
+    return told[_TORCHRUN] if nodes == outer[1] else _one_of(told, environment)
+
+
+def _one_of(told: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
+    """Return what all say that say more than one task. Raises UserError where they contradict each other."""
+    several = _several(told)
+    if len(set(several.values())) > 1:
         raise UserError(
-            "shard=auto: srun is missing: this is the one process of a batch script that asks for several",
-            got=f"{_STEP.count}={tasks}, and no {_STEP_ID} of srun",
-            allowed="srun, which starts a process for each task; or one task",
-            remedy=f"srun hessfig run ... shard=auto, or sbatch --ntasks=1 --cpus-per-task={tasks}",
+            f"shard=auto: {' and '.join(one.name for one in several)} contradict each other",
+            got="; ".join(one.said(environment) for one in several),
+            allowed="one of them with more than one task, or in each of its tasks a torchrun of one node, or of all",
+            remedy=f"shard=K/N, or unset {' '.join(next(iter(several)).variables)}",
         )
-    process = _STEP.share(environment) if started else None
-    if task is None or process is None:
-        return task or process
-    return (task[0] - 1) * process[1] + process[0], task[1] * process[1]
+    return next(iter(several.values()), (1, 1))
+
+
+def _nested(outer: Place, inner: Place) -> Place:
+    return (outer[0] - 1) * inner[1] + inner[0], outer[1] * inner[1]
+
+
+def _nobody(environment: Mapping[str, str], got: str) -> UserError:
+    lacks = filter(None, (one.lack(environment) for one in SCHEDULERS if one is not _STEP))
+    return UserError(
+        "shard=auto: no scheduler says which share this is",
+        got=got or "; ".join(lacks) or "none of their variables",
+        allowed=f"a task of {', '.join(one.name for one in SCHEDULERS)}",
+        remedy=f"shard=K/N; for Kubernetes and PBS, {COUNT}=N too",
+    )
+
+
+def _without_srun(tasks: int) -> UserError:
+    return UserError(
+        "shard=auto: srun is missing: this is the one process of a batch script that asks for several",
+        got=f"{_STEP.count}={tasks}, and no {_STEP_ID} of srun",
+        allowed="srun, which starts a process for each task; or one task",
+        remedy=f"srun hessfig run ... shard=auto, or sbatch --ntasks=1 --cpus-per-task={tasks}",
+    )
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

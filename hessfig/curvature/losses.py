@@ -166,7 +166,7 @@ def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Ten
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if len(outputs) == 1 or None not in known:
-        return [float(len(output)) if one is None else one for one, output in zip(known, outputs, strict=True)]
+        return [_size(output) if one is None else one for one, output in zip(known, outputs, strict=True)]
     return _shown_weights(loss, outputs, targets)
 
 
@@ -181,8 +181,13 @@ def check_even(loss: Module, target: Tensor) -> None:
         )
 
 
+def _size(output: Tensor) -> float:
+    """Return how many samples outputs are of; a loss that a network returns itself, of shape (), is one number."""
+    return float(len(output)) if output.ndim else 1.0
+
+
 def _shown_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
-    sizes = [float(len(output)) for output in outputs]
+    sizes = [*map(_size, outputs)]
     if not all(bool(output.isfinite().all()) for output in outputs):
         return sizes  # nothing finite comes of these, whatever they weigh
     outputs = [_moved(output) for output in outputs]

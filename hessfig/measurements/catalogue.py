@@ -1,6 +1,5 @@
 """The quantities: one row each with where its numbers are made, and those of the user's own files."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable
-from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
@@ -119,7 +117,7 @@ _ROWS = (
         _STABILITY,
         of.reads("training", *of.SCALED),
         needs=(need.PRECONDITIONER,),
-        needs_optimiser="adaptive",
+        needs_optimiser="given",
     ),
     Quantity("adaptive_sharpness", _STABILITY, of.reads(*of.SCALED)),
     _of_blocks("jacobian_norm", _MOMENTS, of.probe_settings, needs=(need.FOR_JACOBIANS,), knows_decay=True),
@@ -309,9 +307,6 @@ _ROWS = (
 CATALOGUE = {row.name: row for row in _ROWS}
 MAY_BE_UNDEFINED = frozenset(name for row in _ROWS for name in row.may_be_undefined)
 
-# Deprecated in 0.3.0, dropped in 0.4.0: files written for 0.2.0 import from there what is in quantity now.
-_MODULES_OF_0_2_0 = ("protocol", "blocks", "estimate")
-
 
 def quantities() -> list[str]:
     """Return the names of the package's quantities."""
@@ -324,8 +319,6 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
     Raises UserError when there is none.
     """
     if is_own(name):
-        for module in _MODULES_OF_0_2_0:
-            sys.modules.setdefault(f"hessfig.measurements.{module}", names)
         return _guarded(_checked(name, find(KEY, name, config_dir)), name)
     if name not in CATALOGUE:
         raise UserError(

@@ -118,7 +118,7 @@ class Quantity:
     `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. `may_be_undefined`: rows that
     are not finite at times, and nothing is wrong (of a zero block, too few samples, an expansion that never departs).
     `needs_optimiser`: it is of the next update of a training that hessfig.Monitor follows: of `any` optimiser (none: of
-    gradient descent), of a `given` one, or of an `adaptive` one. `holds` names the setting that counts the Lanczos
+    gradient descent), or of a `given` one. `holds` names the setting that counts the Lanczos
     vectors of a block that are held at once.
     """
 
@@ -135,7 +135,7 @@ class Quantity:
     needs: tuple[Requirement, ...] = ()
     knows_decay: bool = False
     may_be_undefined: tuple[str, ...] = ()
-    needs_optimiser: Literal["", "any", "given", "adaptive"] = ""
+    needs_optimiser: Literal["", "any", "given"] = ""
     holds: str = ""
 
     @property

@@ -88,10 +88,11 @@ def coming_rate(at: At) -> float:
 def preconditioned_eigenvalue(problem: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
 
-    P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates; H is the loss's, without the weight decay. The
-    error is the residual norm in the symmetric form. Before the first update there is no P, and no row.
+    P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates of adam or adamw; H is the loss's, without the
+    weight decay. The error is the residual norm in the symmetric form. Before the first update there is no P, and no
+    row. sgd has P = I at every step.
     """
-    if not request.at.step:
+    if request.at.config.training.optimiser.facts.is_adaptive and not request.at.step:
         return Measured([])
     diagonal = preconditioner(request.at, _weights(problem))
     return _scaled_eigenvalue("preconditioned_eigenvalue", problem, request, _in_order(problem, diagonal).rsqrt())
@@ -326,9 +327,12 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
 def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     """Return the diagonal of P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t = at.step > 0 updates.
 
-    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its bias (arXiv 2207.14484).
+    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its bias (arXiv 2207.14484). Of
+    rules without a preconditioner P = I.
     """
     training, t = at.config.training, at.step or 0
+    if not training.optimiser.facts.is_adaptive:
+        return {name: torch.ones_like(one) for name, one in like.items()}
     (first, second), (_, squares) = training.betas, _kept(at, like)
     return {
         name: (1 - first**t) * ((square / (1 - second**t)).sqrt() + training.eps) for name, square in squares.items()

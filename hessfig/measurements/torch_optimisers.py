@@ -32,13 +32,11 @@ class OptimiserState:
 def check_optimiser(optimiser: Any, names: list[str]) -> None:
     """Raise UserError for an optimiser that the quantities `names` cannot be measured with."""
     needs = {name: quantity(name).needs_optimiser for name in names}
-    asked, adaptive = [name for name in names if needs[name]], [name for name in names if needs[name] == "adaptive"]
+    asked = [name for name in names if needs[name]]
     if optimiser is None and any(needs[name] != "any" for name in asked):
         raise _refusal(asked, "there is none")
     if optimiser is not None and type(optimiser) not in _KINDS:
         raise _refusal(asked or ["optimiser"], type(optimiser).__name__)
-    if adaptive and isinstance(optimiser, torch.optim.SGD):
-        raise _refusal(adaptive, "SGD, which has no preconditioner")
     if optimiser is not None:
         _rule(optimiser)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hessfig.errors import UserError, plain
 from hessfig.models.in_place import in_its_place
+from hessfig.models.kept_batches import kept
 from hessfig.models.own_checks import check_tensor, oddity, shape_of
 from hessfig.rng import row_major
 
@@ -97,8 +98,8 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(inputs, tuple) and named and len(inputs) == 2 and not isinstance(inputs[0], Mapping | list):
         yield inputs
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
-        every = list(inputs)
-        goals = [targets] * len(every) if named else list(targets)
+        every = list(kept(inputs))
+        goals = [targets] * len(every) if named else list(kept(targets, "targets"))
         if len(goals) != len(every):
             raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
         for one, goal in zip(every, goals, strict=True):

@@ -79,12 +79,25 @@ def opened(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn
     Tokens alone (samples, length), or a list of such tensors, are their own targets: the next token at every position
     but the last. Raises UserError for these where positions see what follows them.
     """
-    if isinstance(inputs, Tensor) or (isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs)):
+    if _are_tokens(inputs):
         if targets is None:
             check_causal(bridge)
             targets = [following(one) for one in inputs] if isinstance(inputs, list) else following(inputs)
         return Logits(model), inputs, targets
     return (Logits(model) if is_plain(inputs, targets) else model), inputs, targets
+
+
+def followed(bridge: Any, batch: Any, loss: Any) -> tuple[nn.Module, Any, Any]:
+    """Return the model that a bridge wraps and its training changes, with batch and loss: tokens as in `opened`."""
+    if _are_tokens(batch):
+        check_causal(bridge)
+        batch = [(one, following(one)) for one in (batch if isinstance(batch, list) else [batch])]
+        loss = "cross_entropy" if loss is None else loss
+    return bridge.original_model, batch, loss
+
+
+def _are_tokens(inputs: Any) -> bool:
+    return isinstance(inputs, Tensor) or (isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs))
 
 
 def following(tokens: Tensor) -> Tensor:

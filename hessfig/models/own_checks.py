@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.nn.utils.weight_norm import WeightNorm as OldWeightNorm
 
-from hessfig.curvature.losses import takes_numbers
+from hessfig.curvature.losses import CrossEntropy, takes_numbers
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError, first_few, plain
 
@@ -36,6 +37,8 @@ def check_network(network: Any) -> None:
             allowed="the network itself, on one device",
             remedy="network.module",
         )
+    check_scripted(network)
+    _check_weight_norm(network)
     held = dict(network.named_parameters())
     lazy = [name for name, p in held.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     odd = [name for name, p in held.items() if name not in lazy and oddity(p)]
@@ -66,6 +69,32 @@ def check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
         check_tree(child, (*above, id(module)))
 
 
+def check_scripted(network: nn.Module) -> None:
+    """Raise UserError for a network with parts that TorchScript has compiled: they have no second derivatives."""
+    parts = [name or "the network" for name, one in network.named_modules() if isinstance(one, torch.jit.ScriptModule)]
+    if parts:
+        raise UserError(
+            "the network was compiled by TorchScript (torch.jit.script, torch.jit.trace)",
+            got=first_few(parts),
+            allowed="the module that TorchScript was given",
+            remedy="original.load_state_dict(network.state_dict()), and give the original; the names are the same",
+        )
+
+
+def _check_weight_norm(network: nn.Module) -> None:
+    """Raise UserError for the old weight norm: torch's second derivatives of it are wrong (2.15)."""
+    named = [(path, hook) for path, one in network.named_modules() for hook in one._forward_pre_hooks.values()]
+    parts = [path or "the network" for path, hook in named if isinstance(hook, OldWeightNorm)]
+    if parts:
+        raise UserError(
+            "torch.nn.utils.weight_norm: torch has no right second derivatives of it",
+            got=first_few(parts),
+            allowed="torch.nn.utils.parametrizations.weight_norm, the same function",
+            remedy="torch.nn.utils.remove_weight_norm(module), then "
+            "torch.nn.utils.parametrizations.weight_norm(module), for each of these",
+        )
+
+
 def check_mode(network: nn.Module) -> None:
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     loose = [
@@ -78,8 +107,14 @@ def check_mode(network: nn.Module) -> None:
             "the network is in training mode: its outputs are random or depend on the whole batch",
             got=f"training: {', '.join(loose[:3])}",
             allowed="dropout and batch norms in evaluation mode",
-            remedy="network.eval()",
+            remedy="network.eval()" + _OF_THE_BATCH * any(isinstance(one, random[1]) for one in network.modules()),
         )
+
+
+_OF_THE_BATCH = (
+    "; for batch norms with the statistics of the batch itself, too: in a copy.deepcopy(network), set running_mean and "
+    "running_var of each batch norm to None before eval()"
+)
 
 
 def oddity(tensor: Tensor) -> str:
@@ -185,6 +220,13 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             allowed="a deterministic network",
             remedy="network.eval(), or take the randomness out",
         )
+    if not outputs.ndim and (takes_numbers(loss) or isinstance(loss, CrossEntropy)):
+        raise UserError(
+            "the network returns one number, and no outputs that this loss can take",
+            got=f"{shape_of(outputs)}, and the loss {type(loss).__name__}",
+            allowed="outputs whose first axis runs over samples; or a number that is itself the loss",
+            remedy="where it is the loss: loss=lambda outputs, targets: outputs",
+        )
     _check_loss(loss, outputs, batch.targets)
     return outputs
 
@@ -253,7 +295,12 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
                 )
             again = float(_called("the loss", loss, leaf, targets).detach())
             if again != float(value.detach()) and again == again:
-                _misfit(outputs, targets, f"it returned {float(value.detach()):.6g}, then {again:.6g}")
+                raise UserError(
+                    "the loss is random: it changes from call to call",
+                    got=f"{float(value.detach()):.6g}, then {again:.6g}, of the same outputs and targets",
+                    allowed="a loss that is one function of outputs and targets",
+                    remedy="draw its random numbers once, before: noise = torch.randn(...), and let the loss use noise",
+                )
             return
     raise UserError(
         "the loss has no derivative in the network's outputs",
@@ -301,6 +348,17 @@ class WeightNorm(parametrizations._WeightNorm):
         return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
 
 
+class Uncompiled(nn.Module):
+    """A part that torch.compile has made, run as what it was made of: compiled code has no second derivatives."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._orig_mod(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.__dict__["_modules"]
+        return held[name] if name in held else getattr(held["_orig_mod"], name)
+
+
 OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: WeightNorm}
 
 
@@ -311,8 +369,7 @@ def replace_in(network: nn.Module) -> None:
     its padding's row, or has sparse ones.
     """
     for module in network.modules():
-        if type(module) in OF:
-            module.__class__ = OF[type(module)]
+        module.__class__ = _other(module) or type(module)
         if isinstance(module, nn.Embedding):
             module.padding_idx, module.sparse = None, False
 
@@ -330,6 +387,12 @@ def differentiable(network: nn.Module) -> Iterator[None]:
             module.__class__ = kind
         for embedding, padding, sparse in marks:
             embedding.padding_idx, embedding.sparse = padding, sparse
+
+
+def _other(module: nn.Module) -> type | None:
+    """Return the kind that a module turns into, if into another; torch.compile is not imported for that."""
+    compiled = Uncompiled if type(module).__name__ == "OptimizedModule" else None
+    return OF.get(type(module), compiled)
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

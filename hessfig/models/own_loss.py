@@ -160,10 +160,13 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _takes_labels(network: nn.Module, one: Given) -> bool:
-    """Whether forward() names labels; one that takes any word is called with them: a wrapper hands them on."""
+    """Whether forward() names labels; one that takes any word is called with them: a wrapper hands them on.
+
+    Labels among the inputs that are given in order are there already.
+    """
     named = inspect.signature(network.forward).parameters
     if LABELS in named:
-        return True
+        return list(named).index(LABELS) >= len(one.arguments)
     if not any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()):
         return False
     try:
@@ -199,7 +202,9 @@ def _entry(found: Any, name: str | int) -> Any:
         return found.get(name)
     if isinstance(name, int):
         return found[name] if isinstance(found, tuple | list) and -len(found) <= name < len(found) else None
-    return None if isinstance(found, Tensor) else getattr(found, name, None)
+    if isinstance(found, Tensor):  # a network that returns nothing but its loss
+        return found if name == "loss" and not found.ndim else None
+    return getattr(found, name, None)
 
 
 def _picked(found: Any) -> Tensor | None:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -77,6 +78,11 @@ class _Known:
             return min(one.size, other.size)
         return int(torch.isin(self._of(one).flatten(), self._of(other).flatten()).sum())
 
+    def are_apart(self, weights: Sequence[Weight]) -> bool:
+        """Whether no two weights of one parameter have an entry in common: of a thousand rows, asked once."""
+        entries = torch.cat([self._of(one).flatten() for one in weights])
+        return len(entries.unique()) == len(entries)
+
     def _of(self, weight: Weight) -> Tensor:
         path = weight.parameter
         if path not in self._entries:
@@ -91,7 +97,8 @@ def _overlapping(named: Sequence[Weight], known: _Known, alike: str) -> Iterator
     for weight in named:
         groups[getattr(weight, alike), weight.layer, weight.parameter].append(weight)
     for (name, layer, _), members in groups.items():
-        yield from ((name, layer, pair) for pair in combinations(members, 2) if known.overlap(pair))
+        if len(members) > 1 and not known.are_apart(members):
+            yield from ((name, layer, pair) for pair in combinations(members, 2) if known.overlap(pair))
 
 
 def _twice(name: str, pair: Pair, known: _Known) -> UserError:
@@ -118,10 +125,41 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
             allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
             remedy="rename it",
         )
-    specs = spec if isinstance(spec, list) else [spec]
+    specs = [one for part in _members(spec) for one in _by_rows(known, part)]
     if not specs:
         raise UserError(f"weights: the group {name} is empty", got="[]", allowed="a list of parameters", remedy=_REMEDY)
     return [_weight(known, bare, int(layer or 0), one) for one in specs]
+
+
+def _members(spec: Any) -> list[Any]:
+    """Return the entries of a group, a list or a tuple of names and pairs; a pair (name, index) is one of them."""
+    is_pair = isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and not _is_named(spec[1])
+    return list(spec) if isinstance(spec, list | tuple) and not is_pair else [spec]
+
+
+def _is_named(spec: Any) -> bool:
+    return isinstance(spec, str) or (isinstance(spec, list | tuple) and len(spec) > 0 and isinstance(spec[0], str))
+
+
+def _by_rows(known: _Known, spec: Any) -> list[Any]:
+    """Return the slices that a list of rows stands for: ("emb.weight", [0, 2, 3]) is [0:1] and [2:4] of it."""
+    if not isinstance(spec, tuple) or len(spec) != 2 or spec[0] not in known.parameters:
+        return [spec]
+    path, index = spec
+    numbers = index.tolist() if isinstance(index, Tensor | numpy.ndarray) and index.ndim == 1 else index
+    is_rows = isinstance(numbers, list | range) and all(isinstance(one, int | numpy.integer) for one in numbers)
+    if not is_rows or any(isinstance(one, bool) for one in numbers):
+        return [spec]
+    count, spans = len(known.parameters[path]) if known.parameters[path].ndim else 0, list[list[int]]()
+    for row in numbers:
+        if not -count <= row < count:
+            return [spec]
+        place = int(row) % count
+        if spans and spans[-1][1] == place:
+            spans[-1][1] += 1
+        else:
+            spans.append([place, place + 1])
+    return [(path, slice(*span)) for span in spans]
 
 
 def _is_layer(text: str) -> bool:
@@ -155,7 +193,7 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
         raise UserError(
             f"weights: the slice of {name} is not one of its parameter",
             got=plain(repr(index)),
-            allowed=f"a slice within shape {tuple(parameter.shape)}, e.g. numpy.s_[:4, :]",
+            allowed=f"a slice within shape {tuple(parameter.shape)}, such as numpy.s_[:4, :], or rows: [0, 2, 5]",
             remedy="count rows and columns again: PyTorch's Linear stores (outputs, inputs)",
         )
     return int(view.numel())

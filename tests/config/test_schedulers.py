@@ -17,6 +17,7 @@ def slurm(*numbers: object) -> dict[str, str]:
 
 
 SLURM = slurm(3, 4, 0, 3, 1)
+STEP = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
 TASKS = {
     "torchrun": ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, (2, 2)),
     "Open MPI": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, (1, 3)),
@@ -35,6 +36,41 @@ TASKS = {
         (4, 8),
     ),
     "torchrun in srun": ({"RANK": "5", "WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (6, 8)),
+    "a container's ranks in an array": ({"RANK": "0", "WORLD_SIZE": "1", **slurm(5, 8, 0, 7, 1)}, (6, 8)),
+    "a container's ranks in Kubernetes": (
+        {"RANK": "0", "WORLD_SIZE": "1", "JOB_COMPLETION_INDEX": "5", "HESSFIG_SHARDS": "8"},
+        (6, 8),
+    ),
+    "a container's ranks in PBS": (
+        {"RANK": "0", "WORLD_SIZE": "1", "PBS_ARRAY_INDEX": "5", "HESSFIG_SHARDS": "8"},
+        (6, 8),
+    ),
+    "a container's ranks in srun": (
+        {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
+        (6, 8),
+    ),
+    "a container's ranks, and no more": ({"RANK": "0", "WORLD_SIZE": "1"}, (1, 1)),
+    "torchrun in every task of an array": ({"RANK": "1", "WORLD_SIZE": "2", **slurm(2, 4, 0, 3, 1)}, (6, 8)),
+    "torchrun in every task of PBS": (
+        {"RANK": "1", "WORLD_SIZE": "2", "PBS_ARRAY_INDEX": "2", "HESSFIG_SHARDS": "4"},
+        (6, 8),
+    ),
+    "mpirun in every task of SGE": (
+        {
+            **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SGE_TASK_ID": "3", "SGE_TASK_FIRST": "1"},
+            **{"SGE_TASK_LAST": "4", "SGE_TASK_STEPSIZE": "1"},
+        },
+        (6, 8),
+    ),
+    "torchrun in a job of SGE without tasks": ({"RANK": "1", "WORLD_SIZE": "2", "SGE_TASK_ID": "undefined"}, (2, 2)),
+    "torchrun in a job of LSF without tasks": (
+        {"RANK": "1", "WORLD_SIZE": "2", "LSB_JOBINDEX": "0", "LSB_JOBINDEX_END": "0", "LSB_JOBINDEX_STEP": "0"},
+        (2, 2),
+    ),
+    "ranks set from srun's": ({"RANK": "1", "WORLD_SIZE": "2", **STEP}, (2, 2)),
+    "ranks set from srun's in an array": ({"RANK": "1", "WORLD_SIZE": "2", **STEP, **slurm(2, 4, 0, 3, 1)}, (6, 8)),
+    "a torchrun in every task of srun": ({"RANK": "1", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", **STEP}, (6, 8)),
+    "one torchrun over all tasks of srun": ({"RANK": "6", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", **STEP}, (7, 8)),
 }
 
 
@@ -72,6 +108,43 @@ def test_without_a_task_there_is_no_share(case: str) -> None:
     with pytest.raises(UserError, match="no scheduler says which share this is") as refused:
         share(variables)
     assert refused.value.got.startswith(words)
+
+
+AGAINST = {
+    "ranks of neither kind in srun": ({"RANK": "1", "WORLD_SIZE": "4", **STEP}, "torchrun and srun"),
+    "ranks turned round": ({"RANK": "0", "WORLD_SIZE": "2", **STEP}, "torchrun and srun"),
+    "nodes that are not those of srun": (
+        {"RANK": "1", "WORLD_SIZE": "12", "GROUP_WORLD_SIZE": "3", **STEP},
+        "torchrun and srun",
+    ),
+    "mpirun and srun": ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", **STEP}, "Open MPI and srun"),
+    "two arrays": ({**SLURM, "PBS_ARRAY_INDEX": "2", "HESSFIG_SHARDS": "5"}, "PBS and Slurm array"),
+}
+
+
+@pytest.mark.parametrize("case", AGAINST)
+def test_schedulers_that_contradict_each_other_are_refused_by_name(case: str) -> None:
+    variables, names = AGAINST[case]
+    with pytest.raises(UserError, match=f"{names} contradict each other") as refused:
+        share(variables)
+    held = {name: one for name, one in variables.items() if f"{name}={one}" in str(refused.value.got)}
+    unset = refused.value.remedy.partition("unset ")[2].split()
+    assert unset
+    assert set(unset) <= set(held)
+    assert share({name: one for name, one in variables.items() if name not in unset})[1] > 1
+
+
+@pytest.mark.parametrize("index", ["0", "2"])
+def test_an_array_that_does_not_say_how_many_tasks_it_has_is_refused_inside_a_launcher_too(index: str) -> None:
+    """Else every task of the array would measure what the others measure."""
+    with pytest.raises(UserError, match="no scheduler says which share this is") as refused:
+        share({"RANK": "1", "WORLD_SIZE": "2", "PBS_ARRAY_INDEX": index})
+    assert refused.value.got == "PBS: no HESSFIG_SHARDS"
+
+
+def test_the_processes_of_every_task_share_all_cells() -> None:
+    told = [{"RANK": str(rank), "WORLD_SIZE": "3", **slurm(task, 4, 0, 3, 1)} for task in range(4) for rank in range(3)]
+    assert [share(one) for one in told] == [(place, 12) for place in range(1, 13)]
 
 
 ARRAYS = {"1,3,7": (1, 3, 7), "0-2,5": (0, 1, 2, 5), "2,5": (2, 5), "1,3,4,7": (1, 3, 4, 7)}

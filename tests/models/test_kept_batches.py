@@ -1,0 +1,247 @@
+"""Batches of loaders and iterables: read once and kept, and the training's own passes over them stay the same."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler, default_collate
+
+import hessfig
+from hessfig.errors import UserError
+from hessfig.models import kept_batches
+from hessfig.models.kept_batches import kept
+
+SAMPLES, SIZE = 10, 4
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    return torch.randn(SAMPLES, 3, generator=seeded(1)).double(), torch.arange(SAMPLES) % 2
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with noise of a generator of the data's own."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw, self.drawn = draw, 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        x, y = samples()
+        self.drawn += 1
+        return x[at] + self.draw() + self.drawn / 100, y[at]
+
+
+class Turning:
+    """A sampler that begins every pass elsewhere."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter([(at + self.epoch) % SAMPLES for at in range(SAMPLES)])
+
+
+class InPlace:
+    """Batches of an order that every pass shuffles in place."""
+
+    def __init__(self, order: Any, shuffle: Callable[[Any], object]) -> None:
+        self.order, self.shuffle = order, shuffle
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = samples()
+        self.shuffle(self.order)
+        for at in range(0, SAMPLES, SIZE):
+            rows = torch.as_tensor(self.order[at : at + SIZE])
+            yield x[rows], y[rows]
+
+
+class Drawn(IterableDataset[tuple[Tensor, Tensor]]):
+    def __init__(self) -> None:
+        self.generator = seeded(7)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(SAMPLES):
+            yield torch.randn(3, generator=self.generator).double(), torch.tensor(1)
+
+
+def noisily(generator: torch.Generator, rows: list[Any]) -> Any:
+    x, y = default_collate(rows)
+    return x + torch.rand((), generator=generator).double(), y
+
+
+def loader(data: Any = None, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*samples()) if data is None else data, batch_size=SIZE, **settings)
+
+
+def begun(one: DataLoader[Any]) -> DataLoader[Any]:
+    list(one)
+    return one
+
+
+def closed_over() -> DataLoader[Any]:
+    generator = seeded(4)
+    return loader(collate_fn=lambda rows: noisily(generator, rows))
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "the global generator": lambda: loader(shuffle=True, drop_last=True),
+    "a generator of its own": lambda: loader(shuffle=True, generator=seeded(3)),
+    "a weighted sampler": lambda: loader(sampler=WeightedRandomSampler([0.1] * SAMPLES, SAMPLES, generator=seeded(3))),
+    "a sampler that counts": lambda: loader(sampler=Turning()),
+    "data with a generator of numpy": lambda: loader(Noisy(numpy.random.default_rng(0).normal)),
+    "data with an old generator of numpy": lambda: loader(Noisy(numpy.random.RandomState(0).normal)),
+    "data with a generator of Python": lambda: loader(Noisy(random.Random(0).random)),
+    "data with the global generator of Python": lambda: loader(Noisy(random.random)),
+    "data with the global generator of numpy": lambda: loader(Noisy(numpy.random.rand)),
+    "bound arguments": lambda: loader(collate_fn=partial(noisily, seeded(5))),
+    "a closure": closed_over,
+    "a stream of data": lambda: loader(Drawn()),
+    "a worker": lambda: loader(Noisy(random.random), shuffle=True, num_workers=1),
+    "a worker that stays": lambda: begun(
+        loader(Noisy(random.random), generator=seeded(3), shuffle=True, num_workers=1, persistent_workers=True)
+    ),
+    "a list shuffled in place": lambda: InPlace(list(range(SAMPLES)), random.Random(0).shuffle),
+    "an array shuffled in place": lambda: InPlace(numpy.arange(SAMPLES), numpy.random.default_rng(0).shuffle),
+}
+
+
+def passes(one: Any) -> list[Tensor]:
+    return [tensor for _ in range(2) for batch in one for tensor in batch]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(kind: str) -> None:
+    def trained(is_read: bool) -> list[Tensor]:
+        model = network()
+        for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+            seed(11)
+        one = LOADERS[kind]()
+        if is_read:
+            assert len(hessfig.Problem(model, one).inputs) in (SAMPLES // SIZE, SAMPLES // SIZE + 1)
+        return passes(one)
+
+    with_reading, without = trained(True), trained(False)
+    assert len(with_reading) == len(without) > 0
+    assert all(torch.equal(a, b) for a, b in zip(with_reading, without, strict=True))
+
+
+def norm(problem: hessfig.Problem) -> float:
+    return float(hessfig.measure(problem, blocks=["all"], parts="H", estimator="dense")["value"].iloc[0])
+
+
+def by_hand(batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the Frobenius norm of H of the mean loss over all samples, by plain double backward."""
+    model = network()
+    held = list(model.parameters())
+    x, y = (torch.cat(side) for side in zip(*batches, strict=True))
+    loss = nn.functional.cross_entropy(model(x), y)
+    slope = torch.cat([one.flatten() for one in torch.autograd.grad(loss, held, create_graph=True)])
+    rows = [torch.autograd.grad(one, held, retain_graph=True) for one in slope]
+    return float(torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]).norm())
+
+
+@pytest.mark.parametrize("kind", ["the global generator", "a generator of its own", "a stream of data"])
+def test_a_problem_has_the_same_batches_in_every_measurement(kind: str) -> None:
+    torch.manual_seed(2)
+    problem = hessfig.Problem(network(), LOADERS[kind]())
+    truth = by_hand(problem.inputs)
+    assert [norm(problem), norm(problem)] == pytest.approx([truth, truth], rel=1e-9)
+    assert float(numpy.linalg.norm(problem.operator("all") @ numpy.eye(14))) == pytest.approx(truth, rel=1e-9)
+
+
+def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_again() -> None:
+    x, y = samples()
+    buffer = torch.empty(SIZE, 3).double()
+
+    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+        for at in (0, SIZE):
+            yield buffer.copy_(x[at : at + SIZE]), y[at : at + SIZE]
+
+    problem = hessfig.Problem(network(), stream())
+    truth = by_hand([(x[:8], y[:8])])
+    assert [norm(problem), norm(problem)] == pytest.approx([truth, truth], rel=1e-9)
+
+
+def test_targets_may_be_a_stream_beside_inputs() -> None:
+    x, y = samples()
+    problem = hessfig.Problem(network(), iter(x.split(5)), iter(y.split(5)))
+    assert [norm(problem), norm(problem)] == pytest.approx([by_hand([(x, y)])] * 2, rel=1e-9)
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@pytest.mark.parametrize("batch", [list(samples()), Pair(*samples()), {"x": samples()[0]}])
+def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(batch: Any) -> None:
+    (found,) = kept(iter([batch]))
+    assert type(found) is type(batch)
+    pairs = (
+        zip(found.values(), batch.values(), strict=True) if isinstance(batch, dict) else zip(found, batch, strict=True)
+    )
+    for one, given in pairs:
+        assert torch.equal(one, given)
+        assert one.data_ptr() != given.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "given", [torch.ones(2), (1, 2), [1], {"a": 1}, "text", numpy.ones(3), nn.Sequential(), None, 3]
+)
+def test_what_is_a_batch_or_a_list_of_them_is_left_as_it_is(given: Any) -> None:
+    assert kept(given) is given
+
+
+@pytest.mark.parametrize(("name", "value"), [("MOST_BATCHES", 50), ("SHARE", 10**7)])
+def test_a_stream_without_end_is_refused_with_a_bound(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_batches, name, value)
+    endless = itertools.repeat(samples())
+    with pytest.raises(UserError, match="inputs: the batches have no end, or are more than can be kept") as refused:
+        hessfig.Problem(network(), endless)
+    assert "list(itertools.islice(loader, 20))" in refused.value.remedy
+    problem = hessfig.Problem(network(), list(itertools.islice(endless, 20)))
+    assert norm(problem) == pytest.approx(by_hand([samples()]), rel=1e-9)
+
+
+def test_as_many_batches_as_the_bound_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_batches, "MOST_BATCHES", 5)
+    assert len(kept(itertools.repeat(samples(), 5))) == 5
+
+
+@pytest.mark.parametrize("kind", ["the global generator", "a generator of its own", "a sampler that counts"])
+def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(kind: str, tmp_path: Path) -> None:
+    def trained(watch: bool) -> list[Tensor]:
+        torch.manual_seed(11)
+        model, one = network(), LOADERS[kind]()
+        if watch:
+            with_all = {"every": 1, "max_fraction": None, "quantities": ["loss"]}
+            monitor = hessfig.Monitor(model, "cross_entropy", one, folder=tmp_path, **with_all)
+            assert monitor(0)
+            monitor.close()
+        return passes(one)
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
