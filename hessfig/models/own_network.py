@@ -34,10 +34,11 @@ _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 def named_layout(network: nn.Module, weights: Any) -> Layout:
     """Return the layout of `weights`, or every parameter by its own name.
 
-    A parameter that has several names is held under the first of them. Raises UserError for misfits, and for a group
-    that holds an entry twice.
+    A parameter that has several names is held under the first of them; one without entries (LoRA of rank 0) has none.
+    Raises UserError for misfits, and for a group that holds an entry twice.
     """
-    whole = every_parameter((name, p.numel()) for name, p in network.named_parameters() if p.is_floating_point())
+    held = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
+    whole = every_parameter((name, p.numel()) for name, p in held)
     if weights is None or weights == TRAINABLE:
         return whole
     if isinstance(weights, Layout):
@@ -163,8 +164,8 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
 
 def _from_the_front(index: Any, ndim: int) -> Any:
     """Return an index without an ellipsis, with an axis at least: products have the probes on an axis of their own."""
-    if not (index is Ellipsis or isinstance(index, tuple | int)):
-        return index
+    if not ndim or not (index is Ellipsis or isinstance(index, tuple | int)):
+        return index if ndim else None
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
     places = list(given)
     if Ellipsis in places:
