@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import Called, Inside
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.rng import stream
 
@@ -19,9 +19,9 @@ class OutputCurvature:
     rounding = torch.finfo(torch.float32).eps
 
     def __init__(self, problem: Objective, batch: Batch) -> None:
-        with torch.no_grad():
-            outputs = problem.network(batch.inputs)
-        self._leaf, self.dim, self.products = outputs.detach().requires_grad_(), outputs.numel(), 0
+        with evaluating(problem.network):
+            outputs = problem.network(batch.inputs).detach()
+        self._leaf, self.dim, self.products = outputs.requires_grad_(), outputs.numel(), 0
         with torch.enable_grad():
             self._slope = gradients(problem.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -64,6 +64,14 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
     return (
         network.from_hidden(start, 0, slice(None))[:, scored] if everywhere else network.from_hidden(start, 0, scored)
     )
+
+
+def evaluating(network: nn.Module) -> AbstractContextManager[Any]:
+    """Return the mode to evaluate a network in, whose outputs the caller detaches.
+
+    One of somebody else records gradients: it may differentiate inside (forces, residuals of differential equations).
+    """
+    return torch.set_grad_enabled(not isinstance(network, Layered))
 
 
 @contextmanager
@@ -305,9 +313,9 @@ class Suffix(nn.Module):
         self.network, self.depth, self.loss = problem.network, depth, problem.loss
         self.scored = problem.batch.scored
         batches, self.shares = problem.batches, problem.shares
-        with torch.no_grad():
-            starts = [self._start(batch.inputs) for batch in batches]
-            outputs = [self(start) for start in starts]
+        with evaluating(self.network):
+            starts = [self._start(batch.inputs).detach() for batch in batches]
+            outputs = [self(start).detach() for start in starts]
         self.inputs, self.outputs, self.targets = starts[0], outputs[0], problem.batch.targets
         slopes = [
             output_gradient(self.loss, output, batch.targets) for output, batch in zip(outputs, batches, strict=True)

@@ -162,8 +162,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
 
     They must be a tensor, the same twice, and something the loss can take and be differentiated in.
     """
-    with torch.no_grad():
-        outputs, again = (_called("the network", network, batch.inputs) for _ in range(2))
+    outputs, again = (_outputs(network, batch.inputs) for _ in range(2))
     if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
         raise UserError(
             "the network's output is not a tensor of real numbers",
@@ -180,6 +179,13 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
         )
     _check_loss(loss, outputs, batch.targets)
     return outputs
+
+
+def _outputs(network: nn.Module, inputs: Tensor) -> Any:
+    """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
+    with torch.enable_grad():
+        found = _called("the network", network, inputs)
+    return found.detach() if isinstance(found, Tensor) else found
 
 
 def check_reached(network: nn.Module, batch: Batch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 from hessfig.curvature.losses import IGNORED, CrossEntropy, Inside, SquaredError
 from hessfig.errors import UserError, first_few
@@ -133,8 +134,7 @@ class ForeignCall:
         words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
         bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
         try:
-            with torch.no_grad():
-                found = [self._picked(self.network(*one.arguments, **one.words)) for one in bare]
+            found = [self._picked(_run(self.network, one)) for one in bare]
         except Exception:  # inputs of a decoder are made from labels: it needs them
             return self.given
         pairs = zip(found, map(self._picked, self.found), strict=True)
@@ -166,8 +166,7 @@ def _with_labels(network: nn.Module, one: Given) -> Given:
 
 def _called(network: nn.Module, one: Given, *, differentiated: bool = False) -> Any:
     try:
-        with torch.set_grad_enabled(differentiated):
-            return network(*one.arguments, **one.words)
+        return _run(network, one, differentiated=differentiated)
     except (Exception, SystemExit) as error:
         raise UserError(
             f"the network cannot take the batch: it raises {type(error).__name__}",
@@ -175,6 +174,13 @@ def _called(network: nn.Module, one: Given, *, differentiated: bool = False) -> 
             allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",
             remedy="call the network yourself with the same batch",
         ) from error
+
+
+def _run(network: nn.Module, one: Given, *, differentiated: bool = False) -> Any:
+    """Return what a network returns, without its graph unless `differentiated`; it always runs as in a training."""
+    with torch.enable_grad():
+        found = network(*one.arguments, **one.words)
+    return found if differentiated else tree_map_only(Tensor, Tensor.detach, found)
 
 
 def _entry(found: Any, name: str | int) -> Any:
