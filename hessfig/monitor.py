@@ -25,7 +25,7 @@ from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.identity import identity
-from hessfig.models.own_checks import check_network
+from hessfig.models.own_checks import check_network, original
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
@@ -307,8 +307,8 @@ class Monitor:
 def _unwrapped(network: Any) -> Any:
     """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(network, parallel) or hasattr(network, "_orig_mod"):
-        network = network.module if isinstance(network, parallel) else network._orig_mod
+    while isinstance(network, parallel) or original(network) is not network:
+        network = network.module if isinstance(network, parallel) else original(network)
     return network
 
 

@@ -146,7 +146,11 @@ def _pieces(thing: Any) -> Iterable[Any]:
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     is_own = not _is_library(function.__module__)
-    function = function if is_own else inspect.unwrap(function)  # of checks of types, say
+    inner = function if is_own else inspect.unwrap(function)  # of checks of types, say
+    if not isinstance(inner, FunctionType):  # torch.compile wraps modules and functions of C, too
+        yield inner
+        return
+    function = inner
     yield f"{function.__module__}.{function.__qualname__}"
     yield from (function.__defaults__, function.__kwdefaults__)
     for cell in function.__closure__ or ():

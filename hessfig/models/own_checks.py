@@ -11,11 +11,19 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from hessfig.curvature.double_backward import no_derivative, steps_of
 from hessfig.curvature.losses import takes_numbers
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError, first_few, plain
 
 _ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
+
+
+def original(network: Any) -> Any:
+    """Return the module inside of torch.compile, whose functions have no second derivative; else what is given."""
+    while isinstance(network, nn.Module) and "_orig_mod" in network._modules:
+        network = network._orig_mod
+    return network
 
 
 def check_network(network: Any) -> None:
@@ -34,6 +42,16 @@ def check_network(network: Any) -> None:
             got=type(network).__name__,
             allowed="the network itself, on one device",
             remedy="network.module",
+        )
+    scripted = [
+        name or "the network" for name, one in network.named_modules() if isinstance(one, torch.jit.ScriptModule)
+    ]
+    if scripted:
+        raise UserError(
+            "the network is TorchScript, whose derivatives have no derivatives",
+            got=first_few(scripted),
+            allowed="modules of Python",
+            remedy="the module that torch.jit.script or torch.jit.trace was given",
         )
     held = dict(network.named_parameters())
     lazy = [name for name, p in held.items() if isinstance(p, nn.parameter.UninitializedParameter)]
@@ -188,11 +206,20 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Any:
     return found.detach() if isinstance(found, Tensor) else found
 
 
+_CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint
+
+
 def check_reached(network: nn.Module, batch: Batch) -> None:
-    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant."""
+    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant.
+
+    Raises UserError where some reach them through reentrant checkpoints, whose derivatives autograd.grad cannot take.
+    """
     at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
-    with torch.enable_grad():
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
+    if any(_CUT in str(one.message) for one in said) or "CheckpointFunctionBackward" in steps_of([outputs]):
+        raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
     if not outputs.requires_grad:
         warnings.warn(
             "no parameter reaches the network's outputs (detached, or under torch.no_grad()): all derivatives are zero",
@@ -296,15 +323,29 @@ OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: Weig
 
 
 def differ(network: nn.Module) -> bool:
-    """Whether a network has a module that is replaced."""
-    return any(type(module) in OF for module in network.modules())
+    """Whether a network has a module that is replaced, or told to do something else."""
+    return any(type(module) in OF or _settings_of(module) for module in network.modules())
 
 
 def replace_in(network: nn.Module) -> None:
-    """Turn such modules of a network into these, in place."""
+    """Turn such modules of a network into these, in place; embeddings have dense gradients, of every row."""
     for module in network.modules():
         if type(module) in OF:
             module.__class__ = OF[type(module)]
+        vars(module).update(_settings_of(module))
+
+
+def _settings_of(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of an embedding that change its gradient and not what it returns, as they are set here.
+
+    A class whose own forward() reads padding_idx may mean something else by it, and keeps it.
+    """
+    is_padded = getattr(module, "padding_idx", None) is not None and isinstance(module, nn.Embedding)
+    keeps = "padding_idx" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+    keeps = keeps and type(module).forward is not nn.Embedding.forward
+    found = {"padding_idx": None} if is_padded and not keeps else {}
+    is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    return {**found, "sparse": False} if is_sparse else found
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
+from hessfig.curvature.double_backward import no_derivative
 from hessfig.curvature.losses import IGNORED, CrossEntropy, Inside, SquaredError
 from hessfig.errors import UserError, first_few
 from hessfig.models.any_batch import LABELS, Given, Rows
@@ -124,7 +125,10 @@ class ForeignCall:
             if not known.requires_grad:
                 return False
             gradient = partial(torch.autograd.grad, inputs=held, retain_graph=True, materialize_grads=True)
-            truth, other = gradient(own), gradient(known)
+            try:
+                truth, other = gradient(own), gradient(known)
+            except RuntimeError as error:
+                raise no_derivative(error, "the network's own loss cannot be differentiated") from error
         off = sum(float((a - b).double().square().sum()) for a, b in zip(truth, other, strict=True))
         size = sum(float(a.double().square().sum()) for a in truth)
         return not off > _CLOSE**2 * size

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -212,6 +213,7 @@ def foreign(
     """
     real = getattr(torch, dtype)
     with torch.inference_mode(False):
+        network = _original(network)
         own_checks.check_network(network)
         if is_bridge(network):
             model = wrapped(network)
@@ -231,6 +233,14 @@ def foreign(
         own_checks.check_reached(network, batches[0])
         batches = _weighed(module, batches, outputs)
         return Objective(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
+
+
+def _original(network: Any) -> Any:
+    found = own_checks.original(network)
+    if found is not network:
+        words = "the network is compiled: the module that torch.compile was given is measured, under its own names"
+        warnings.warn(words, RuntimeWarning, stacklevel=2)
+    return found
 
 
 def _cast(module: nn.Module, real: torch.dtype, what: str, typed_by: Iterable[Tensor]) -> nn.Module:
