@@ -66,7 +66,7 @@ class Problem:
     outputs: str | int | None = None
 
     def objective(self, dtype: str) -> Objective:
-        """Return the checked problem in `dtype`; the network is copied when it has another type.
+        """Return the checked problem in `dtype`; of a copy of the network where it can be copied.
 
         Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs.
         """
@@ -184,7 +184,8 @@ class Problem:
         with differentiating():
             held = self.objective(config.dtype)
             batches = copy.deepcopy(held.batches)
-            problem = replace(held, network=copied(held.network, "the network"), batch=batches[0], more=batches[1:])
+            network = copied(held.network, "the network", has_run=True)
+            problem = replace(held, network=network, batch=batches[0], more=batches[1:])
             problem = problem.on(place)
             config = with_parts(config, problem, part)
             found = blocks_asked(config, problem.layout)

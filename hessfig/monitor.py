@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hessfig.arguments import Measure, Spec, device_of, one_of
 from hessfig.budget import Budget
 from hessfig.config.schema import SweepConfig
+from hessfig.curvature.double_backward import on_host
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
@@ -357,6 +358,7 @@ def _undisturbed() -> Iterator[None]:
             stack.enter_context(torch.random.fork_rng(devices=devices))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(on_host())
             for kind in ("cpu", "cuda")[: 1 + bool(devices)]:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             yield

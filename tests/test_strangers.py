@@ -299,3 +299,110 @@ def test_padding_of_a_model_of_transformers_counts_as_on_the_command_line() -> N
     table = hessfig.measure(problem, blocks=["model.embed_tokens.weight"], parts="H", estimator="dense")
     assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-4)
     assert network.model.embed_tokens.padding_idx == 2
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.seen: list[Tensor] = []
+        self.facts: dict[str, Any] = {"calls": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.facts["calls"] += 1
+        self.last = x
+        self.seen.append(x)
+        return x
+
+
+class Shifting(nn.Module):
+    """A network that changes its input: not to the same at every call."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x.sub_(1.0))
+
+
+def in_place_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    targets[targets == 2] = -100
+    return F.cross_entropy(outputs, targets)
+
+
+CHANGING: dict[str, Callable[[], nn.Module]] = {
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten(), plain()
+    ),
+    "counting": lambda: nn.Sequential(plain(), Counting()),
+    "shifting": lambda: Shifting(plain()),
+    "relu": lambda: nn.Sequential(nn.ReLU(inplace=True), plain()),
+    "max norm": lambda: nn.Sequential(Rounded(), nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3)),
+}
+
+
+class Rounded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x).round().long() + 2
+
+
+@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("loss", ["cross_entropy", in_place_loss])
+def test_nothing_of_the_user_changes(name: str, loss: Any) -> None:
+    torch.manual_seed(0)
+    network, x, y = CHANGING[name]().double(), X.clone(), Y.clone()
+    if name == "max norm":
+        with torch.no_grad():
+            network[1].weight.normal_()
+    before = {key: one.clone() for key, one in network.state_dict().items()}
+    facts = [sorted(vars(module)) for module in network.modules()]
+    fresh = copy.deepcopy(network)
+    problem = hessfig.Problem(network, x, y, loss)
+    table = hessfig.measure(problem, blocks=["all"], parts="H", estimator="dense")
+    fresh(X.clone())  # norms kept small are so from the first call on
+    used = in_place_loss if callable(loss) else F.cross_entropy
+    dense = hessian(lambda: used(fresh(X.clone()), Y.clone()), list(fresh.parameters()))
+    assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-9)
+    found = problem.operator("all") @ torch.ones(len(dense), dtype=torch.float64)
+    torch.testing.assert_close(found, dense.sum(1), rtol=1e-9, atol=1e-11)
+    assert torch.equal(x, X) and torch.equal(y, Y) and not x.requires_grad
+    assert all(torch.equal(one, before[key]) for key, one in network.state_dict().items())
+    assert [sorted(vars(module)) for module in network.modules()] == facts
+    assert not any(one.seen or one.facts["calls"] for one in network.modules() if isinstance(one, Counting))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(), lambda o, t: F.cross_entropy(o, t)])
+def test_class_numbers_of_any_type(kind: torch.dtype, loss: Any) -> None:
+    for targets in (Y.to(kind), [Y[:4].to(kind), Y[4:].to(kind)]):
+        inputs = X if isinstance(targets, Tensor) else [X[:4], X[4:]]
+        table = hessfig.measure(hessfig.Problem(plain(), inputs, targets, loss), blocks=["all"], estimator="dense")
+        assert table["value"][0] == pytest.approx(float(truth().norm()), rel=1e-12)
+
+
+def test_a_default_device_of_the_caller_changes_no_bit(tmp_path: Path) -> None:
+    quantities = ["frobenius", "largest_eigenvalue", "density", "slices", "pruning"]
+
+    network = plain()
+
+    def numbers(folder: Path) -> list[Any]:
+        problem = hessfig.Problem(network, X, Y)
+        table = hessfig.measure(problem, blocks=["all"], quantities=quantities)
+        product = problem.operator("all") @ torch.ones(43, dtype=torch.float64, device="cpu")
+        approximation = problem.approximation("kfac", "0.weight").dense()
+        wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
+        monitor = hessfig.Monitor(problem.network, "cross_entropy", (X, Y), folder=folder, measure=wanted, every=1)
+        watched = monitor(0)
+        monitor.close()
+        return [table["value"].tolist(), product.tolist(), approximation.tolist(), watched]
+
+    usual = numbers(tmp_path / "cpu")
+    torch.set_default_device("meta")
+    try:
+        other = numbers(tmp_path / "meta")
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert other == usual

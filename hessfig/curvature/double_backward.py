@@ -130,9 +130,15 @@ def _uncompiled() -> AbstractContextManager[Any]:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients in full precision, whatever modes the caller is in."""
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad(), _uncompiled():
+    """Record gradients in full precision, whatever modes and default device the caller has set."""
+    full = torch.autocast("cpu", enabled=False)
+    with torch.inference_mode(False), full, torch.enable_grad(), _uncompiled(), on_host():
         yield
+
+
+def on_host() -> AbstractContextManager[Any]:
+    """Make tensors on the CPU where no device is named: draws are, whatever torch.set_default_device says."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 _TINY = 1e-300

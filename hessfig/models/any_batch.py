@@ -37,7 +37,7 @@ class Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
 
         def chosen(one: Tensor) -> Tensor:
-            return one[rows] if one.ndim > 0 and len(one) == self.size else one
+            return one[rows] if one.ndim > 0 and len(one) == self.size else one.clone()
 
         return replace(self.mapped(chosen), size=len(rows))
 

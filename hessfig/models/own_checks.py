@@ -180,7 +180,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
 
     They must be a tensor, the same twice, and something the loss can take and be differentiated in.
     """
-    outputs, again = (_outputs(network, batch.inputs) for _ in range(2))
+    outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
     if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
         raise UserError(
             "the network's output is not a tensor of real numbers",
@@ -203,7 +203,15 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Any:
     """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
     with torch.enable_grad():
         found = _called("the network", network, inputs)
+    if inputs._version and _on_a_copy not in network._forward_pre_hooks.values():
+        network.register_forward_pre_hook(_on_a_copy)
     return found.detach() if isinstance(found, Tensor) else found
+
+
+def _on_a_copy(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Hand a network that changes its inputs in place a copy of them."""
+    del module
+    return tuple(one.clone() if isinstance(one, Tensor) else one for one in given)
 
 
 _CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint

@@ -204,7 +204,7 @@ def foreign(
 ) -> Objective:
     """Check and name everything.
 
-    The network is copied when it is not of type `dtype`, has a module under two names, or `weights` is "trainable".
+    A copy of the network is measured, or the network itself where it has the type `dtype` and cannot be copied.
     `inputs` and `targets` are tensors or lists of them (batches, which weigh what the loss's mean divides by), or what
     hessfig.models.any_batch reads, or lens_bridge.opened of a bridge, whose weights are found where none are named;
     `outputs` names what the loss takes of several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module
@@ -223,7 +223,7 @@ def foreign(
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)
         weights = find_weights(own) if isinstance(weights, str) and weights == FOUND else weights
-        held, network = network, _cast(own, real, "the network", own.parameters())
+        held, network = network, _cast(own, real, "the network", own.parameters(), is_copy=own is not network)
         if outputs is not None or not is_plain(inputs, targets):
             network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
             inputs = network.inputs
@@ -243,15 +243,22 @@ def _original(network: Any) -> Any:
     return found
 
 
-def _cast(module: nn.Module, real: torch.dtype, what: str, typed_by: Iterable[Tensor]) -> nn.Module:
-    """Return the module in a floating-point type and in row-major order: a copy, unless it is of that type and order.
+def _cast(
+    module: nn.Module, real: torch.dtype, what: str, typed_by: Iterable[Tensor], *, is_copy: bool = False
+) -> nn.Module:
+    """Return a copy of the module in a floating-point type and in row-major order: a run may change what it holds.
 
-    Its type is that of the tensors `typed_by`. The order of a module's own weights stays.
+    Its type is that of the tensors `typed_by`. The order of a module's own weights stays. One that has type and order
+    and cannot be copied is measured as it is.
     """
     has_type = all(t.dtype == real and not t.is_inference() for t in typed_by if t.is_floating_point())
-    if has_type and all(map(is_row_major, chain(module.parameters(), module.buffers()))):
-        return module
-    found = copied(module, what)
+    fits = has_type and all(map(is_row_major, chain(module.parameters(), module.buffers())))
+    try:
+        found = module if is_copy else copied(module, what)
+    except UserError:
+        if fits:
+            return module
+        raise
     return lay_out(found if has_type else found.to(real))
 
 
@@ -340,7 +347,12 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
             own_checks.check_tensor(name, tensor)
     # of a network that is cut at its layers every position is scored; others return what is scored
     scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
-    return [Batch(typed(x, real), typed(y, real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
+    return [Batch(typed(x, real), _targets(y, real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
+
+
+def _targets(given: Tensor, real: torch.dtype) -> Tensor:
+    """Return targets apart from their user's, for a loss may change them; class numbers are int64, as torch wants."""
+    return typed(given.long() if given.dtype in (torch.int8, torch.int16, torch.int32) else given, real).clone()
 
 
 def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
