@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.enums import Data, DType, Heading, Method, Probes
+from hessfig.config.enums import Data, DType, Heading, Method, Probes, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import DirectionsConfig, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, plain
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
+PRODUCTS = ("auto", Products.curvlinops.value, Products.differences.value)
 ALL_PARTS = ("H", "H_o", "H_f")
 Spec = str | tuple[Any, ...] | list[Any]
 _EXAMPLES = {
@@ -53,6 +54,9 @@ class Measure:
         Settings of the quantity along by name: {"named": ["update"], "rules": ["adamw", "muon"], "gradients": 20}.
     seed : int
         Of all random vectors.
+    products : str
+        "auto", "curvlinops", or "differences" of gradients, which need no double backward: for Frobenius norms alone,
+        whose error has that of the products in it (docs/accuracy.md).
     dtype, device : str or None
         Of the computation. None: float64 on the CPU; a Monitor takes the device of its network, and float32 there.
 
@@ -78,6 +82,7 @@ class Measure:
     dtype: str | None = None
     device: str | None = None
     directions: Mapping[str, Any] | None = None
+    products: str = "auto"
 
     def __post_init__(self) -> None:
         self.config()
@@ -87,6 +92,7 @@ class Measure:
         from hessfig.config.checks import LARGEST_SEED, check
         from hessfig.config.science import MOST_PROBES
         from hessfig.measurements.catalogue import quantities as known
+        from hessfig.measurements.requirements import check_differences
 
         parts = ALL_PARTS if self.parts is None else self.parts
         config = Config(
@@ -94,6 +100,7 @@ class Measure:
             model=ModelConfig(kind=Kind.python),
             estimator=EstimatorConfig(
                 method=Method(one_of("estimator", self.estimator, Method)),
+                products=_products(self.products),
                 num_probes=whole("num_probes", self.num_probes, least=1, most=MOST_PROBES, example=20),
             ),
             spectrum=_spectrum(self.spectrum),
@@ -106,7 +113,13 @@ class Measure:
             dtype=DType(one_of("dtype", self.dtype or dtype or DType.float64.value, DType)),
         )
         check(config)
+        check_differences(config)
         return config
+
+
+def _products(given: Any) -> Products:
+    name = one_of("products", given, PRODUCTS)
+    return Products.linearised if name == PRODUCTS[0] else Products(name)
 
 
 def _listed(key: str, given: Any, choices: Iterable[str], *, own: bool = False) -> list[str]:

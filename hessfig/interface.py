@@ -90,7 +90,13 @@ class Problem:
         return f"Problem of {type(self.network).__name__} ({facts})"
 
     def operator(
-        self, block: str | Sequence[str], part: str = "H", *, dtype: str = "float64", device: str = "cpu"
+        self,
+        block: str | Sequence[str],
+        part: str = "H",
+        *,
+        dtype: str = "float64",
+        device: str = "cpu",
+        products: str = "auto",
     ) -> BlockOperator:
         """Return one block of H, H_o or H_f as an operator, by the products of hessfig.measure.
 
@@ -102,6 +108,8 @@ class Problem:
             "H", "H_o" or "H_f".
         dtype, device : str
             Of the products.
+        products : str
+            "auto", "curvlinops", or "differences" of gradients, for what has no double backward (hessfig.Measure).
 
         Returns
         -------
@@ -116,7 +124,7 @@ class Problem:
         from hessfig.curvature.block_operator import BlockOperator
         from hessfig.models.routes import Engines
 
-        config, problem, one = self._single(block, part, ["frobenius"], dtype, device)
+        config, problem, one = self._single(block, part, ["frobenius"], dtype, device, products=products)
         engines = Engines(problem, config.model, config.estimator.products)
         return BlockOperator(problem, one, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
 
@@ -171,13 +179,15 @@ class Problem:
         device: str,
         chosen: ApproximationConfig | None = None,
         seed: int = 0,
+        products: str = "auto",
     ) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
         from hessfig.curvature.double_backward import differentiating
 
         entry = [tuple(block) if isinstance(block, list) else block]
         is_dense = chosen is not None and {*chosen.names} & {*OF_THE_BLOCK}
-        config = Measure(entry, [part], quantities, "dense" if is_dense else "auto", seed=seed, dtype=dtype).config()
+        method = "dense" if is_dense else "auto"
+        config = Measure(entry, [part], quantities, method, seed=seed, dtype=dtype, products=products).config()
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(device)
         with differentiating():
@@ -223,6 +233,7 @@ def measure(
     seed: int = 0,
     dtype: str = "float64",
     device: str = "cpu",
+    products: str = "auto",
 ) -> pd.DataFrame:
     """Measure blocks of the Hessian of a problem and return a table; nothing is written.
 
@@ -240,6 +251,8 @@ def measure(
     directions  settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}
     seed        of all random vectors; equal seeds give equal bits, here and on the command line
     dtype, device   of the computation: "float64" or "float32"; "cpu", "cuda" or "cuda:N"
+
+    products    "auto", "curvlinops", or "differences" of gradients: for what has no double backward, norms alone
 
     The table is a pandas.DataFrame with the columns of hessfig.record.COLUMNS (docs/table.md) and one row per measured
     number. The arrays of a quantity are in `table.attrs["arrays"]` under its name. A network of at most 65536
@@ -260,7 +273,8 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    wanted = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, directions=directions)
+    further: dict[str, Any] = {"directions": directions, "products": products}
+    wanted = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, **further)
     config = wanted.config()
     names = config.quantities
     with differentiating():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hessfig.arguments import Measure, Spec, device_of, one_of
 from hessfig.budget import Budget
 from hessfig.config.schema import SweepConfig
+from hessfig.curvature.double_backward import on_host
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
@@ -25,7 +26,7 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.identity import identity
 from hessfig.models.lens_bridge import followed, is_bridge
-from hessfig.models.own_checks import check_network, check_scripted
+from hessfig.models.own_checks import check_network, check_scripted, original
 from hessfig.models.own_function import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
@@ -351,8 +352,8 @@ class Monitor:
 def _unwrapped(network: Any) -> Any:
     """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(network, parallel) or hasattr(network, "_orig_mod"):
-        network = network.module if isinstance(network, parallel) else network._orig_mod
+    while isinstance(network, parallel) or original(network) is not network:
+        network = network.module if isinstance(network, parallel) else original(network)
     return network
 
 
@@ -405,6 +406,7 @@ def _undisturbed() -> Iterator[None]:
         stack.enter_context(generators_kept())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(on_host())
         for kind in ("cpu", "cuda")[: 1 + on_cuda]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -52,7 +52,8 @@ def _rows(values: Tensor, at: Sequence[Tensor], along: Tensor, **settings: Any) 
 def _flat(pieces: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
     """Return derivatives next to each other; zeros that autograd fills in lack the batch."""
     many = max((piece.shape[: piece.dim() - one.dim()] for piece, one in zip(pieces, at, strict=True)), key=len)
-    each = [piece.expand(*many, *one.shape).flatten(len(many)) for piece, one in zip(pieces, at, strict=True)]
+    pairs = zip(pieces, at, strict=True)
+    each = [piece.expand((*many, *one.shape)).reshape(*many, one.numel()) for piece, one in pairs]
     return torch.cat(each, dim=-1)
 
 

@@ -142,7 +142,7 @@ class SidedColumn:
         columns = [torch.zeros(*p.shape, k, dtype=probes.dtype, device=probes.device) for p in self.parameters]
         for weight, piece in zip(self.col, pieces, strict=True):
             target = view_of(columns[self.places[weight.parameter]], weight)
-            target += piece.unflatten(0, target.shape[:-1])
+            target += piece.reshape(target.shape)
         return columns
 
     def gathered(self, products: Mapping[Part, Sequence[Tensor]]) -> Products:
@@ -155,7 +155,7 @@ class SidedColumn:
 
     def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
         views = [view_of(products[self.places[weight.parameter]], weight) for weight in row]
-        flat = [view.reshape(prod(view.shape[:-1]), -1) for view in views]
+        flat = [view.reshape(prod(view.shape[:-1]), view.shape[-1]) for view in views]
         return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import gradients, summed
 from hessfig.curvature.losses import output_gradient
-from hessfig.curvature.problem import Objective, Scalar, along
+from hessfig.curvature.problem import Objective, Scalar, along, evaluating
 from hessfig.terms import AT_OUTPUTS, Part
 
 
@@ -117,8 +117,8 @@ class DifferencedColumn(SidedColumn):
     def _pulled(self, moved: Sequence[Sequence[Tensor]], h: float) -> list[Tensor]:
         pieces, here = [], [parameter.detach() for parameter in self.parameters]
         for (start, targets), share in zip(self._suffix.data, self._suffix.shares, strict=True):
-            with torch.no_grad():
-                ends = [self._outputs(weights, start) for weights in moved]
+            with evaluating(self._suffix.network):
+                ends = [self._outputs([one.requires_grad_() for one in some], start).detach() for some in moved]
             plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
             curved = share * (plus - minus) / (2 * h)
             pieces.append(self._of(here, start, partial(along, curved)))

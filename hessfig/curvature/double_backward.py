@@ -1,9 +1,10 @@
 """Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -84,16 +85,21 @@ def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
 
     torch.autograd.grad would take such a function's derivative for zero, silently.
     """
-    seen, ahead = set(), [slope.grad_fn for slope in slopes]
+    if _DIFFERENTIABLE_ONCE in steps_of(slopes):
+        raise RuntimeError("a function in the network or the loss is marked as differentiable once")
+    return slopes
+
+
+def steps_of(found: Iterable[Tensor]) -> Iterator[str]:
+    """Yield the name of every operation in the graph of some tensors, without its namespace."""
+    seen, ahead = set(), [one.grad_fn for one in found]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
-        if node.name().rpartition("::")[2] == _DIFFERENTIABLE_ONCE:
-            raise RuntimeError("a function in the network or the loss is marked as differentiable once")
+        yield node.name().rpartition("::")[2]
         seen.add(node)
         ahead += [further for further, _ in node.next_functions]
-    return slopes
 
 
 def summed(pieces: Iterable[Sequence[Tensor]]) -> list[Tensor]:
@@ -108,21 +114,32 @@ def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Keep to attention kernels that have second derivatives: the fused ones have none."""
+    """Keep to what has second derivatives: fused attention kernels and compiled functions have none."""
     was = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel([SDPBackend.MATH]):
+        with sdpa_kernel([SDPBackend.MATH]), _uncompiled():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was)
 
 
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Run what torch.compile made as the Python it was made from; nothing is compiled before its module is there."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients in full precision, whatever modes the caller is in."""
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
+    """Record gradients in full precision, whatever modes and default device the caller has set."""
+    full = torch.autocast("cpu", enabled=False)
+    with torch.inference_mode(False), full, torch.enable_grad(), _uncompiled(), on_host():
         yield
+
+
+def on_host() -> AbstractContextManager[Any]:
+    """Make tensors on the CPU where no device is named: draws are, whatever torch.set_default_device says."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 Tensors = Sequence[Tensor]
@@ -191,12 +208,21 @@ def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise UserError(
-            "the network or its loss cannot be differentiated twice",
-            got=plain(f"{type(error).__name__}: {error}", most=300),
-            allowed="operations that have a derivative of their derivative",
-            remedy="write the operation in elementary ones; choose no attention kernel in forward()",
-        ) from error
+        raise no_derivative(error, "the network or its loss cannot be differentiated twice") from error
+
+
+def no_derivative(error: Exception, what: str) -> UserError:
+    """Return the refusal of what torch cannot differentiate, with the remedy for that."""
+    remedy = "write the operation in elementary ones, choose no attention kernel in forward(); or take differences of "
+    remedy += 'gradients: products="differences" with parts="H" (estimator.products=differences parts=[H])'
+    return UserError(
+        what,
+        got=plain(f"{type(error).__name__}: {error}", most=300),
+        allowed="operations that have a derivative of their derivative",
+        remedy="checkpoint(..., use_reentrant=False), in transformers gradient_checkpointing_kwargs"
+        if "use_reentrant" in str(error)
+        else remedy,
+    )
 
 
 def _attempted(fast: TensorsOperator, vectors: Tensors) -> Tensors | Exception:

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import check_even, per_sample
-from hessfig.curvature.problem import Batch, Objective, scored_outputs
+from hessfig.curvature.problem import Batch, Objective, evaluating, scored_outputs
 from hessfig.curvature.vocabulary_head import can_take
 from hessfig.errors import plain
 
@@ -119,6 +119,12 @@ def loss_of(problem: Objective) -> Float[Tensor, ""]:
     return (torch.stack(losses) * sizes / sizes.sum()).sum()
 
 
+def loss_value(problem: Objective) -> Float[Tensor, ""]:
+    """Return the loss over all batches without a graph."""
+    with evaluating(problem.network):
+        return loss_of(problem).detach()
+
+
 def is_finite(problem: Objective) -> bool:
     """Whether the weights are finite, no output is NaN, and the loss of every batch is finite.
 
@@ -127,7 +133,7 @@ def is_finite(problem: Objective) -> bool:
     held = {weight.parameter for weight in problem.layout.weights}
     if not all(bool(problem.network.get_parameter(name).isfinite().all()) for name in held):
         return False
-    with torch.no_grad():
+    with evaluating(problem.network):
         if can_take(problem):
             pieces = (piece for one in problem.batches for piece in one.inputs.split(1))
             made = (scored_outputs(problem.network, piece, problem.batch.scored) for piece in pieces)
@@ -185,8 +191,9 @@ class Samples:
 
     def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
         """Return l_i at a point, w* by default."""
-        with torch.no_grad():
-            pieces = [self._losses(at or self.at, *rows) for rows in self._pieces()]
+        held = {name: one.detach().requires_grad_() for name, one in (at or self.at).items()}
+        with evaluating(self._body.network):
+            pieces = [self._losses(held, *rows).detach() for rows in self._pieces()]
         return torch.cat(pieces)
 
     def along(self, direction: Point) -> Along:

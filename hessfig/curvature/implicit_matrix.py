@@ -54,7 +54,7 @@ class ImplicitMatrix(ABC):
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.device = shape, device
         self._real = dtype
-        self.dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        self.dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
     @property
     @abstractmethod

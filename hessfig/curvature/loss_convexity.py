@@ -6,8 +6,9 @@ from torch import Tensor
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import Called, Inside
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.errors import plain
 from hessfig.rng import stream
 
 _TOLERANCE = 1e-4  # of the largest curvature; what is below it counts as rounding
@@ -19,9 +20,9 @@ class OutputCurvature:
     rounding = torch.finfo(torch.float32).eps
 
     def __init__(self, problem: Objective, batch: Batch) -> None:
-        with torch.no_grad():
-            outputs = problem.network(batch.inputs)
-        self._leaf, self.dim, self.products = outputs.detach().requires_grad_(), outputs.numel(), 0
+        with evaluating(problem.network):
+            outputs = problem.network(batch.inputs).detach()
+        self._leaf, self.dim, self.products = outputs.requires_grad_(), outputs.numel(), 0
         with torch.enable_grad():
             self._slope = gradients(problem.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
 
@@ -64,10 +65,12 @@ def why_no_split(problem: Objective) -> str:
     if not isinstance(problem.loss, Called):
         return ""
     for batch in problem.batches:
-        with differentiable_twice():
-            operator = OutputCurvature(problem, batch)
-            generator = stream(0, "convexity")
-            found = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+        try:
+            with differentiable_twice():
+                operator, generator = OutputCurvature(problem, batch), stream(0, "convexity")
+                found = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+        except RuntimeError as error:
+            return plain(f"the loss has no second derivative in the outputs: {error}")
         if float(found.values[0]) < -2 * _TOLERANCE * found.scale:
             lowest = float(found.values[0])
             return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"

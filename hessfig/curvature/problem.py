@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -65,6 +65,14 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
     return (
         network.from_hidden(start, 0, slice(None))[:, scored] if everywhere else network.from_hidden(start, 0, scored)
     )
+
+
+def evaluating(network: nn.Module) -> AbstractContextManager[Any]:
+    """Return the mode to evaluate a network in, whose outputs the caller detaches.
+
+    One of somebody else records gradients: it may differentiate inside (forces, residuals of differential equations).
+    """
+    return torch.set_grad_enabled(not isinstance(network, Layered))
 
 
 @contextmanager
@@ -350,9 +358,9 @@ class Suffix(nn.Module):
         self.scored = problem.batch.scored
         batches, self.shares = problem.batches, problem.shares
         self.every_target = [batch.targets for batch in batches]
-        with torch.no_grad():
-            starts = [self._start(batch.inputs) for batch in batches]
-            outputs = [self(start) for start in starts]
+        with evaluating(self.network):
+            starts = [self._start(batch.inputs).detach() for batch in batches]
+            outputs = [self(start).detach() for start in starts]
         self.inputs, self.outputs, self.targets = starts[0], outputs[0], problem.batch.targets
         self.every_output = outputs
         self._values = [float(self._value(k, one)) for k, one in enumerate(outputs)] if problem.witness else []

@@ -105,9 +105,10 @@ class Estimator:
         return self.engines.column(asked.layer, asked.col, asked.blocks)
 
     def by_probes(self, asked: ColumnRequest) -> Norms:
-        """Return norms by plain probes, or by probes in the axes of the diagonal block."""
-        is_aligned = self.settings.method == Method.aligned
-        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=is_aligned)
+        """Return norms by plain probes, or by probes in the axes of the diagonal block of a matrix."""
+        column = self.column(asked)
+        is_aligned = self.settings.method == Method.aligned and len(column.shape) == 2
+        return self._probed(asked, column, self.settings.num_probes, is_aligned=is_aligned)
 
     def by_dense(self, asked: ColumnRequest) -> Norms:
         """Return norms of whole matrices."""

@@ -15,7 +15,7 @@ from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Objective, evaluating
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
@@ -56,11 +56,16 @@ class Subject:
         """The pieces with two axes: neither biases nor gains."""
         return [piece for piece in self.pieces if len(piece[1]) == 2]
 
-    @torch.no_grad()
     def losses(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
         """Return the loss with the block's weights at each of the points, all others as they are."""
         chunk = max(1, min(AT_ONCE, BYTES // self._suffix.bytes_per_probe))
-        return vmap(self._loss, chunk_size=chunk)(points - self.weights).double().cpu()
+        with evaluating(self.problem.network):
+            try:
+                found = vmap(self._loss, chunk_size=chunk)(points - self.weights)
+            except RuntimeError:  # a network that vmap cannot map is evaluated point by point
+                steps = (points - self.weights).requires_grad_()
+                found = torch.stack([self._loss(step).detach() for step in steps])
+        return found.detach().double().cpu()
 
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from hessfig.config.enums import Method
 from hessfig.curvature.column import SidedColumn, view_of
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.problem import Objective, Suffix, rademacher
+from hessfig.curvature.problem import Objective, Suffix, evaluating, rademacher
 from hessfig.measurements.block_norms import dense_parts, root_of_mean
 from hessfig.measurements.quantity import EXACT, Estimate, Measured, Request, columns, exact, state_row
 from hessfig.models.routes import Engines
@@ -34,7 +34,7 @@ def jacobian_norm(problem: Objective, request: Request) -> Measured:
 def _jacobian_norm(problem: Objective, request: Request, layer: int, name: str) -> Estimate:
     side, count = SidedColumn(problem, layer, name, [name]), request.estimator.num_probes
     suffix = problem.suffix(side.weights)
-    with torch.no_grad():
+    with evaluating(problem.network):
         sizes = [suffix(start).numel() for start, _ in suffix.data]
     if request.estimator.method == Method.dense or sum(sizes) <= count:
         units = [(torch.arange(size) == place for place in range(size)) for size in sizes]

@@ -13,7 +13,7 @@ from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
-from hessfig.terms import AT_SCORES, Block, Group, Optimiser, Part, split_in
+from hessfig.terms import AT_SCORES, Block, Group, Kind, Optimiser, Part, split_in
 from hessfig.weights import Layout, Weight
 
 DENSE_BOUND = 8e9  # bytes of a worker
@@ -62,7 +62,8 @@ def check_differences(config: Config) -> None:
     """Raise UserError for what has no products by differences, whose error only probed and dense norms carry."""
     if config.estimator.products != Products.differences:
         return
-    methods = (Method.hutchinson, Method.aligned, Method.dense)
+    methods = [Method.hutchinson, Method.aligned, Method.dense]
+    methods += [Method.auto] * (config.model.kind == Kind.python)  # of which no norm has a formula
     unknown = {
         f"estimator={config.estimator.method}": config.estimator.method not in methods,
         f"quantities=[{','.join(config.quantities)}]": config.quantities != ["frobenius"],
@@ -74,7 +75,7 @@ def check_differences(config: Config) -> None:
             "estimator.products=differences: their error is known for norms by probes and dense norms alone",
             got=got,
             allowed=f"quantities=[frobenius], estimator={', '.join(methods)}, no weight decay, parts H, H_o, H_f",
-            remedy="quantities=[frobenius] estimator=hutchinson, or leave estimator.products out",
+            remedy="quantities=[frobenius] estimator=hutchinson, or no products by differences",
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hessfig.config.enums import Curvature, Schedule
 from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import entries_of
-from hessfig.curvature.gradients import LossGradient, loss_of
+from hessfig.curvature.gradients import LossGradient, loss_of, loss_value
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
@@ -261,7 +261,7 @@ def _moving(problem: Objective, update: Mapping[str, Tensor]) -> Iterator[Callab
     def loss_at(step: float) -> float:
         for name, parameter in held.items():
             parameter.copy_(before[name] - step * update[name])
-        return float(loss_of(problem))
+        return float(loss_value(problem))
 
     with torch.no_grad():
         try:

@@ -18,7 +18,7 @@ from torch import Tensor
 from hessfig.config.enums import Curvature, DType, Loss
 from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
-from hessfig.curvature.gradients import LossGradient, loss_of
+from hessfig.curvature.gradients import LossGradient, loss_value
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Layered, Objective, hooked, scored_outputs, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
@@ -39,8 +39,7 @@ _REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds
 
 def loss(problem: Objective, request: Request) -> Measured:
     """Return the loss on the measuring batch: the function whose Hessian is measured."""
-    with torch.no_grad():
-        return Measured([state_row("loss", request, float(loss_of(problem)))])
+    return Measured([state_row("loss", request, float(loss_value(problem)))])
 
 
 def accuracy(problem: Objective, request: Request) -> Measured:

@@ -87,7 +87,7 @@ def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
         for name, tensor in one.tensors:
             if oddity(tensor):
                 check_tensor(name, tensor)
-    return [one.mapped(partial(typed, real=real)) for one in found]
+    return [replace(one, targets=labels(one.targets)).mapped(partial(typed, real=real)) for one in found]
 
 
 def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
@@ -127,6 +127,11 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
 def typed(tensor: Tensor, real: torch.dtype) -> Tensor:
     """Return a copy of a tensor of a batch in row-major order, its floating-point numbers of type `real`."""
     return row_major(tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True))
+
+
+def labels(targets: Tensor) -> Tensor:
+    """Return targets with class numbers of int64, as torch wants them."""
+    return targets.long() if targets.dtype in (torch.int8, torch.int16, torch.int32) else targets
 
 
 def _unknown(what: str, inputs: Any, targets: Any) -> UserError:

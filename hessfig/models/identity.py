@@ -146,10 +146,11 @@ def _pieces(thing: Any) -> Iterable[Any]:
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     is_own = not is_library(function.__module__)
-    function = function if is_own else inspect.unwrap(function)  # of checks of types, say
-    if not isinstance(function, FunctionType):  # what torch.compile has wrapped may be a module
-        yield function
+    inner = function if is_own else inspect.unwrap(function)  # of checks of types, say
+    if not isinstance(inner, FunctionType):  # torch.compile wraps modules and functions of C, too
+        yield inner
         return
+    function = inner
     yield f"{function.__module__}.{function.__qualname__}"
     yield from (function.__defaults__, function.__kwdefaults__)
     for cell in function.__closure__ or ():

@@ -13,11 +13,19 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.nn.utils.weight_norm import WeightNorm as OldWeightNorm
 
+from hessfig.curvature.double_backward import no_derivative, steps_of
 from hessfig.curvature.losses import CrossEntropy, takes_numbers
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError, first_few, plain
 
 _ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
+
+
+def original(network: Any) -> Any:
+    """Return the module inside of torch.compile, whose functions have no second derivative; else what is given."""
+    while isinstance(network, nn.Module) and "_orig_mod" in network._modules:
+        network = network._orig_mod
+    return network
 
 
 def check_network(network: Any) -> None:
@@ -204,8 +212,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
 
     They must be a tensor, the same twice, and something the loss can take and be differentiated in.
     """
-    with torch.no_grad():
-        outputs, again = (_called("the network", network, batch.inputs) for _ in range(2))
+    outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
     if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
         raise UserError(
             "the network's output is not a tensor of real numbers",
@@ -234,16 +241,31 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
 def changes_inputs(network: nn.Module, batch: Batch) -> bool:
     """Whether a network changes its inputs in place."""
     given = batch.inputs.clone()
-    with torch.enable_grad():
-        _called("the network", network, given)
+    _outputs(network, given)
     return not torch.equal(given.nan_to_num(), batch.inputs.nan_to_num())
 
 
-def check_reached(network: nn.Module, batch: Batch) -> None:
-    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant."""
-    at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
+def _outputs(network: nn.Module, inputs: Tensor) -> Any:
+    """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
     with torch.enable_grad():
+        found = _called("the network", network, inputs)
+    return found.detach() if isinstance(found, Tensor) else found
+
+
+_CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint
+
+
+def check_reached(network: nn.Module, batch: Batch) -> None:
+    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant.
+
+    Raises UserError where some reach them through reentrant checkpoints, whose derivatives autograd.grad cannot take.
+    """
+    at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
+    if any(_CUT in str(one.message) for one in said) or "CheckpointFunctionBackward" in steps_of([outputs]):
+        raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
     if not outputs.requires_grad:
         warnings.warn(
             "no parameter reaches the network's outputs (detached, or under torch.no_grad()): all derivatives are zero",
@@ -348,51 +370,43 @@ class WeightNorm(parametrizations._WeightNorm):
         return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
 
 
-class Uncompiled(nn.Module):
-    """A part that torch.compile has made, run as what it was made of: compiled code has no second derivatives."""
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self._orig_mod(*given, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        held = self.__dict__["_modules"]
-        return held[name] if name in held else getattr(held["_orig_mod"], name)
-
-
 OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: WeightNorm}
 
 
 def replace_in(network: nn.Module) -> None:
-    """Have torch differentiate a network twice, and every parameter of it, in place.
-
-    Modules without second derivatives turn into others of the same function; no embedding withholds the derivatives of
-    its padding's row, or has sparse ones.
-    """
+    """Have torch differentiate a network twice, and in every row of its embeddings, in place."""
     for module in network.modules():
-        module.__class__ = _other(module) or type(module)
-        if isinstance(module, nn.Embedding):
-            module.padding_idx, module.sparse = None, False
+        module.__class__ = OF.get(type(module), type(module))
+        vars(module).update(_settings_of(module))
 
 
 @contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
     """Have a user's own network as `replace_in` leaves it, for a while."""
-    kinds = [(module, type(module)) for module in network.modules()]
-    marks = [(one, one.padding_idx, one.sparse) for one in network.modules() if isinstance(one, nn.Embedding)]
+    before = [
+        (module, type(module), {name: vars(module)[name] for name in _settings_of(module)})
+        for module in network.modules()
+    ]
     replace_in(network)
     try:
         yield
     finally:
-        for module, kind in kinds:
+        for module, kind, settings in before:
             module.__class__ = kind
-        for embedding, padding, sparse in marks:
-            embedding.padding_idx, embedding.sparse = padding, sparse
+            vars(module).update(settings)
 
 
-def _other(module: nn.Module) -> type | None:
-    """Return the kind that a module turns into, if into another; torch.compile is not imported for that."""
-    compiled = Uncompiled if type(module).__name__ == "OptimizedModule" else None
-    return OF.get(type(module), compiled)
+def _settings_of(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of an embedding that change its gradient and not what it returns, as they are set here.
+
+    A class whose own forward() reads padding_idx may mean something else by it, and keeps it.
+    """
+    is_padded = getattr(module, "padding_idx", None) is not None and isinstance(module, nn.Embedding)
+    keeps = "padding_idx" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+    keeps = keeps and type(module).forward is not nn.Embedding.forward
+    found = {"padding_idx": None} if is_padded and not keeps else {}
+    is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    return {**found, "sparse": False} if is_sparse else found
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

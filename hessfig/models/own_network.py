@@ -17,7 +17,7 @@ from hessfig.curvature.losses import LOSSES, Called, Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import KeptInputs, is_plain, only_trainable, read_batches, typed
+from hessfig.models.any_batch import KeptInputs, is_plain, labels, only_trainable, read_batches, typed
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.in_place import InPlace, cast
 from hessfig.models.own_checks import shape_of
@@ -35,10 +35,11 @@ _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 def named_layout(network: nn.Module, weights: Any) -> Layout:
     """Return the layout of `weights`, or every parameter by its own name.
 
-    A parameter that has several names is held under the first of them. Raises UserError for misfits, and for a group
-    that holds an entry twice.
+    A parameter that has several names is held under the first of them; one without entries (LoRA of rank 0) has none.
+    Raises UserError for misfits, and for a group that holds an entry twice.
     """
-    whole = every_parameter((name, p.numel()) for name, p in network.named_parameters() if p.is_floating_point())
+    held = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
+    whole = every_parameter((name, p.numel()) for name, p in held)
     if weights is None or weights == TRAINABLE:
         return whole
     if isinstance(weights, Layout):
@@ -201,8 +202,8 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
 
 def _from_the_front(index: Any, ndim: int) -> Any:
     """Return an index without an ellipsis, with an axis at least: products have the probes on an axis of their own."""
-    if not (index is Ellipsis or isinstance(index, tuple | int)):
-        return index
+    if not ndim or not (index is Ellipsis or isinstance(index, tuple | int)):
+        return index if ndim else None
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
     places = list(given)
     if Ellipsis in places:
@@ -241,6 +242,7 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     network = KeptInputs(network) if own_checks.changes_inputs(network, batches[0]) else network
     module = _loss("cross_entropy" if loss is None else loss, real)
     outputs = [own_checks.check_run(network, module, batch) for batch in batches]
+    own_checks.check_reached(network, batches[0])
     weights = batch_weights(module, outputs, [batch.targets for batch in batches])
     return _built(asked, network, module, batches, weights)
 
@@ -350,7 +352,7 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
             own_checks.check_tensor(name, tensor)
     # of a network that is cut at its layers every position is scored; others return what is scored
     scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
-    return [Batch(typed(x, real), typed(y, real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
+    return [Batch(typed(x, real), typed(labels(y), real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
 
 
 def _loss(loss: Any, real: torch.dtype) -> nn.Module:

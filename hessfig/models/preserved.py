@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hessfig.models.identity import is_library, names_in
+from hessfig.rng import generators_kept
 
 _CONTAINERS = (dict, list, set, deque)
 _DEEPEST = 12  # containers inside of containers that are looked into
@@ -34,7 +34,7 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     state = _State(numbers=numbers)
     for thing in things:
         state.add(thing)
-    with _random_numbers():
+    with generators_kept():
         try:
             yield
         finally:
@@ -197,17 +197,3 @@ def _is_dense(tensor: Tensor) -> bool:
 def _is_own_object(thing: Any) -> bool:
     """Whether an object is of a class of the user's own; classes, modules of Python and tensors have no state here."""
     return not isinstance(thing, type | Tensor) and not is_library(type(thing).__module__)
-
-
-@contextmanager
-def _random_numbers() -> Iterator[None]:
-    """Keep the generators of torch, NumPy and Python as they were."""
-    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which code may use
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(arrays)  # noqa: NPY002

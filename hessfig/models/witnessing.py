@@ -18,7 +18,7 @@ from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, 
 from hessfig.errors import UserError, plain
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own_checks import Changing, check_network, check_tree, shape_of, uncopied
+from hessfig.models.own_checks import Changing, check_network, check_tree, original, shape_of, uncopied
 from hessfig.models.own_function import Asked, OwnFunction
 from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
 
@@ -61,6 +61,7 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
 
 def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any, outputs: Any) -> Asked:
     """Return what a user asks for, a bridge as the model that it wraps. Raises UserError for what is no network."""
+    network = _original(network)
     check_network(network)
     check_tree(network)
     if is_bridge(network):
@@ -70,6 +71,14 @@ def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: A
     if isinstance(weights, str) and weights == FOUND:
         weights = find_weights(network)
     return Asked(network, inputs, targets, loss, weights, outputs)
+
+
+def _original(network: Any) -> Any:
+    """Return the module inside of what torch.compile returned, and say so."""
+    if (module := original(network)) is not network:
+        words = "the network is compiled: the module that torch.compile was given is measured, under its own names"
+        warnings.warn(words, RuntimeWarning, stacklevel=4)
+    return module
 
 
 @dataclass(frozen=True)
@@ -120,21 +129,20 @@ class Witnessing:
 
     def measured(self, real: torch.dtype) -> Built:
         """Return the first problem of ROUTES that is the user's function. Raises UserError where none is."""
-        tried, first = dict[str, str](), None
+        refusals, others = list[UserError](), dict[str, str]()
         for self.route in ROUTES:
             try:
                 built = self.route.build(self.asked, real)
             except UserError as error:
-                first = first or error
+                refusals.append(error)
                 if isinstance(error, Changing) or not (isinstance(error, Uncopied) or self._runs):
-                    raise first from error  # of what the user gave
-                tried[self.route.words] = f"{error.what}: {error.got}"
+                    raise  # of what the user gave
                 continue
             witness = self._witness(built)
             if isinstance(witness, Witness):
                 return replace(built, problem=replace(built.problem, witness=witness))
-            tried[self.route.words] = witness
-        raise _other_function(self.asked.network, tried, self.own.dtype)
+            others[self.route.words] = witness
+        raise _other_function(self.asked.network, others, self.own.dtype) if others else refusals[0]
 
     def holds(self, built: Built, order: int) -> bool:
         """Whether a problem is still the user's function, to derivatives of an order, where its weights are now."""

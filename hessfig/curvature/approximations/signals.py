@@ -12,9 +12,9 @@ from torch.func import functional_call
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
-from hessfig.curvature.problem import Objective, hooked, scored_outputs
+from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
 from hessfig.curvature.rounding import LOSS
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
 MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
@@ -51,8 +51,8 @@ class OutputSide:
         self.problem, self.body = problem, Evaluated(problem.network, self._by_position)
         self._called: set[nn.Module] = set()
         linear = [module for module in problem.network.modules() if isinstance(module, nn.Linear)]
-        with hooked(linear, lambda called, *_: self._called.add(called)), torch.no_grad():
-            self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored)
+        with hooked(linear, lambda called, *_: self._called.add(called)), evaluating(problem.network):
+            self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored).detach()
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
 
     def _by_position(
@@ -143,7 +143,7 @@ class OutputSide:
         inputs: list[Tensor] = []
         leaves: list[Tensor] = []
         with hooked([module], partial(_seen, inputs, leaves)), torch.enable_grad(), differentiable_twice():
-            outputs = self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
+            outputs = self._through_leaves(weight)
             _, positions, width = outputs.shape
             entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
             _check_bytes(entries, f"what is sent back through {weight.parameter}")
@@ -154,6 +154,18 @@ class OutputSide:
                 for column in range(width)
             ]
         return Signals(self._joined(inputs), torch.stack(sent_back))
+
+    def _through_leaves(self, weight: Weight) -> Float[Tensor, "batch positions width"]:
+        """Return the outputs behind the leaves. Raises UserError for a network that differentiates through them."""
+        try:
+            return self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
+        except RuntimeError as error:
+            raise UserError(
+                f"quantities=[approximations]: the outputs are no function of what {weight.parameter} returns alone",
+                got=plain(f"forward() differentiates through it: {error}", most=300),
+                allowed="K-FAC of networks whose forward() computes values and no derivatives",
+                remedy="leave K-FAC out: Problem.approximation('diagonal', ...); approximation.names=[diagonal]",
+            ) from error
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
         """Return the vectors of every use of a map by a sample, its calls one after the other: float64, on the CPU."""

@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from hessfig.config.enums import Products
 from hessfig.config.science import ModelConfig, SpectrumConfig
 from hessfig.curvature.column import entries_of
-from hessfig.curvature.gradients import LossGradient, loss_of
+from hessfig.curvature.gradients import LossGradient, loss_value
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.densities import dense_matrix
 from hessfig.curvature.spectral.extremes import End, Extremes
@@ -54,8 +54,7 @@ class Surface:
 
     def loss(self, w: Float[Tensor, " n"]) -> float:
         """Return L(w)."""
-        with torch.no_grad():
-            return float(loss_of(self.moved(w))) + self._problem.decay / 2 * float(w @ w)
+        return float(loss_value(self.moved(w))) + self._problem.decay / 2 * float(w @ w)
 
     def at(self, w: Float[Tensor, " n"]) -> LossPoint:
         """Return loss, gradient and products at w, by plain double backward."""

@@ -33,7 +33,8 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
 
 
 def length(tensors: Tensors, norm: StepNorm) -> float:
-    """Return the norm of a vector that is given as one tensor for each parameter."""
+    """Return the norm of a vector that is given as one tensor for each parameter, some without entries perhaps."""
+    tensors = [one for one in tensors if one.numel()]
     if norm == StepNorm.largest_entry:
         return max(float(one.abs().max()) for one in tensors)
     if norm == StepNorm.spectral:
@@ -44,12 +45,12 @@ def length(tensors: Tensors, norm: StepNorm) -> float:
 
 def _orthogonalised(slope: Tensor) -> tuple[Tensor, float]:
     left, values, right = torch.linalg.svd(_matrix(slope), full_matrices=False)
-    kept = values > torch.finfo(values.dtype).eps * max(left.shape[0], right.shape[1]) * values[0]
+    kept = values > torch.finfo(values.dtype).eps * max(left.shape[0], right.shape[1]) * values[:1]
     return (left[:, kept] @ right[kept]).view_as(slope), float(values.sum())
 
 
 def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.reshape(len(tensor), -1) if tensor.ndim else tensor.reshape(1, 1)
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:])) if tensor.ndim else tensor.reshape(1, 1)
 
 
 def _over(tensor: Tensor, size: float) -> Tensor:

@@ -1,0 +1,408 @@
+"""The first hour with a network of one's own: compiled, scripted, checkpointed, sparse and padded modules, CTC."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import hessfig
+from hessfig.errors import UserError
+from tests.double_backward import hessian
+
+X, Y = torch.linspace(-1, 1, 24).sin().double().view(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+Change = Callable[[nn.Sequential], nn.Module]
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def truth() -> Tensor:
+    network = plain()
+    return hessian(lambda: F.cross_entropy(network(X), Y), list(network.parameters()))
+
+
+def norm(network: nn.Module, loss: Any = "cross_entropy", **settings: Any) -> float:
+    problem = hessfig.Problem(network, X, Y, loss)
+    table = hessfig.measure(problem, blocks=["all"], **{"parts": "H", "estimator": "dense", **settings})
+    return float(table["value"][0])
+
+
+class WithFunction(nn.Module):
+    def __init__(self, inside: nn.Sequential) -> None:
+        super().__init__()
+        self.inside, self.bend = inside, torch.compile(torch.tanh, backend="aot_eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside[2](self.bend(self.inside[0](x)))
+
+
+def whole(network: nn.Sequential) -> nn.Module:
+    return torch.compile(network, backend="aot_eager")
+
+
+def twice(network: nn.Sequential) -> nn.Module:
+    return torch.compile(nn.Sequential(whole(network)), backend="aot_eager")
+
+
+def part(network: nn.Sequential) -> nn.Module:
+    network[0], network[1] = (torch.compile(one, backend="aot_eager") for one in network[:2])
+    return network
+
+
+def in_place(network: nn.Sequential) -> nn.Module:
+    network.compile(backend="aot_eager")
+    return network
+
+
+def part_in_place(network: nn.Sequential) -> nn.Module:
+    network[2].compile(backend="aot_eager")
+    return network
+
+
+@pytest.mark.parametrize("change", [whole, twice, part, in_place, part_in_place, WithFunction])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_what_is_compiled_is_measured_as_its_original(change: Change, has_run: bool, tmp_path: Path) -> None:
+    network, dense = change(plain()), truth()
+    if has_run:
+        F.cross_entropy(network(X), Y).backward()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert norm(network) == pytest.approx(float(dense.norm()), rel=1e-12)
+        torch.testing.assert_close(hessfig.Problem(network, X, Y).operator("all").dense(), dense)
+    assert any("compiled" in str(one.message) for one in said) == (change in (whole, twice))
+    wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
+    monitor = hessfig.Monitor(network, "cross_entropy", (X, Y), folder=tmp_path, measure=wanted, every=1)
+    (value,) = monitor(0).values()
+    monitor.close()
+    assert value == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
+
+
+def scripted(network: nn.Sequential) -> nn.Module:
+    return torch.jit.script(network)
+
+
+def traced(network: nn.Sequential) -> nn.Module:
+    return torch.jit.trace(network, X)
+
+
+def part_scripted(network: nn.Sequential) -> nn.Module:
+    network[1] = torch.jit.script(network[1])
+    return network
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("change", [scripted, traced, part_scripted])
+def test_torchscript_is_refused_for_its_original(change: Change) -> None:
+    with pytest.raises(UserError, match="TorchScript") as caught:
+        norm(change(plain()))
+    assert "the module that torch.jit.script or torch.jit.trace was given" in caught.value.remedy
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inside: nn.Sequential, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inside, self.use_reentrant = inside, use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside[1:](checkpoint(self.inside[0], self.given(x), use_reentrant=self.use_reentrant))
+
+    def given(self, x: Tensor) -> Tensor:
+        return x
+
+
+class OfLeaf(Checkpointed):
+    def given(self, x: Tensor) -> Tensor:
+        return x.detach().requires_grad_()
+
+
+class OfLater(Checkpointed):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside[2](checkpoint(self.inside[1], self.inside[0](x), use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("kind", [Checkpointed, OfLeaf, OfLater])
+@pytest.mark.parametrize("products", ["auto", "differences"])
+def test_reentrant_checkpoints_are_refused_for_the_other_kind(kind: type[Checkpointed], products: str) -> None:
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        norm(kind(plain(), use_reentrant=True), products=products)
+    found = norm(kind(plain(), use_reentrant=False), products=products)
+    assert found == pytest.approx(float(truth().norm()), rel=1e-8)
+
+
+def test_reentrant_checkpoints_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=7, n_positions=4, bos_token_id=0)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    network, ids = transformers.GPT2LMHeadModel(config).train(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    problem = hessfig.Problem(network, {"input_ids": ids, "labels": ids})
+    network.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        hessfig.measure(problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H")
+    values = []
+    network.gradient_checkpointing_enable({"use_reentrant": False})
+    values.append(float(hessfig.measure(problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H")["value"][0]))
+    network.gradient_checkpointing_disable()
+    values.append(float(hessfig.measure(problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H")["value"][0]))
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
+    del targets
+    chances = outputs.log_softmax(-1)[:, None].contiguous()
+    return F.ctc_loss(chances, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2]))
+
+
+def elementary(outputs: Tensor, targets: Tensor) -> Tensor:
+    """CTC of the labels 1, 2 with the blank 0: minus the log of the sum over all paths, over the labels' number."""
+    del targets
+    chances, labels = outputs.log_softmax(-1).exp(), [0, 1, 0, 2, 0]
+    reached = [chances[0, 0], chances[0, 1], *[chances.new_zeros(())] * 3]
+    for row in chances[1:]:
+        before = [*[row.new_zeros(())] * 2, *reached]
+        skips = [0, 0, 0, 1, 0]
+        sums = [before[at + 2] + before[at + 1] + skips[at] * before[at] for at in range(5)]
+        reached = [total * row[label] for total, label in zip(sums, labels, strict=True)]
+    return -(reached[3] + reached[4]).log() / 2
+
+
+def test_a_loss_without_a_second_derivative_has_differences() -> None:
+    with pytest.raises(UserError, match='products="differences" with parts="H"'):
+        norm(plain(), ctc, parts=None)
+    with pytest.raises(UserError, match="H_o and H_f are not defined here: the loss has no second derivative"):
+        norm(plain(), ctc, parts="H_o")
+    network = plain()
+    dense = hessian(lambda: elementary(network(X), Y), list(network.parameters()))
+    problem = hessfig.Problem(plain(), X, Y, ctc)
+    for estimator in ("auto", "dense", "hutchinson"):
+        row = hessfig.measure(
+            problem, blocks=["all"], parts="H", estimator=estimator, products="differences", num_probes=40
+        ).iloc[0]
+        assert row["error"] > 0 and abs(row["value"] - float(dense.norm())) <= 4 * row["error"]
+        assert row["error"] < (0.2 if estimator == "hutchinson" else 1e-7) * row["value"]
+    operator = problem.operator("all", products="differences")
+    torch.testing.assert_close(operator.dense(), dense, rtol=1e-7, atol=1e-9)
+
+
+def test_products_by_name() -> None:
+    values = {name: norm(plain(), products=name) for name in ("auto", "curvlinops", "differences")}
+    assert values == pytest.approx(dict.fromkeys(values, float(truth().norm())), rel=1e-8)
+    assert values["auto"] != values["differences"]
+    assert hessfig.Measure(products="differences").config().estimator.products == "differences"
+    with pytest.raises(UserError, match="allowed: auto, curvlinops, differences"):
+        norm(plain(), products="linearised")
+    with pytest.raises(UserError, match="their error is known for norms"):
+        norm(plain(), products="differences", quantities=["trace"])
+
+
+class Words(nn.Module):
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.words, self.last = embedding, nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.words(x).tanh())
+
+
+class Scaled(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+IDS = torch.tensor([[1, 0], [2, 3], [0, 0], [4, 1], [3, 2], [1, 1]])
+EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
+    "sparse": lambda: nn.Embedding(5, 3, sparse=True),
+    "padded": lambda: nn.Embedding(5, 3, padding_idx=1),
+    "sparse and padded": lambda: nn.Embedding(5, 3, padding_idx=1, sparse=True),
+    "from weights": lambda: nn.Embedding.from_pretrained(torch.randn(5, 3), freeze=False, padding_idx=2, sparse=True),
+    "class of its own": lambda: Scaled(5, 3, padding_idx=0, sparse=True),
+    "counted": lambda: nn.Embedding(5, 3, sparse=True, scale_grad_by_freq=False),
+}
+BAGS: dict[str, Callable[[], nn.Module]] = {
+    "sparse sum": lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True),
+    "sparse mean": lambda: nn.EmbeddingBag(5, 3, sparse=True),
+    "padded mean": lambda: nn.EmbeddingBag(5, 3, padding_idx=1),
+    "sparse and padded": lambda: nn.EmbeddingBag(5, 3, mode="sum", padding_idx=1, sparse=True),
+}
+
+
+def gathered(bag: nn.EmbeddingBag) -> Callable[[Tensor], Tensor]:
+    def outputs(ids: Tensor) -> Tensor:
+        counts = (ids != bag.padding_idx).double() if bag.padding_idx is not None else torch.ones(ids.shape).double()
+        total = (bag.weight[ids] * counts[..., None]).sum(1)
+        return total / counts.sum(1).clamp(min=1)[:, None] if bag.mode == "mean" else total
+
+    return outputs
+
+
+@pytest.mark.parametrize("name", [*EMBEDDINGS, *(f"bag: {name}" for name in BAGS)])
+def test_embeddings_have_the_derivatives_of_what_they_compute(name: str) -> None:
+    """Every row of an embedding counts, the padding's too; a bag leaves its padding out of the sum itself."""
+    torch.manual_seed(0)
+    is_bag = name.startswith("bag: ")
+    network = Words((BAGS[name.removeprefix("bag: ")] if is_bag else EMBEDDINGS[name])()).double()
+    with torch.no_grad():
+        network.words.weight.normal_()
+    before = copy.deepcopy(vars(network.words))
+    targets = torch.arange(6) % 3 if is_bag else torch.arange(12).view(6, 2) % 3
+    scale = 2 if isinstance(network.words, Scaled) else 1
+    look_up = gathered(network.words) if is_bag else lambda ids: scale * network.words.weight[ids]
+
+    def loss() -> Tensor:
+        return F.cross_entropy(network.last(look_up(IDS).tanh()).flatten(0, -2), targets.flatten())
+
+    problem = hessfig.Problem(network, IDS, targets)
+    table = hessfig.measure(problem, blocks=["words.weight", "all"], parts="H", estimator="dense")
+    dense = [hessian(loss, [network.words.weight]), hessian(loss, list(network.parameters()))]
+    assert list(table["value"]) == pytest.approx([float(one.norm()) for one in dense], rel=1e-11)
+    for key in ("padding_idx", "sparse"):
+        assert vars(network.words)[key] == before[key]
+    assert network.words.weight.grad is None
+
+
+def test_padding_of_a_model_of_transformers_counts_as_on_the_command_line() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=7,
+        hidden_size=4,
+        intermediate_size=6,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        pad_token_id=2,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    network = transformers.LlamaForCausalLM(config).double().eval()
+    with torch.no_grad():
+        network.model.embed_tokens.weight.normal_()
+    free = copy.deepcopy(network)
+    free.model.embed_tokens.padding_idx = None
+    ids = torch.tensor([[1, 3, 2, 4], [1, 2, 6, 3]])
+    batch = {"input_ids": ids, "labels": ids}
+    dense = hessian(lambda: free(**batch).loss.double(), [free.model.embed_tokens.weight], 1e-4)
+    problem = hessfig.Problem(network, batch)
+    table = hessfig.measure(problem, blocks=["model.embed_tokens.weight"], parts="H", estimator="dense")
+    assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-4)
+    assert network.model.embed_tokens.padding_idx == 2
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.seen: list[Tensor] = []
+        self.facts: dict[str, Any] = {"calls": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.facts["calls"] += 1
+        self.last = x
+        self.seen.append(x)
+        return x
+
+
+class Shifting(nn.Module):
+    """A network that changes its input: not to the same at every call."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x.sub_(1.0))
+
+
+def in_place_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    targets[targets == 2] = -100
+    return F.cross_entropy(outputs, targets)
+
+
+CHANGING: dict[str, Callable[[], nn.Module]] = {
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten(), plain()
+    ),
+    "counting": lambda: nn.Sequential(plain(), Counting()),
+    "shifting": lambda: Shifting(plain()),
+    "relu": lambda: nn.Sequential(nn.ReLU(inplace=True), plain()),
+    "max norm": lambda: nn.Sequential(Rounded(), nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3)),
+}
+
+
+class Rounded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x).round().long() + 2
+
+
+@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("loss", ["cross_entropy", in_place_loss])
+def test_nothing_of_the_user_changes(name: str, loss: Any) -> None:
+    torch.manual_seed(0)
+    network, x, y = CHANGING[name]().double(), X.clone(), Y.clone()
+    if name == "max norm":
+        with torch.no_grad():
+            network[1].weight.normal_()
+    before = {key: one.clone() for key, one in network.state_dict().items()}
+    facts = [sorted(vars(module)) for module in network.modules()]
+    fresh = copy.deepcopy(network)
+    problem = hessfig.Problem(network, x, y, loss)
+    table = hessfig.measure(problem, blocks=["all"], parts="H", estimator="dense")
+    fresh(X.clone())  # norms kept small are so from the first call on
+    used = in_place_loss if callable(loss) else F.cross_entropy
+    dense = hessian(lambda: used(fresh(X.clone()), Y.clone()), list(fresh.parameters()))
+    assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-9)
+    found = problem.operator("all") @ torch.ones(len(dense), dtype=torch.float64)
+    torch.testing.assert_close(found, dense.sum(1), rtol=1e-9, atol=1e-11)
+    assert torch.equal(x, X) and torch.equal(y, Y) and not x.requires_grad
+    assert all(torch.equal(one, before[key]) for key, one in network.state_dict().items())
+    assert [sorted(vars(module)) for module in network.modules()] == facts
+    assert not any(one.seen or one.facts["calls"] for one in network.modules() if isinstance(one, Counting))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(), lambda o, t: F.cross_entropy(o, t)])
+def test_class_numbers_of_any_type(kind: torch.dtype, loss: Any) -> None:
+    for targets in (Y.to(kind), [Y[:4].to(kind), Y[4:].to(kind)]):
+        inputs = X if isinstance(targets, Tensor) else [X[:4], X[4:]]
+        table = hessfig.measure(hessfig.Problem(plain(), inputs, targets, loss), blocks=["all"], estimator="dense")
+        assert table["value"][0] == pytest.approx(float(truth().norm()), rel=1e-12)
+
+
+def test_a_default_device_of_the_caller_changes_no_bit(tmp_path: Path) -> None:
+    quantities = ["frobenius", "largest_eigenvalue", "density", "slices", "pruning"]
+
+    network = plain()
+
+    def numbers(folder: Path) -> list[Any]:
+        problem = hessfig.Problem(network, X, Y)
+        table = hessfig.measure(problem, blocks=["all"], quantities=quantities)
+        product = problem.operator("all") @ torch.ones(43, dtype=torch.float64, device="cpu")
+        approximation = problem.approximation("kfac", "0.weight").dense()
+        wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
+        monitor = hessfig.Monitor(problem.network, "cross_entropy", (X, Y), folder=folder, measure=wanted, every=1)
+        watched = monitor(0)
+        monitor.close()
+        return [table["value"].tolist(), product.tolist(), approximation.tolist(), watched]
+
+    usual = numbers(tmp_path / "cpu")
+    torch.set_default_device("meta")
+    try:
+        other = numbers(tmp_path / "meta")
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert other == usual
