@@ -21,14 +21,16 @@ from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
 from hessfig.interface import blocks_asked, with_parts
-from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.catalogue import quantity, walks
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
+from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
+from hessfig.record import digest
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
@@ -213,13 +215,22 @@ class Monitor:
     def _measured(self, step: int) -> Values:
         order = max(quantity(name).order for name in self._config.quantities)
         function, parts, why = self._copy.follow(self._course.hash, order)
-        point = self._point(function)
+        points = self._points(function)
         if why:
             self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
-        self._course.begin(step, point, parts)
-        rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
+        self._course.begin(step, points, parts)
+        rows = [row for name, point in points.items() for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
+
+    def _points(self, function: str) -> dict[str, str]:
+        """Return the hash of the function by quantity: at its weights, and away from them where a quantity walks."""
+        point, names = self._point(function), self._config.quantities
+        away = [name for name in names if walks(name, self._config)]
+        if not away:
+            return dict.fromkeys(names, point)
+        far = fingerprint(self._copy.problem, self._course.hash, twice=False, is_far=True)
+        return {name: digest([point, far.digest]) if name in away else point for name in names}
 
     def _point(self, function: str) -> str:
         """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""
