@@ -110,7 +110,10 @@ class Variant:
         """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
         seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
         places = product(self.sigmas(), seeds, self._distances)
-        found = {self._label(*at, is_far=is_far): self.content(*at, is_far=is_far) for *at, is_far in places}
+        found = {
+            self._label(sigma, seed, is_far=is_far): self.content(sigma, seed, is_far=is_far)
+            for sigma, seed, is_far in places
+        }
         return {label: content for label, content in found.items() if content}
 
     def reusable_contents(self) -> dict[str, str]:
