@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config.enums import Data
+from hessfig.config.enums import Data, Reuse
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
@@ -24,6 +25,7 @@ from hessfig.models.fingerprint import fingerprint
 from hessfig.models.own_network import content_of
 from hessfig.sweep.measure import draw_problem
 from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import note_contents
 from hessfig.terms import Kind
 
 # The rule and its radius are read when the network is called: neither code nor attributes show them.
@@ -206,3 +208,16 @@ def test_a_monitor_measures_again_what_walks(monkeypatch: pytest.MonkeyPatch, fo
         return seen
 
     assert [measured(4.0), measured(4.0), measured(6.0)] == [["loss", "slices"], [], ["slices"]]
+
+
+def test_trusted_sources_need_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was computed away from the weights is kept between runs, too."""
+    cells = _cells(monkeypatch, "clamp 1.0", ("loss", "slices"))
+    variant = cells["loss"].variant
+    folder = Path(variant.config.output_dir) / variant.config.sweep.name
+    folder.mkdir(parents=True)
+    note_contents(folder, [variant])
+    monkeypatch.setattr("hessfig.sweep.own_content.planned_contents", None)
+    trusting = replace(variant.config, reuse=Reuse.sources)
+    later = {cell.quantity: cell.key for cell in Sweep([("", trusting)]).cells}
+    assert later == {name: cell.key for name, cell in cells.items()}
