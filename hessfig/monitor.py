@@ -239,12 +239,12 @@ class Monitor:
         self._check_trained()
         order = max(quantity(name).order for name in self._config.quantities)
         function, parts, why = self._copy.follow(self._course.hash, order)
-        point = self._point(function)
+        points = self._points(function)
         if why:
             self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
-        self._course.begin(step, point, parts)
+        self._course.begin(step, points, parts)
         self._course.witness = self._copy.witness
-        rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
+        rows = [row for name, point in points.items() for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
 
@@ -260,6 +260,15 @@ class Monitor:
                 remedy="make a new Monitor, with a folder of its own, after the change; or weights=None from the "
                 "start, which measures every parameter, frozen or not",
             )
+
+    def _points(self, function: str) -> dict[str, str]:
+        """Return the hash of the function by quantity: at its weights, and away from them where a quantity walks."""
+        point, names = self._point(function), self._config.quantities
+        away = [name for name in names if walks(name, self._config)]
+        if not away:
+            return dict.fromkeys(names, point)
+        far = fingerprint(self._copy.problem, self._course.hash, twice=False, is_far=True)
+        return {name: digest([point, far.digest]) if name in away else point for name in names}
 
     def _point(self, function: str) -> str:
         """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""

@@ -38,6 +38,13 @@ _ALONG = (
     *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
     *("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive"),
 )
+
+
+def _walking(config: Config) -> bool:
+    """Return that a quantity leaves the weights, whatever the settings."""
+    return True
+
+
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
     Quantity("frobenius", _NORMS, of.norm_settings, need.check_norms, of.norm_operations, knows_decay=True),
@@ -101,6 +108,7 @@ _ROWS = (
         needs=need.OF_A_STEP,
         gives=("critical_step", "critical_sharpness"),
         needs_optimiser="any",
+        walks=_walking,
     ),
     Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
     Quantity("gradient_norm", _STATES, of.reads("blocks"), order=1),
@@ -130,6 +138,7 @@ _ROWS = (
         of.reads("training"),
         needs=(need.EXAMPLES, need.NEXT_UPDATE),
         gives=("predicted_decrease", "true_decrease", "decrease_ratio"),
+        walks=_walking,
     ),
     _of_blocks("num_parameters", _STATES, of.reads("blocks"), of_loss=False),
     Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm"), knows_decay=True),
@@ -175,6 +184,7 @@ _ROWS = (
             *("prediction_correlation", "prediction_slope"),
         ),
         may_be_undefined=("prediction_correlation", "prediction_slope"),
+        walks=lambda config: config.landscape.distance is not None,
     ),
     _of_blocks(
         "approximations",
@@ -193,6 +203,7 @@ _ROWS = (
         need.check_dense,
         gives=terms.OF_PRUNING,
         version=2,  # since 2, K-FAC as in approximations, no rounding to float32, and ties where weights change nothing
+        walks=_walking,
     ),
     _of_blocks(
         "quantisation",
@@ -201,6 +212,7 @@ _ROWS = (
         need.check_dense,
         gives=terms.OF_QUANTISATION,
         version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
+        walks=_walking,
     ),
     _of_blocks(
         "rounding",
@@ -209,6 +221,7 @@ _ROWS = (
         need.check_dense,
         gives=(*terms.ROUNDED, *(f"{name}_rank_correlation" for name in terms.OF_ROUNDING)),
         may_be_undefined=tuple(f"{name}_rank_correlation" for name in terms.OF_ROUNDING),
+        walks=_walking,
     ),
     _of_blocks(
         "influence",
@@ -221,6 +234,7 @@ _ROWS = (
         needs=(need.EXAMPLES, need.FIXED_SET),
         gives=("influence_spread", *terms.OF_INFLUENCE),
         may_be_undefined=terms.OF_INFLUENCE,
+        walks=_walking,
     ),
     Quantity(
         "landscape_integrals",
@@ -228,6 +242,7 @@ _ROWS = (
         of.reads(landscape=(*of.SAMPLES, "draws", "spread")),
         need.check_samples,
         gives=("delta_1", "delta_2", "delta_2_null"),
+        walks=_walking,
     ),
     Quantity(
         "landscape_subspace",
@@ -239,6 +254,7 @@ _ROWS = (
             *(f"landscape_{name}_quadratic" for name in ("full", "top", "random")),
         ),
         may_be_undefined=("landscape_top_share", "landscape_random_share"),
+        walks=_walking,
     ),
     Quantity(
         "stationarity",
@@ -262,6 +278,7 @@ _ROWS = (
         ),
         knows_decay=True,
         may_be_undefined=tuple(f"{ray}_ray_departure" for ray in Ray),
+        walks=_walking,
     ),
     Quantity(
         "critical_points",
@@ -273,6 +290,7 @@ _ROWS = (
             *("critical_distance", "critical_start"),
         ),
         knows_decay=True,
+        walks=_walking,
     ),
     Quantity(
         "descent",
@@ -281,6 +299,7 @@ _ROWS = (
         gives=("descent_horizon", "descent_rate", "descent_run_curvature", "descent_line_curvature"),
         knows_decay=True,
         may_be_undefined=("descent_horizon",),
+        walks=_walking,
     ),
     _of_blocks(
         "along",
@@ -328,6 +347,11 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
             remedy=did_you_mean(name, CATALOGUE) or f"for example quantities=[{next(iter(CATALOGUE))}]",
         )
     return CATALOGUE[name]
+
+
+def walks(name: str, config: Config) -> bool:
+    """Return whether a quantity leaves the weights; one of the user's own may."""
+    return is_own(name) or quantity(name).walks(config)
 
 
 def source_of(name: str, config_dir: str | None) -> str:

@@ -118,8 +118,10 @@ class Quantity:
     `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. `may_be_undefined`: rows that
     are not finite at times, and nothing is wrong (of a zero block, too few samples, an expansion that never departs).
     `needs_optimiser`: it is of the next update of a training that hessfig.Monitor follows: of `any` optimiser (none: of
-    gradient descent), or of a `given` one. `holds` names the setting that counts the Lanczos
-    vectors of a block that are held at once.
+    gradient descent), or of a `given` one. `walks`: it takes the loss away from the weights (on lines, in updates and
+    searches, at zero, rounded): a cell of a network of the user's own is reused only if that is the same there, too;
+    quantities of the user's own are taken to walk. `holds` names the setting that counts the Lanczos vectors of a block
+    that are held at once.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Quantity:
     may_be_undefined: tuple[str, ...] = ()
     needs_optimiser: Literal["", "any", "given"] = ""
     holds: str = ""
+    walks: Callable[[Config], bool] = lambda config: False
 
     @property
     def rows(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""The fingerprint of a function: loss, gradient and a Hessian product at its weights and beside them, to the bit."""
+"""The fingerprint of a function at its weights (loss, gradient, a Hessian product) or away from them, to the bit."""
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from hessfig.rng import one_thread, stream
 from hessfig.terms import Part
 
 _STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
+_AWAY = tuple((-1) ** k * 2 ** (k / 4) for k in range(-20, 29))  # to points away from them, on either side
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,24 @@ class Fingerprint:
     why: str = ""
 
 
-def fingerprint(problem: Objective, key: str, *, order: int = 2, twice: bool = True) -> Fingerprint:
+def fingerprint(
+    problem: Objective, key: str, *, order: int = 2, twice: bool = True, is_far: bool = False
+) -> Fingerprint:
     """Return the fingerprint of the loss of `problem` in its parameters.
 
     The loss, its gradient and one product H v, as far as `order` (0, 1, 2) goes, at the weights and at one point
     beside them; v and the step to that point are drawn from a stream of `key`. They are computed `twice`: where the
     two differ, or where one fails, there is no fingerprint.
+
+    With `is_far`, it is of the loss alone, away from the weights: at 49 points on both sides along a line, from 1/32 to
+    128 times the size of the weights, and with either half of the weights at zero.
     """
+    order = 0 if is_far else order
     try:
-        found = {_digest(problem, key, order) for _ in range(1 + twice)}
+        found = {_digest(problem, key, order, is_far) for _ in range(1 + twice)}
     except Exception as error:  # whatever the user's code raises is the reason
-        return _none(f"{('its loss', 'its gradient', 'a product with its Hessian')[order]} cannot be computed", error)
+        what = ("its loss", "its gradient", "a product with its Hessian")[order] + " away from its weights" * is_far
+        return _none(f"{what} cannot be computed", error)
     return Fingerprint(found.pop()) if len(found) == 1 else _none("two calls with the same weights differ")
 
 
@@ -51,17 +59,29 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
     return Fingerprint(ONCE + secrets.token_hex(16), plain(words, most=300))
 
 
-def _digest(problem: Objective, key: str, order: int) -> str:
+def _digest(problem: Objective, key: str, order: int, is_far: bool) -> str:
     found = hashlib.sha256()
     with one_thread() if is_small(problem.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
         suffix = Suffix(problem, None)
         own = {f"network.{name}": p.detach() for name, p in problem.network.named_parameters() if p.is_floating_point()}
         vector = {name: _signs(key, name, p) for name, p in own.items()}
-        for step in (0.0, _STEP):
-            at = {name: (p + step * _scale(p) * vector[name]).requires_grad_() for name, p in own.items()}
+        for at in _far(key, own, vector) if is_far else _beside(own, vector):
             for number in _numbers(suffix, at, list(vector.values()), order):
                 found.update(tensor_bytes(number))
     return found.hexdigest()
+
+
+def _beside(own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    for step in (0.0, _STEP):
+        yield {name: (p + step * _scale(p) * vector[name]).requires_grad_() for name, p in own.items()}
+
+
+def _far(key: str, own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    draws = {name: torch.randn(p.shape, generator=stream(0, "far", key, name)).to(p) for name, p in own.items()}
+    for step in _AWAY:
+        yield {name: p + step * _scale(p) * draws[name] for name, p in own.items()}
+    for sign in (1, -1):
+        yield {name: torch.where(vector[name] == sign, p, 0.0) for name, p in own.items()}
 
 
 def _numbers(suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], order: int) -> list[Tensor]:

@@ -203,8 +203,8 @@ _REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class num
 _ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor of shape ()"
 
 
-class Changing(UserError):
-    """A function that gives other values from call to call."""
+class Raised(UserError):
+    """A network or a loss that raises when it is called."""
 
 
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
@@ -221,7 +221,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             remedy="wrap it in a module that returns the tensor the loss needs",
         )
     if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
-        raise Changing(
+        raise UserError(
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
             allowed="a deterministic network",
@@ -281,7 +281,7 @@ def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(
+        raise Raised(
             f"{what} raises {type(error).__name__} when it is called",
             got=f"{words_of(error)}; given {' and '.join(map(shape_of, given))}",
             allowed=f"{'loss(outputs, targets)' if len(given) > 1 else 'network(inputs)'} without an error",

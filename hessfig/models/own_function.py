@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hessfig.curvature.double_backward import differentiable_twice, length
 from hessfig.curvature.witness import Derivatives, derivatives
-from hessfig.models.any_batch import Given, read_batches
+from hessfig.models.any_batch import Given, is_plain, read_batches
 from hessfig.models.own_checks import differentiable
 from hessfig.models.own_loss import ForeignCall, Reading
 from hessfig.models.preserved import preserved, requiring_gradients
@@ -33,6 +33,21 @@ class Asked:
     loss: Any
     weights: Any = None
     outputs: str | int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the network takes one tensor, and the loss takes what it returns: it is called without labels."""
+        return self.outputs is None and is_plain(self.inputs, self.targets)
+
+    @property
+    def meant_loss(self) -> Any:
+        """The loss that is meant: cross-entropy, where none is given and the network is not asked for its own."""
+        return "cross_entropy" if self.loss is None and self.is_plain else self.loss
+
+    def called(self, network: nn.Module, real: torch.dtype) -> ForeignCall:
+        """Return a network, the user's or a copy, called with the batches in a type."""
+        given = read_batches(self.inputs, self.targets, real)
+        return ForeignCall(network, given, self.outputs, labels=not self.is_plain)
 
 
 @dataclass(frozen=True)
@@ -87,12 +102,11 @@ class OwnFunction:
     def call(self) -> ForeignCall:
         """The network with its batches, and which loss follows from them."""
         with self._kept():
-            given = read_batches(self.asked.inputs, self.asked.targets, self.dtype)
-            return ForeignCall(self.network, given, self.asked.outputs)
+            return self.asked.called(self.network, self.dtype)
 
     @cached_property
     def _read(self) -> Reading:
-        return self.call.reading(self.asked.loss)
+        return self.call.reading(self.asked.meant_loss)
 
     def values(self) -> list[float]:
         """Return the loss of every batch."""
@@ -124,7 +138,7 @@ class OwnFunction:
 
     def reads_more(self) -> bool:
         """Whether the loss depends on parameters in another way than through the outputs (penalties, activations)."""
-        if not self.call.has_outputs(self.asked.loss):
+        if not self.call.has_outputs(self.asked.meant_loss):
             return False
         with self._kept(), torch.enable_grad(), differentiable_twice():
             slopes = self._beyond_outputs()

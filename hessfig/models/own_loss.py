@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from hessfig.curvature.losses import IGNORED, LOSSES, CrossEntropy, Inside, SquaredError
 from hessfig.errors import UserError, first_few
 from hessfig.models.any_batch import LABELS, Given, Rows
-from hessfig.models.own_checks import shape_of, words_of
+from hessfig.models.own_checks import Raised, shape_of, words_of
 
 _ULPS = 4  # of the value of a loss that is taken for a known one, until its derivatives are compared
 
@@ -63,12 +63,15 @@ class Reading:
 class ForeignCall:
     """A network and the batches it is called with: what it returned (`found`), and which function follows from it.
 
-    Labels are handed to a network whose forward() names them, or takes any word and does not fail at this one.
+    With `labels`, they are handed to a network whose forward() names them, or takes any word and does not fail at this.
     """
 
-    def __init__(self, network: nn.Module, given: list[Given], outputs: str | int | None) -> None:
+    def __init__(
+        self, network: nn.Module, given: list[Given], outputs: str | int | None, *, labels: bool = True
+    ) -> None:
         self.network, self.outputs = network, outputs
-        self.given = [_with_labels(network, one) for one in given] if _takes_labels(network, given[0]) else given
+        takes = labels and _takes_labels(network, given[0])
+        self.given = [_with_labels(network, one) for one in given] if takes else given
         self.found = [_called(network, one) for one in self.given]
 
     def has_own_loss(self, loss: Any) -> bool:
@@ -188,7 +191,7 @@ def _called(network: nn.Module, one: Given) -> Any:
         with torch.enable_grad():
             return tree_map_only(Tensor, torch.detach, network(*one.arguments, **one.words))
     except (Exception, SystemExit) as error:
-        raise UserError(
+        raise Raised(
             f"the network cannot take the batch: it raises {type(error).__name__}",
             got=f"{words_of(error)}; given {one}",
             allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",

@@ -17,12 +17,12 @@ from hessfig.curvature.losses import LOSSES, Called, Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import KeptInputs, is_plain, labels, only_trainable, read_batches, typed
+from hessfig.models.any_batch import KeptInputs, labels, only_trainable, read_batches, typed
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.in_place import InPlace, cast
 from hessfig.models.own_checks import shape_of
 from hessfig.models.own_function import TRAINABLE, Asked
-from hessfig.models.own_loss import ForeignCall, adapted
+from hessfig.models.own_loss import adapted
 from hessfig.rng import lay_out
 from hessfig.weights import Layout, Weight, every_parameter
 
@@ -235,7 +235,7 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     Raises UserError for batches, losses and names that do not fit.
     """
     inputs, targets, loss = asked.inputs, asked.targets, asked.loss
-    if asked.outputs is not None or not is_plain(inputs, targets):
+    if not asked.is_plain:
         network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, asked.outputs)
         inputs = network.inputs
     batches = _batches(inputs, targets, real)
@@ -249,12 +249,12 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
 
 def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     """Return the problem of a network whose output is the user's loss: it reads more than outputs and targets."""
-    call = ForeignCall(network, read_batches(asked.inputs, asked.targets, real), asked.outputs)
-    reading = call.reading(asked.loss)
-    rows, _, inside = call.whole(reading, several=call.has_outputs(asked.loss))
+    call, meant = asked.called(network, real), asked.meant_loss
+    reading = call.reading(meant)
+    rows, _, inside = call.whole(reading, several=call.has_outputs(meant))
     weights = [1.0] * len(call.given)
     if len(weights) > 1:
-        loss = _loss("cross_entropy" if asked.loss is None else asked.loss, real)
+        loss = _loss("cross_entropy" if meant is None else meant, real)
         weights = batch_weights(loss, [*map(reading.outputs, call.found)], [one.targets for one in call.given])
         inside = Inside(str(loss.reduction))
     batches = _batches(rows.inputs, [torch.zeros(len(one)) for one in rows.inputs], real)

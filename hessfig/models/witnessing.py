@@ -18,7 +18,7 @@ from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, 
 from hessfig.errors import UserError, plain
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own_checks import Changing, check_network, check_tree, original, shape_of, uncopied
+from hessfig.models.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
 from hessfig.models.own_function import Asked, OwnFunction
 from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
 
@@ -135,7 +135,7 @@ class Witnessing:
                 built = self.route.build(self.asked, real)
             except UserError as error:
                 refusals.append(error)
-                if isinstance(error, Changing) or not (isinstance(error, Uncopied) or self._runs):
+                if not (isinstance(error, Uncopied) or (isinstance(error, Raised) and self._runs)):
                     raise  # of what the user gave
                 continue
             witness = self._witness(built)

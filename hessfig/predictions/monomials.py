@@ -57,8 +57,9 @@ class Growth(StrEnum):
 class Function:
     """A function by what counts of it: the degrees in its Taylor series at 0, as far as two derivatives need them.
 
-    A `finite` one has no other degrees; one of several pieces, such as ReLU, counts as the polynomial of a piece. A
-    function of degree 0, such as a vector over its length, keeps its size at arguments of every size, and its k-th
+    Each term is a polynomial: |s|^1.5 and s^2 / |row| have no such series and no place here.
+    A `finite` function has no other degrees; one of several pieces, such as ReLU, counts as the polynomial of a piece.
+    A function of degree 0, such as a vector over its length, keeps its size at arguments of every size, and its k-th
     derivative goes with their k-th negative power; without `degrees` it does so at small arguments as well.
     """
 

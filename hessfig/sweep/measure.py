@@ -8,7 +8,7 @@ import torch
 from hessfig.config.machine import card_of
 from hessfig.curvature.problem import Objective
 from hessfig.files import check_pin
-from hessfig.measurements.catalogue import source_of
+from hessfig.measurements.catalogue import source_of, walks
 from hessfig.measurements.quantity import At, Measured, Request, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
@@ -36,7 +36,7 @@ def draw_problem(cell: Cell) -> Objective:
     if content := cell.science.get("content"):
         from hessfig.sweep.own_content import check_planned
 
-        check_planned(cell.config, found, content)
+        check_planned(cell.config, found, content, is_far=walks(cell.quantity, cell.config))
     return found.to(torch.device(card_of(cell.config.device)))
 
 

@@ -73,15 +73,15 @@ class MonitoredTraining:
         """Return the key of a quantity at a step, where function and weights have a certain hash."""
         return digest({"settings": self._hashes[name], "step": step, "point": point})
 
-    def begin(self, step: int, point: str, parts: Mapping[str, str]) -> None:
+    def begin(self, step: int, points: Mapping[str, str], parts: Mapping[str, str]) -> None:
         """Go on from `step`: what an earlier process measured after it, or at it of another function, is left out.
 
-        `parts` are the hashes of what network and loss are made of. Raises OtherTraining where nothing was measured
-        before `step`, or where a part is another that did not change along the steps measured before: then this is no
-        restart, but another training.
+        `points` are hashes of function and weights by quantity, `parts` of what network and loss are made of. Raises
+        OtherTraining where nothing was measured before `step`, or where a part is another that did not change along the
+        steps measured before: then this is no restart, but another training.
         """
         if not self._begun:
-            own = {self.key(step, name, point) for name in self._hashes}
+            own = {self.key(step, name, points[name]) for name in self._hashes}
             if self._cells and not any(cell.key in own for cell in self._cells):
                 self._check_same(step, parts)
             self._cells = [cell for cell in self._cells if cell.step < step or cell.key in own]

@@ -2,6 +2,7 @@
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 
 from hessfig.config.schema import Config
 from hessfig.config.user_code import guarded
@@ -15,20 +16,30 @@ from hessfig.rng import one_thread
 from hessfig.states import point
 
 
-def planned_content(config: Config, sigma: float | None, seed: int, *, twice: bool) -> str:
-    """Return the content of the network that the factory makes now. Warns where no cell of it can be reused."""
-    content, why = _content(config, point.drawn(config, sigma=sigma, seed=seed), twice=twice)
-    if why:
-        words = f"{KEY}: cells of {config.model.factory} are measured again by every run: {why}"
-        warnings.warn(words, RuntimeWarning, stacklevel=2)
-    return content
+def planned_contents(
+    config: Config, sigma: float | None, seed: int, *, twice: bool, distances: Sequence[bool]
+) -> list[str]:
+    """Return the content of the network that the factory makes now: at its weights (False), away from them (True).
+
+    Warns where no cell of it can be reused.
+    """
+    drawn = point.drawn(config, sigma=sigma, seed=seed)
+    contents = []
+    for is_far in distances:
+        content, why = _content(config, drawn, twice=twice, is_far=is_far)
+        contents.append(content)
+        if why:
+            which = "that walk away from the weights " * is_far
+            words = f"{KEY}: cells of {config.model.factory} {which}are measured again by every run: {why}"
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+    return contents
 
 
-def check_planned(config: Config, drawn: Objective, planned: str) -> None:
+def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: bool) -> None:
     """Raise UserError unless a network, drawn again, is the one that was planned."""
     if planned.startswith(ONCE):
         return
-    found, _ = _content(config, drawn, twice=False)
+    found, _ = _content(config, drawn, twice=False, is_far=is_far)
     if found != planned:
         raise UserError(
             f"{KEY}: {config.model.factory} returned something else than when this run was planned",
@@ -38,9 +49,12 @@ def check_planned(config: Config, drawn: Objective, planned: str) -> None:
         )
 
 
-def _content(config: Config, drawn: Objective, *, twice: bool) -> tuple[str, str]:
+def _content(config: Config, drawn: Objective, *, twice: bool, is_far: bool) -> tuple[str, str]:
     """Return the content, and why nothing of it can be reused, if so."""
     with one_thread(), guarded(KEY, str(config.model.factory)):
         shown = content_of(drawn)
-        found = fingerprint(drawn, shown, twice=twice)
-    return (found.digest if found.why else hashlib.sha256(f"{shown} {found.digest}".encode()).hexdigest()), found.why
+        found = [fingerprint(drawn, shown, twice=twice, is_far=where) for where in (False, True)[: 1 + is_far]]
+    lacking = next((one for one in found if one.why), None)
+    if lacking:
+        return lacking.digest, lacking.why
+    return hashlib.sha256(" ".join([shown, *(one.digest for one in found)]).encode()).hexdigest(), ""

@@ -14,6 +14,7 @@ from hessfig.config.enums import State
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
 from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few, needs_pilots
+from hessfig.measurements.catalogue import walks
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
 from hessfig.states.training.trajectory import Trajectory
@@ -45,7 +46,7 @@ class Cell:
         """Everything that changes the numbers of this cell."""
         settled = {"settled": dict(self.probe_counts)} if self.probe_counts else {}
         step = {} if self.step is None else {"step": self.step}
-        content = self.variant.content(self.sigma, self.seed)
+        content = self.variant.content(self.sigma, self.seed, is_far=walks(self.quantity, self.config))
         own = {"content": content} if content else {}
         return {**self.variant.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled, **own}
 

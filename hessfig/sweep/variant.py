@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hessfig.config.keys import in_key
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.measurements.catalogue import check_decay, quantity, source_of
+from hessfig.measurements.catalogue import check_decay, quantity, source_of, walks
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts
 from hessfig.models.blocks import blocks_of
@@ -73,27 +74,46 @@ class Variant:
         """Return what the column `config` of a table says of a quantity."""
         return digest(self.science(name))[:12]
 
-    def content(self, sigma: float | None, seed: int) -> str:
+    def content(self, sigma: float | None, seed: int, *, is_far: bool = False) -> str:
         """Return a hash of what the user's code returns and what that computes, for networks of the user's own.
 
-        Empty for others. Where nothing of it can be reused it begins with ONCE.
+        What it computes at the weights, or `is_far` away from them too. Empty for other networks. Where nothing of it
+        can be reused it begins with ONCE.
         """
         if not kind(self.config.model.kind).is_own:
             return ""
-        from hessfig.sweep.own_content import planned_content  # takes torch
-
         seed = seed if "seed" in self.axes else self.config.first_seed
-        label = self._label(sigma, seed)
+        label = self._label(sigma, seed, is_far=is_far)
         if label not in self._contents:
-            known = self._known.get(digest([self._network, label]))
-            is_first = not self._contents  # whether calls agree is a matter of the code, not of the seed
-            self._contents[label] = known or planned_content(self.config, sigma, seed, twice=is_first)
+            self._contents.update(self._planned(sigma, seed))
         return self._contents[label]
+
+    def _planned(self, sigma: float | None, seed: int) -> dict[str, str]:
+        """Return the contents of one network by label, from one call of the user's code or from earlier runs."""
+        labels = {self._label(sigma, seed, is_far=is_far): is_far for is_far in self._distances}
+        known = {label: self._known.get(digest([self._network, label]), "") for label in labels}
+        if all(known.values()):
+            return known
+        from hessfig.sweep.own_content import planned_contents  # takes torch
+
+        is_first = not self._contents  # whether calls agree is a matter of the code, not of the seed
+        distances = [*labels.values()]
+        found = planned_contents(self.config, sigma, seed, twice=is_first, distances=distances)
+        return dict(zip(labels, found, strict=True))
+
+    @cached_property
+    def _distances(self) -> list[bool]:
+        """Where its networks are looked at: at their weights, and away from them if a quantity goes there."""
+        return [False, True] if any(walks(name, self.config) for name in self.config.quantities) else [False]
 
     def networks(self) -> dict[str, str]:
         """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
         seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
-        found = {self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds}
+        places = product(self.sigmas(), seeds, self._distances)
+        found = {
+            self._label(sigma, seed, is_far=is_far): self.content(sigma, seed, is_far=is_far)
+            for sigma, seed, is_far in places
+        }
         return {label: content for label, content in found.items() if content}
 
     def reusable_contents(self) -> dict[str, str]:
@@ -152,8 +172,9 @@ class Variant:
             )
 
     @staticmethod
-    def _label(sigma: float | None, seed: int) -> str:
-        return f"seed={seed}" if sigma is None else f"sigma={sigma!r}, seed={seed}"
+    def _label(sigma: float | None, seed: int, *, is_far: bool) -> str:
+        label = f"seed={seed}" if sigma is None else f"sigma={sigma!r}, seed={seed}"
+        return f"{label}, away from the weights" if is_far else label
 
     @cached_property
     def _known(self) -> dict[str, str]:

@@ -15,8 +15,16 @@ from hessfig.predictions.network_series import BRANCH, SIGMA, TIED, Regime
 from hessfig.terms import AT_OUTPUTS, MLP, PARTS, Attention, Block, Gate, Kind, Matrix, Norm, NormKind, Part, Scores
 from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES
-from hessfig.theory.autodiff import VANISHES, Loss, ScaledNetwork, exponent, hessian_blocks, square_loss, with_sum
-from hessfig.theory.component_networks import ComponentNetwork
+from hessfig.theory.autodiff import (
+    VANISHES,
+    ComponentNetwork,
+    Loss,
+    ScaledNetwork,
+    exponent,
+    hessian_blocks,
+    square_loss,
+    with_sum,
+)
 from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, named, normal, prefixed
 
 DEPTH_SIGMA = 4e-3

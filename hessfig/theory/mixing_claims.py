@@ -1,7 +1,7 @@
 """The theorem of mixing weights: exponents by powers of the scores, and statements on them and their exceptions."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessfig.errors import UserError, first_few
 from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
 from hessfig.theory import autodiff
 from hessfig.theory.attention_formulas import AttentionPoint
@@ -39,25 +40,35 @@ class Surroundings:
 PLAIN = Surroundings()
 
 
-def mixing_exponents(degrees: Iterable[int], around: Surroundings = PLAIN, *, single: bool = False) -> Exponents:
+def mixing_exponents(
+    degrees: Iterable[float],
+    around: Surroundings = PLAIN,
+    *,
+    single: bool = False,
+    non_polynomial: Iterable[float] = (),
+) -> Exponents:
     """Return the exponent of every block of H_o, H_f and H; blocks that vanish identically are left out.
 
     The weights are W_V, W_Q and W_K, or W_V and W_QK where a `single` matrix makes the scores.
 
-    Let the mixing weights be A = A_0 + A_1 + ..., each A_n homogeneous of degree n in the scores S, and let n run over
-    the degrees with A_n not zero. With scores ~ sigma^p and values ~ sigma^q, the mixed values F = A X W_V have
+    Let row i of the mixing weights be a function of row i of the scores S, and a sum of terms A_n with
+    A_n(t S) = t^n A_n(S) for t > 0. `degrees` are those of the terms that are polynomials (on pieces, as ReLU is) and
+    not zero, `non_polynomial` those of all others, such as 0 of s^2 / sum of s^2, 1 of s^2 / |row| and 1.5 of |s|^1.5.
+    With scores ~ sigma^p and values ~ sigma^q, the mixed values F = A X W_V have
 
         dF/dW_V ~ sigma^(q + p m),   m the lowest degree;         d2F/dW_V2 = 0
-        dF/dW_Q, dF/dW_K, d2F/dW_Q dW_K, d2F/dW_V dW_Q ~ sigma^(q + p m'),   m' the lowest degree from 1 on
-        d2F/dW_Q2, d2F/dW_K2 ~ sigma^(q + p m''),   m'' the lowest degree from 2 on (1, where scores bend in W_Q)
+        dF/dW_Q, dF/dW_K, d2F/dW_Q dW_K, d2F/dW_V dW_Q ~ sigma^(q + p m'),   m' the lowest of a term not constant
+        d2F/dW_Q2, d2F/dW_K2 ~ sigma^(q + p m''),   m'' the lowest of a term not linear (m', where scores bend in W_Q)
 
-    for all tokens, weights and gradients but a null set. docs/heterogeneity.md has the proof and its exceptions; the
-    rule that counts monomials (hessfig.predictions.network_series) is the other way to the same numbers.
+    for all tokens, weights and gradients but a null set. docs/heterogeneity.md has the proof, its conditions and its
+    exceptions; the rule that counts monomials (hessfig.predictions.network_series) is the other way to these numbers.
+    Raises UserError for a polynomial whose degree is not a whole number from 0 on.
     """
+    terms = _terms(degrees, non_polynomial)
     matrices = (Matrix.W_V, Matrix.W_QK) if single else (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
     found: Exponents = {}
     for row, col in combinations_with_replacement(matrices, 2):
-        one, other, both = (_power(degrees, around, *by) for by in ((row,), (col,), (row, col)))
+        one, other, both = (_power(terms, around, *by) for by in ((row,), (col,), (row, col)))
         outer = 2 * around.first + one + other
         functional = around.gradient + min(around.first + both, around.second + one + other)
         found |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
@@ -65,14 +76,28 @@ def mixing_exponents(degrees: Iterable[int], around: Surroundings = PLAIN, *, si
     return {key: power for key, power in found.items() if power < math.inf}
 
 
-def _power(degrees: Iterable[int], around: Surroundings, *by: Matrix) -> float:
+def _terms(degrees: Iterable[float], non_polynomial: Iterable[float]) -> list[tuple[float, float]]:
+    """Return each term's degree, and the order of the highest derivative by scores that does not vanish."""
+    polynomials = list(degrees)
+    strange = [n for n in polynomials if n < 0 or n != int(n)]
+    if strange:
+        raise UserError(
+            "mixing_exponents: degrees of terms that are polynomials in the scores",
+            got=first_few([f"{n:g}" for n in strange]),
+            allowed="whole numbers from 0 on",
+            remedy=f"non_polynomial={strange} for terms that are homogeneous without being polynomials",
+        )
+    return [*((n, n) for n in polynomials), *((n, math.inf) for n in non_polynomial)]
+
+
+def _power(terms: Iterable[tuple[float, float]], around: Surroundings, *by: Matrix) -> float:
     """Return the power of the derivative of F by one or two weights: that of the lowest degree it leaves."""
     if by == (Matrix.W_V, Matrix.W_V):
         return math.inf
     scored = [matrix for matrix in by if matrix in _SCORED]
     is_twice = len(scored) > 1 and scored[0] == scored[1] and not around.bend
     least = 2 if is_twice else min(len(scored), 1)
-    return around.values + around.scores * min((n for n in degrees if n >= least), default=math.inf)
+    return around.values + around.scores * min((n for n, highest in terms if highest >= least), default=math.inf)
 
 
 Q, K, V, QK = Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_QK
@@ -83,30 +108,48 @@ _SOFTMAX = (0, 1, 2, 3)
 
 def polynomial_mixing(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> Float[Tensor, "L L"]:
     """Return c_0 + c_1 s + c_2 s^2 + ..., entry by entry, with the coefficients by their powers."""
-    return torch.stack([c * scores**n for n, c in coefficients.items()]).sum(0)
+    terms = [c * scores**n for n, c in coefficients.items()]
+    return torch.stack(terms).sum(0) if terms else torch.zeros_like(scores)
+
+
+@dataclass(frozen=True)
+class HomogeneousTerm:
+    """A term of the mixing weights of a `degree` in the scores that is no polynomial of them, a row at a time."""
+
+    degree: float
+    weights: Callable[[Float[Tensor, "L L"]], Float[Tensor, "L L"]]
 
 
 @dataclass(frozen=True)
 class MixingCase:
-    """Mixing weights of certain powers (None: softmax), and what lies around them."""
+    """Mixing weights of certain powers (None: softmax), and perhaps of another term; what lies around them."""
 
     name: str
     powers: Sequence[int] | None
     around: Surroundings = PLAIN
     single: bool = False
     zero_targets: bool = False
+    further: HomogeneousTerm | None = None
 
     def network(self, X: Tensor, weights: Weights, coefficients: Coefficients, bent: Tensor) -> Tensor:
         """Return the outputs: of the mixed values F themselves, of F + (F B)^2, or of norm(X + F)."""
         values = X if self.around.values else _unit(X)
-        scores = self._scores(values, weights)
+        scores = self.scores(values, weights)
         mixed = torch.softmax(scores, -1) if self.powers is None else polynomial_mixing(scores, coefficients)
+        mixed = mixed if self.further is None else mixed + self.further.weights(scores)
         F = mixed @ values @ weights[V]
         if self.around.first < 0:
             return _unit(X + F)
         return F if math.isinf(self.around.second) else F + (F @ bent).square()
 
-    def _scores(self, X: Tensor, weights: Weights) -> Tensor:
+    def exponents(self) -> Exponents:
+        """Return the exponents of the theorem."""
+        powers = _SOFTMAX if self.powers is None else self.powers
+        others = () if self.further is None else (self.further.degree,)
+        return mixing_exponents(powers, self.around, single=self.single, non_polynomial=others)
+
+    def scores(self, X: Tensor, weights: Weights) -> Tensor:
+        """Return the scores of tokens, as this case makes them."""
         if self.single:
             return X @ weights[QK] @ X.T
         if not self.around.bend:
@@ -156,7 +199,7 @@ class DrawnMixing:
 
     def predicted(self) -> Values:
         """Return the exponents of the theorem."""
-        exponents = mixing_exponents(self.case.powers or _SOFTMAX, self.case.around, single=self.case.single)
+        exponents = self.case.exponents()
         known = {f"{self.case.name}: {part}({row}, {col})": power for (part, row, col), power in exponents.items()}
         zeros = {f"{self.case.name}: {part}({V}, {V})": VANISHES for part in PARTS if (part, V, V) not in exponents}
         return {name: torch.tensor(power, dtype=torch.float64) for name, power in {**zeros, **known}.items()}
@@ -168,7 +211,8 @@ def _coefficients(powers: Sequence[int] | None, generator: torch.Generator) -> d
     return {n: float((0.5 + drawn[0, n]) * torch.sign(drawn[1, n] - 0.5)) for n in powers or ()}
 
 
-def _draw(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixing:
+def draw_mixing(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixing:
+    """Draw tokens, targets, weights and coefficients for a case."""
     point = attention_point(dims, generator)
     weights = (
         {V: point.weights[V], QK: normal(dims.d_V, dims.d_V, generator=generator)} if case.single else point.weights
@@ -182,10 +226,11 @@ def _draw(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixi
 
 
 def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
-    return [_draw(case, dims, generator) for case in CASES]
+    return [draw_mixing(case, dims, generator) for case in CASES]
 
 
-def _joined(found: list[Values]) -> Values:
+def joined(found: list[Values]) -> Values:
+    """Return the values of several draws together; their names differ."""
     return {name: value for one in found for name, value in one.items()}
 
 
@@ -364,8 +409,8 @@ def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
 MIXING_STATEMENTS = {
     "mixing-exponents": Check(
         _draw_cases,
-        lambda drawn: _joined([one.exponents() for one in drawn]),
-        lambda drawn: _joined([one.predicted() for one in drawn]),
+        lambda drawn: joined([one.exponents() for one in drawn]),
+        lambda drawn: joined([one.predicted() for one in drawn]),
         numbers={"sigma": SMALL, "twice": 2 * SMALL},
     ),
     "mixing-constants": Check(_draw_terms, DrawnTerms.blocks, DrawnTerms.leading, numbers={"sigma": TINY}),

@@ -19,6 +19,7 @@ from hessfig.theory.attention_formulas import literal_bytes
 from hessfig.theory.bound_claims import BOUNDS, KRONECKER, RANKS
 from hessfig.theory.calculus_claims import CALCULUS, MOMENTS
 from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
+from hessfig.theory.homogeneous_claims import HOMOGENEOUS_STATEMENTS
 from hessfig.theory.mixing_claims import MIXING_STATEMENTS
 from hessfig.theory.network_claims import BLOCK, HEAD_STATEMENTS, LINEAR, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
@@ -74,7 +75,7 @@ def _whole_number(key: str, text: str) -> int:
 _CHECKS = {
     **{**SOFTMAX, **CALCULUS, **MOMENTS, **THEOREMS, **GROWTH, **LINEAR, **DEGREES, **QUERY_KEY, **RANKS},
     **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS, **KRONECKER},
-    **{**COMPONENTS, **MIXING_STATEMENTS},
+    **{**COMPONENTS, **MIXING_STATEMENTS, **HOMOGENEOUS_STATEMENTS},
 }
 _TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
 CATALOGUE = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,31 +53,31 @@ def test_the_theorem_and_the_rule_that_counts_agree(architecture: Architecture, 
                 assert found.get((part, row, col)) == counted, (part, row, col)
 
 
-def _twice_from_one(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _twice_from_one(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents(degrees, replace(around, bend=True), **more)
 
 
-def _values_meet_scores(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _values_meet_scores(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents([n for n in degrees if n > 0], around, **more)
 
 
-def _every_degree(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _every_degree(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents((0, 1, 2, 3), around, **more)
 
 
-def _no_bend_after(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _no_bend_after(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents(degrees, replace(around, second=math.inf), **more)
 
 
-def _no_norm_after(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _no_norm_after(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents(degrees, replace(around, first=0.0), **more)
 
 
-def _scores_not_normalised(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _scores_not_normalised(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents(degrees, replace(around, scores=2.0), **more)
 
 
-def _gradient_of_order_one(degrees: Iterable[int], around: Surroundings = PLAIN, **more: bool) -> Exponents:
+def _gradient_of_order_one(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
     return mixing_exponents(degrees, replace(around, gradient=0.0), **more)
 
 
@@ -140,7 +141,8 @@ def test_tokens_of_any_mean_are_no_exception() -> None:
 
 
 def test_the_table_of_the_page_is_the_theorem() -> None:
-    rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.M)
+    text = PAGE.read_text().partition("## What follows")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     kinds = {"plain": Surroundings(), "unit": COSINE, "before": Surroundings(0.0, 0.0)}
     kinds["after"] = Surroundings(first=-1.0, second=-2.0)
     assert len(rows) >= 10

@@ -1,0 +1,124 @@
+"""Terms that are no polynomials of the scores: the second theorem, what the first one said of them, its conditions."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hessfig.errors import UserError
+from hessfig.rng import stream
+from hessfig.terms import Matrix, Part
+from hessfig.theory import homogeneous_claims, mixing_claims
+from hessfig.theory.homogeneous_claims import BREACHES, CASES, HOMOGENEOUS_STATEMENTS, TERMS
+from hessfig.theory.mixing_claims import PLAIN, Exponents, Surroundings, mixing_exponents
+from hessfig.theory.statement import Dims, check
+from hessfig.theory.verification import CATALOGUE
+
+Q, V = Matrix.W_Q, Matrix.W_V
+PAGE = Path(__file__).parents[2] / "docs" / "heterogeneity.md"
+# Exponents of H(V, V) and H(Q, Q), measured by somebody else in plain PyTorch.
+MEASURED = {
+    "s^2 / sum of s^2": (2, 1),
+    "ReLU / its sum": (2, 1),
+    "s / |row|": (2, 1),
+    "s^2 / |row|": (6, 3),
+    "|s|^1.5": (8, 4),
+    "|s|^0.5": (4, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def exponents() -> tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]]:
+    statement = HOMOGENEOUS_STATEMENTS["mixing-homogeneous"]
+    drawn = statement.draw(Dims(), stream(0, "homogeneous"))
+    return drawn, dict(statement.oracle(drawn))
+
+
+def _largest_error(drawn: list[mixing_claims.DrawnMixing], found: dict[str, torch.Tensor]) -> float:
+    predicted = [one.predicted() for one in drawn]
+    return max(float((value - found[name]).abs()) for one in predicted for name, value in one.items())
+
+
+def test_every_block_is_named_by_the_theorem(
+    exponents: tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]],
+) -> None:
+    assert _largest_error(*exponents) < 0.01
+    assert len(CASES) > 20
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_exponents_are_those_that_were_measured(
+    name: str, exponents: tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]]
+) -> None:
+    stated = mixing_exponents([], non_polynomial=[TERMS[name].degree])
+    found = [round(float(exponents[1][f"{name}: H({one}, {one})"]), 2) for one in (V, Q)]
+    assert found == [stated[Part.H, one, one] for one in (V, Q)] == [*MEASURED[name]]
+
+
+def _as_polynomials(
+    degrees: Iterable[int], around: Surroundings = PLAIN, *, single: bool = False, non_polynomial: Iterable[int] = ()
+) -> Exponents:
+    return mixing_exponents([*degrees, *map(round, non_polynomial)], around, single=single)
+
+
+def _without_them(
+    degrees: Iterable[int], around: Surroundings = PLAIN, *, single: bool = False, non_polynomial: Iterable[float] = ()
+) -> Exponents:
+    return mixing_exponents(degrees, around, single=single)
+
+
+def _no_second_derivative(
+    degrees: Iterable[int], around: Surroundings = PLAIN, *, single: bool = False, non_polynomial: Iterable[float] = ()
+) -> Exponents:
+    found = mixing_exponents(degrees, around, single=single, non_polynomial=non_polynomial)
+    return {key: power + 2 * (key == (Part.H_f, Q, Q)) for key, power in found.items()}
+
+
+@pytest.mark.parametrize("mutation", [_as_polynomials, _without_them, _no_second_derivative])
+def test_the_theorem_of_polynomials_fails_for_them(
+    mutation: object,
+    exponents: tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mixing_claims, "mixing_exponents", mutation)
+    assert _largest_error(*exponents) > 0.9
+
+
+@pytest.mark.parametrize("degree", [1.5, 0.5, -1])
+def test_a_polynomial_has_a_whole_degree(degree: float) -> None:
+    with pytest.raises(UserError, match=r"(?s)whole numbers from 0 on.*non_polynomial"):
+        mixing_exponents([0, degree])  # type: ignore[list-item]
+
+
+def test_degrees_may_come_from_a_generator() -> None:
+    assert mixing_exponents(n for n in (0, 1)) == mixing_exponents((0, 1))
+
+
+def test_every_condition_is_needed() -> None:
+    """All breaches are as recorded, and each but the control differs from what the theorem says."""
+    breaches = replace(CATALOGUE["mixing-conditions"])
+    assert float(check(breaches, [Dims()], 1).error_as_printed or 0) < 0.01
+    differing = [one.name for one in BREACHES if one.expected() != replace(one, differs={}).expected()]
+    assert differing == [one.name for one in BREACHES if one.name != "minors"] and len(differing) == 5
+
+
+@pytest.mark.parametrize("place", range(len(BREACHES)))
+def test_a_breach_that_is_no_exception_is_caught(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = BREACHES[place]
+    other = replace(one, differs={} if one.differs else {(Part.H_o, V, V): 2.0})
+    monkeypatch.setattr(homogeneous_claims, "BREACHES", [other])
+    assert float(check(CATALOGUE["mixing-conditions"], [Dims()], 1).error_as_printed or 0) > 0.9
+
+
+def test_the_table_of_the_page_is_the_theorem() -> None:
+    text = PAGE.read_text().partition("## Terms that are no polynomials")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d, ]*|-) \| ([\d.]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
+    assert len(rows) >= 8
+    for name, degrees, other, value, query, gap in rows:
+        polynomials = [int(n) for n in degrees.split(",")] if degrees != "-" else []
+        found = mixing_exponents(polynomials, non_polynomial=[float(other)])
+        H = [found[Part.H, one, one] for one in (V, Q)]
+        assert [float(value), float(query), float(gap)] == [*H, H[1] - H[0]], name
