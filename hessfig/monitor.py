@@ -21,15 +21,17 @@ from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
 from hessfig.interface import blocks_asked, with_parts
-from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.catalogue import quantity, walks
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
+from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.lens_bridge import followed, is_bridge
 from hessfig.models.own_checks import check_network, check_scripted, original
 from hessfig.models.own_function import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
+from hessfig.record import digest
 from hessfig.rng import generators_kept
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
