@@ -1,11 +1,10 @@
 """hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
 
 import os
-import random
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from hessfig.arguments import Measure, Spec, device_of, one_of
 from hessfig.budget import Budget
 from hessfig.config.schema import SweepConfig
+from hessfig.curvature.double_backward import differentiating
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
@@ -29,6 +29,7 @@ from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
+from hessfig.rng import kept_draws, made_on
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
@@ -135,8 +136,8 @@ class Monitor:
         self._owner: Owner | None = None
         if not self._is_first:
             return
-        with _undisturbed():
-            check_spread(self._network)
+        check_spread(self._network)
+        with _undisturbed(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
             config = wanted.config("float64" if place.type == "cpu" else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
@@ -197,7 +198,7 @@ class Monitor:
             self._write_down()
             return {}
         try:
-            with self.budget.measuring(), _undisturbed(), self._once():
+            with self.budget.measuring(), _undisturbed(self._network), self._once():
                 values = self._measured(step)
                 self._tell(values, step)
             return values
@@ -346,23 +347,13 @@ def _step(given: Any) -> int:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed(network: nn.Module) -> Iterator[None]:
     """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
-    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which a training may use
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    if devices:
+    device = next(network.parameters(), torch.empty(0, device="cpu")).device
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()  # what the training has under way is not the time of measuring
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            for kind in ("cpu", "cuda")[: 1 + bool(devices)]:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(arrays)  # noqa: NPY002
+    with differentiating(), kept_draws(), made_on(device):
+        yield
 
 
 def _label(row: Row) -> str:

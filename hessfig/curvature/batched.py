@@ -25,7 +25,7 @@ from hessfig.curvature.double_backward import (
 )
 from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
 from hessfig.curvature.rounding import OUTPUTS
-from hessfig.rng import one_thread
+from hessfig.rng import made_on, one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
 
@@ -40,7 +40,8 @@ def is_small(network: nn.Module) -> bool:
 @contextmanager
 def undisturbed(problem: Objective) -> Iterator[None]:
     """Differentiate whatever the caller has switched off, and small networks on one thread."""
-    with differentiating(), one_thread() if is_small(problem.network) else nullcontext():
+    device = next(problem.network.parameters()).device
+    with differentiating(), made_on(device), one_thread() if is_small(problem.network) else nullcontext():
         yield
 
 

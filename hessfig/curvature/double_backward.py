@@ -1,18 +1,17 @@
 """Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessfig.curvature.problem import Scalar, Suffix
 from hessfig.curvature.rounding import PRODUCTS
 from hessfig.errors import UserError, plain
-from hessfig.rng import stream
+from hessfig.rng import TURN, OfTheProcess, stream
 from hessfig.terms import Part
 
 _DIFFERENTIABLE_ONCE = "Error"  # what torch puts into the graph of such a function's gradient
@@ -105,22 +104,69 @@ def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     return torch.stack([(one * other).sum() for one, other in zip(left, right, strict=True)]).sum()
 
 
+_KERNELS = ("flash", "mem_efficient", "cudnn", "math")  # of attention
+
+
 @contextmanager
-def differentiable_twice() -> Iterator[None]:
-    """Keep to attention kernels that have second derivatives: the fused ones have none."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+def _plain_attention() -> Iterator[None]:
+    """As torch.nn.attention.sdpa_kernel, whose context another thread could not leave."""
+    place, fast_path = torch.backends.cuda, torch.backends.mha.get_fastpath_enabled()
+    before = {kernel: getattr(place, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}
     try:
-        with sdpa_kernel([SDPBackend.MATH]):
-            yield
+        torch.backends.mha.set_fastpath_enabled(False)
+        for kernel in _KERNELS:
+            getattr(place, f"enable_{kernel}_sdp")(kernel == "math")
+        yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(was)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for kernel, was in before.items():
+            getattr(place, f"enable_{kernel}_sdp")(was)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply numbers of float32 as such: a training may have asked for TF32 or bfloat16 in their place."""
+    settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before, whole = [one.fp32_precision for one in settings], torch.backends.fp32_precision
+    if not {*before} & {"tf32", "bf16"}:
+        yield
+        return
+    word = _precision()
+    _set_precision(word and "highest", dict.fromkeys(settings, "ieee"))
+    try:
+        yield
+    finally:
+        _set_precision(word, {one: "none" if was == whole else was for one, was in zip(settings, before, strict=True)})
+
+
+def _precision() -> str:
+    """Return the word of torch's older interface; nothing where the newer one, a setting each, says otherwise."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
+
+
+def _set_precision(word: str, each: Mapping[Any, str]) -> None:
+    if word:
+        torch.set_float32_matmul_precision(word)
+    for setting, value in each.items():
+        setting.fp32_precision = value
+
+
+_PLAIN_ATTENTION = OfTheProcess(_plain_attention)
+
+
+def differentiable_twice() -> AbstractContextManager[None]:
+    """Keep to attention kernels that have second derivatives: the fused ones have none."""
+    return _PLAIN_ATTENTION
 
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients in full precision, whatever modes the caller is in."""
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
+    """Record gradients in full precision, whatever modes the caller is in; other threads wait for their turn."""
+    off = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+    with TURN, torch.inference_mode(False), next(off), next(off), torch.enable_grad(), _full_precision():
         yield
 
 

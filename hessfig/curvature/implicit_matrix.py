@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hessfig.errors import UserError, plain
+from hessfig.rng import made_on
 
 Vectors = TypeVar("Vectors", Tensor, NDArray[Any])
 Array = NDArray[np.float64]
@@ -56,7 +57,7 @@ class ImplicitMatrix(ABC):
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.device = shape, device
         self._real = dtype
-        self.dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        self.dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
     @property
     @abstractmethod
@@ -84,7 +85,8 @@ class ImplicitMatrix(ABC):
         columns = _plain(x).to(self.device, self._real)
         columns = columns if x.ndim == 2 else columns[:, None]
         rows = self.shape[0] * count
-        products = _Linear.apply(columns, forth, back) if columns.shape[1] else columns.new_zeros(rows, 0)
+        with made_on(self.device):
+            products = _Linear.apply(columns, forth, back) if columns.shape[1] else columns.new_zeros(rows, 0)
         pieces = [products] if count == 1 else products.split(self.shape[0])
         return [one if x.ndim == 2 else one[:, 0] for one in pieces]
 
@@ -182,8 +184,9 @@ class ImplicitMatrix(ABC):
             return x
 
         columns = _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
-        x = _Linear.apply(columns, inverted, inverted) if columns.shape[1] else columns
-        residuals = told[0] if told else torch.zeros(0, dtype=torch.float64)
+        with made_on(torch.device("cpu")):
+            x = _Linear.apply(columns, inverted, inverted) if columns.shape[1] else columns
+        residuals = told[0] if told else torch.zeros(0, dtype=torch.float64, device="cpu")
         if bool((residuals > tolerance).any()):
             largest = f"the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
             warnings.warn(f"solve: {largest}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=2)

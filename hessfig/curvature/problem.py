@@ -97,7 +97,7 @@ def rademacher(
     >>> tuple(probes.shape), bool((probes.abs() == 1).all())
     ((6, 2), True)
     """
-    bits = torch.randint(0, 2, (num_probes, dim), generator=generator)
+    bits = torch.randint(0, 2, (num_probes, dim), generator=generator, device="cpu")
     return (2 * bits - 1).T.to(dtype)
 
 

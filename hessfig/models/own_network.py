@@ -21,7 +21,7 @@ from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
 from hessfig.models.own_checks import shape_of
 from hessfig.models.own_loss import adapted
-from hessfig.rng import is_row_major, lay_out
+from hessfig.rng import is_row_major, kept_draws, lay_out, made_on
 from hessfig.weights import Layout, Weight, every_parameter
 
 Pair = tuple[Weight, Weight]
@@ -210,8 +210,9 @@ def foreign(
     list of these}; a name may be pinned to a layer (W_V@2). Raises UserError for what does not fit.
     """
     real = getattr(torch, dtype)
-    with torch.inference_mode(False):
-        own_checks.check_network(network)
+    own_checks.check_network(network)
+    device = next((one.device for one in network.parameters()), torch.device("cpu"))
+    with torch.inference_mode(False), kept_draws(), made_on(device):
         if is_bridge(network):
             model = wrapped(network)
             weights = find_weights(model) if weights in (None, FOUND) else weights
