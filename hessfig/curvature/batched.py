@@ -24,7 +24,7 @@ from hessfig.curvature.double_backward import (
     summed,
 )
 from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
-from hessfig.curvature.rounding import OUTPUTS
+from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.rng import made_on, one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
@@ -153,8 +153,8 @@ def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k
 
     found = torch.cat([together(some) for some in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
-    off = float((factors @ found - alone(factors @ vectors)).norm())
-    return found if off <= OUTPUTS.of(found.dtype) * float(found.norm()) else torch.stack([*map(alone, vectors)])
+    off = norm(factors @ found - alone(factors @ vectors))
+    return found if off <= OUTPUTS.of(found.dtype) * norm(found) else torch.stack([*map(alone, vectors)])
 
 
 class BatchedColumn(SidedColumn):

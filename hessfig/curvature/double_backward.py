@@ -1,5 +1,6 @@
 """Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.curvature.problem import Scalar, Suffix
-from hessfig.curvature.rounding import PRODUCTS
+from hessfig.curvature.rounding import PRODUCTS, norm_of_all
 from hessfig.errors import UserError, plain
 from hessfig.rng import TURN, OfTheProcess, stream
 from hessfig.terms import Part
@@ -126,8 +127,9 @@ def _plain_attention() -> Iterator[None]:
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """Multiply numbers of float32 as such: a training may have asked for TF32 or bfloat16 in their place."""
-    settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    before, whole = [one.fp32_precision for one in settings], torch.backends.fp32_precision
+    backends: Any = torch.backends
+    settings = (backends.cuda.matmul, backends.mkldnn.matmul)
+    before, whole = [one.fp32_precision for one in settings], backends.fp32_precision
     if not {*before} & {"tf32", "bf16"}:
         yield
         return
@@ -170,7 +172,7 @@ def differentiating() -> Iterator[None]:
         yield
 
 
-_TINY = 1e-300
+_TINY = sys.float_info.min
 Tensors = Sequence[Tensor]
 
 
@@ -270,7 +272,7 @@ def _is_symmetric(u: Tensors, v: Tensors, images: tuple[Tensors, Tensors], floor
 
 
 def _norm(columns: Tensors) -> float:
-    return _dot(columns, columns) ** 0.5
+    return norm_of_all(columns, _dot(columns, columns) ** 0.5)
 
 
 def _dot(left: Tensors, right: Tensors) -> float:

@@ -263,7 +263,7 @@ class _Linear(torch.autograd.Function):
     """Y = A X of a constant A, as torch differentiates it (in both modes, any number of times) and maps it."""
 
     @staticmethod
-    def forward(columns: Tensor, forth: Map, back: Map) -> Tensor:  # type: ignore[override]
+    def forward(columns: Tensor, forth: Map, back: Map) -> Tensor:
         del back
         return forth(columns)
 
@@ -273,16 +273,16 @@ class _Linear(torch.autograd.Function):
         _, ctx.forth, ctx.back = inputs
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:
         return _Linear.apply(slopes, ctx.back, ctx.forth), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *others: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, *others: None) -> Tensor:
         del others
         return _Linear.apply(tangent, ctx.forth, ctx.back)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, columns: Tensor, forth: Map, back: Map) -> tuple[Tensor, int]:  # type: ignore[override]
+    def vmap(info: Any, in_dims: Any, columns: Tensor, forth: Map, back: Map) -> tuple[Tensor, int]:
         del info
         together = columns.movedim(in_dims[0], 2)
         return _Linear.apply(together.flatten(1), forth, back).unflatten(1, together.shape[1:]), 2
