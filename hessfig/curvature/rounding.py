@@ -40,10 +40,10 @@ def unit_of(*tensors: Tensor) -> float:
 _MOST_ADDED = 1e-6  # of the root of a type's range: a million millions of such squares still have a sum
 
 
-def by_squares(function: Callable[[Tensor], Tensor], of: Tensor) -> float:
+def by_squares(function: Callable[[Tensor], Tensor], of: Tensor, *, added_in: torch.dtype | None = None) -> float:
     """Return f(x) of an f with f(u x) = u f(x) that adds squares, as a norm does: plainly where they are in range."""
     plain = float(function(of))
-    if torch.finfo(of.dtype).tiny ** 0.5 <= plain < math.inf:
+    if torch.finfo(added_in or of.dtype).tiny ** 0.5 <= plain < math.inf:
         return plain
     unit = unit_of(of)
     return plain if unit == 1.0 else float(function(of.double() / unit)) * unit
@@ -62,4 +62,4 @@ def norm_of_all(tensors: Iterable[Tensor], plain: float) -> float:
 
 def deviation(samples: Tensor) -> float:
     """Return the standard deviation of samples."""
-    return by_squares(Tensor.std, samples)
+    return by_squares(Tensor.std, samples, added_in=torch.float64)

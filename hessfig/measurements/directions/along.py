@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hessfig.config.enums import Heading
 from hessfig.curvature.column import Column, entries_of, multiplied, view_of
-from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.gradients import LossGradient, above_rounding
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.rounding import norm, unit_of
 from hessfig.curvature.spectral.extremes import End
@@ -41,6 +41,11 @@ class NamedDirections:
     def gradient(self) -> Named:
         """The gradient of the loss of the measuring batch, by parameter."""
         return LossGradient(self._problem).gradient
+
+    @cached_property
+    def _signs(self) -> Named:
+        told = above_rounding(self._problem)
+        return {name: slope.sign() * told[name] for name, slope in self.gradient.items()}
 
     @cached_property
     def _updates(self) -> dict[Optimiser, Named]:
@@ -84,8 +89,9 @@ class NamedDirections:
         if heading == Heading.random:
             dim, generator = self._problem.layout.size(block.layer, block.col), self._stream(block)
             return torch.randn(dim, dtype=torch.float64, generator=generator)
-        slope = self.entries(self.gradient, block)
-        return slope.sign() if heading == Heading.sign else slope
+        if heading == Heading.sign:
+            return self.entries(self._signs, block)
+        return self.entries(self.gradient, block)
 
     def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
         square = Square(column, block, Part.H)
