@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hessfig.arguments import Measure, Spec, device_of, one_of
 from hessfig.budget import Budget
 from hessfig.config.schema import SweepConfig
-from hessfig.curvature.double_backward import on_host
+from hessfig.curvature.double_backward import differentiating
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
@@ -32,7 +32,7 @@ from hessfig.models.own_function import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
 from hessfig.record import digest
-from hessfig.rng import generators_kept
+from hessfig.rng import kept_draws, made_on
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
@@ -146,8 +146,8 @@ class Monitor:
         self._owner: Owner | None = None
         if not self._is_first:
             return
-        with _undisturbed():
-            check_spread(self._network)
+        check_spread(self._network)
+        with _undisturbed(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
             config = wanted.config("float64" if place.type == "cpu" else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
@@ -211,7 +211,7 @@ class Monitor:
             self._write_down()
             return {}
         try:
-            with self.budget.measuring(), _undisturbed(), self._once():
+            with self.budget.measuring(), _undisturbed(self._network), self._once():
                 values = self._measured(step)
                 self._tell(values, step)
             return values
@@ -408,18 +408,12 @@ def _step(given: Any) -> int:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed(network: nn.Module) -> Iterator[None]:
     """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
-    on_cuda = torch.cuda.is_initialized()
-    if on_cuda:
+    device = next(network.parameters(), torch.empty(0, device="cpu")).device
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()  # what the training has under way is not the time of measuring
-    with ExitStack() as stack:
-        stack.enter_context(generators_kept())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(on_host())
-        for kind in ("cpu", "cuda")[: 1 + on_cuda]:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+    with differentiating(), kept_draws(), made_on(device):
         yield
 
 

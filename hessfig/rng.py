@@ -1,13 +1,14 @@
-"""The same bits every time: named random streams, whatever else is drawn, one order in memory, sums on one thread."""
+"""The same bits every time, and the caller's left alone: random streams, order in memory, settings of the process."""
 
 import hashlib
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from hessfig.record import FROBENIUS
 
@@ -57,10 +58,43 @@ def lay_out(module: nn.Module) -> nn.Module:
     return module
 
 
+TURN = threading.RLock()  # threads take turns: torch swaps weights in a module, and forward mode is the process's
+
+
+class OfTheProcess:
+    """A context for a setting of the whole process: the first thread in enters it, the last one out leaves it.
+
+    So that threads that need it at once do not restore what another one has set.
+    """
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[None]]) -> None:
+        self._setting, self._lock, self._users = setting, threading.Lock(), 0
+        self._entered: AbstractContextManager[None]
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._entered = self._setting()
+                self._entered.__enter__()
+            self._users += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._entered.__exit__(None, None, None)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Hold torch to one thread: sums over more would be split otherwise, and round otherwise."""
+    """Hold torch to one thread: sums over more would be split otherwise, and round otherwise.
+
+    Where it is one already nothing is set: a thread of Python's that is new takes the number that was set last.
+    """
     before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield
@@ -69,13 +103,27 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put the global generators of torch (those of the GPUs too), numpy and Python back where they were."""
-    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which the caller may use
+def kept_draws() -> Iterator[None]:
+    """Leave the global generators of torch, NumPy and Python as they are, whatever draws from them."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
+    with TURN, torch.random.fork_rng(devices=devices):
+        python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, the caller's
+        try:
             yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(arrays)  # noqa: NPY002
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)  # noqa: NPY002
+
+
+@contextmanager
+def global_draws(generator: Generator) -> Iterator[None]:
+    """Seed torch's global generator of the CPU from `generator`, for code that draws from it; it is restored."""
+    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
+    with TURN, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def made_on(device: torch.device) -> AbstractContextManager[object]:
+    """Make tensors for which no device is named on `device`, where the caller's default is of another kind."""
+    return nullcontext() if torch.get_default_device().type == device.type else device

@@ -289,7 +289,10 @@ def out_of_range(table: Path) -> list[str]:
     ends = {
         "are not finite": (_of_status(rows, Status.nonfinite), "recorded as such and left out of means"),
         "did not converge": (_of_status(rows, Status.not_converged), "recorded and left out of means"),
-        "are 0 where theory knows no zero": (underflowed, "smaller than the numbers' type can hold; kept as 0"),
+        "are 0 where theory knows no zero": (
+            underflowed,
+            "0 in every product: an underflow on the way, or a zero that theory does not state; kept as 0",
+        ),
     }
     return [
         f"{len(bad)} numbers of {len(rows)} {what}: {_where(bad, rows)}: {end}"

@@ -24,9 +24,9 @@ from hessfig.curvature.double_backward import (
     summed,
 )
 from hessfig.curvature.problem import Layered, Objective, Scalar
-from hessfig.curvature.rounding import OUTPUTS
+from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.errors import UserError
-from hessfig.rng import one_thread
+from hessfig.rng import made_on, one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
 
@@ -41,7 +41,8 @@ def is_small(network: nn.Module) -> bool:
 @contextmanager
 def undisturbed(problem: Objective) -> Iterator[None]:
     """Differentiate whatever the caller has switched off, and small networks on one thread."""
-    with differentiating(), one_thread() if is_small(problem.network) else nullcontext():
+    device = next(problem.network.parameters()).device
+    with differentiating(), made_on(device), one_thread() if is_small(problem.network) else nullcontext():
         yield
 
 
@@ -161,8 +162,8 @@ def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k
 
     found = torch.cat([together(some) for some in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
-    off = float((factors @ found - alone(factors @ vectors)).norm())
-    return found if off <= OUTPUTS.of(found.dtype) * float(found.norm()) else torch.stack([*map(alone, vectors)])
+    off = norm(factors @ found - alone(factors @ vectors))
+    return found if off <= OUTPUTS.of(found.dtype) * norm(found) else torch.stack([*map(alone, vectors)])
 
 
 class BatchedColumn(SidedColumn):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from math import prod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,7 +15,7 @@ from hessfig.curvature.batched import undisturbed
 from hessfig.curvature.column import Column, multiplied, view_of
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
 from hessfig.curvature.problem import Objective
-from hessfig.errors import UserError, first_few
+from hessfig.errors import UserError, first_few, plain
 from hessfig.terms import AT_OUTPUTS, Block, Part
 
 
@@ -26,28 +28,51 @@ class Entries:
         self.names = labels if len(set(labels)) == len(labels) else [one.parameter for one in weights]
         parameter = problem.network.get_parameter
         self.shapes = [view_of(parameter(one.parameter), one).shape for one in weights]
-        self.sizes = [prod(shape) for shape in self.shapes]
+        self.sizes, self.dtype = [prod(shape) for shape in self.shapes], problem.dtype
 
-    def unflatten(self, vector: Float[Tensor, " n"]) -> dict[str, Tensor]:
-        """Return the entries of every weight, in its shape."""
+    def unflatten(self, vector: Any) -> dict[str, Tensor]:
+        """Return the entries of every weight, in its shape. Raises UserError for anything but such a vector."""
+        size = sum(self.sizes)
+        if not isinstance(vector, Tensor) or vector.shape != (size,):
+            shape = f" of shape {tuple(vector.shape)}" if hasattr(vector, "shape") else ""
+            raise UserError(
+                "operator.unflatten: this is not one vector of the block's weights",
+                got=plain(f"{type(vector).__name__}{shape}"),
+                allowed=f"a tensor of shape ({size},)",
+                remedy="one column of several, products[:, k]; torch.from_numpy(array) of an array",
+            )
         pieces = vector.split(self.sizes)
-        return {name: one.view(shape) for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)}
+        return {name: one.reshape(shape) for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
-    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
+    def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " n"]:
         """Return one vector of tensors by name; weights that are left out are zero. Raises UserError for misfits."""
         known = dict(zip(self.names, self.shapes, strict=True))
-        wrong = [name for name, one in tensors.items() if name not in known or known[name] != one.shape]
+        wrong = [name for name, one in tensors.items() if not _fits(one, known.get(name))]
         if wrong or not tensors:
             raise UserError(
                 "operator.flatten: these are not tensors of the block's weights",
-                got=first_few(wrong) if wrong else "no tensor",
+                got=first_few([f"{name}: {_described(tensors[name])}" for name in wrong]) if wrong else "no tensor",
                 allowed=first_few([f"{name}: {tuple(shape)}" for name, shape in known.items()]),
                 remedy="operator.names and operator.unflatten(vector) tell names and shapes",
             )
         like = next(iter(tensors.values()))
+        wide = reduce(torch.promote_types, [one.dtype for one in tensors.values()], self.dtype)
         return torch.cat(
-            [tensors[name].flatten() if name in tensors else like.new_zeros(prod(known[name])) for name in self.names]
+            [
+                tensors[name].flatten().to(wide) if name in tensors else like.new_zeros(prod(known[name]), dtype=wide)
+                for name in self.names
+            ]
         )
+
+
+def _fits(given: Any, shape: torch.Size | None) -> bool:
+    return isinstance(given, Tensor) and given.shape == shape and not given.is_complex()
+
+
+def _described(given: Any) -> str:
+    if not isinstance(given, Tensor):
+        return plain(f"{type(given).__name__}")
+    return f"{tuple(given.shape)}{' of complex numbers' * given.is_complex()}"
 
 
 class BlockOperator(ImplicitMatrix):
@@ -126,15 +151,23 @@ class BlockOperator(ImplicitMatrix):
                 remedy='parts=("H_o", "H_f")',
             )
         wanted = list(dict.fromkeys(map(Part, parts)))
-        found = self._applied(x, lambda columns: list(self._products(columns, wanted).values()))
+
+        def forth(columns: Tensor) -> Tensor:
+            return torch.cat(list(self._products(columns, wanted).values()))
+
+        def back(slopes: Tensor) -> Tensor:
+            pieces = zip(wanted, slopes.split(self.shape[0]), strict=True)
+            return torch.stack([self.T._products(piece, [part])[part] for part, piece in pieces]).sum(dim=0)
+
+        found = self._applied(x, forth, back, count=len(wanted))
         return {part.value: one for part, one in zip(wanted, found, strict=True)}
 
-    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " m"]:
+    def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " m"]:
         """Return the vector, to be multiplied, of tensors by the names of the columns' weights."""
         return self.columns.flatten(tensors)
 
-    def unflatten(self, vector: Float[Tensor, " n"]) -> dict[str, Tensor]:
-        """Return a product as tensors of the shapes of the rows' weights, by name."""
+    def unflatten(self, vector: Any) -> dict[str, Tensor]:
+        """Return a product (n,) as tensors of the shapes of the rows' weights, by name."""
         return self.rows.unflatten(vector)
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:

@@ -1,6 +1,8 @@
 """A column of blocks as operators: what every estimator sees of a network, in chunks that bound memory."""
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any, Protocol, runtime_checkable
@@ -10,6 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from hessfig.curvature.problem import Objective
+from hessfig.curvature.rounding import unit_of
 from hessfig.terms import AT_OUTPUTS, Part, split_in
 from hessfig.weights import Weight
 
@@ -71,9 +74,28 @@ def multiplied(
     return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
 
 
+@dataclass(frozen=True)
+class Squares:
+    """Squared lengths over the square of a `unit`, which is 1 where they are neither too small nor too large."""
+
+    values: Float[Tensor, " k"]
+    unit: float = 1.0
+
+    @classmethod
+    def joined(cls, pieces: Sequence["Squares"]) -> "Squares":
+        """Return those of several chunks in the largest of their units."""
+        unit = max((piece.unit for piece in pieces if bool(piece.values.any())), default=1.0)
+        return cls(torch.cat([piece._over(unit) for piece in pieces]), unit)
+
+    def _over(self, unit: float) -> Tensor:
+        return (
+            self.values if unit == self.unit or not bool(self.values.any()) else self.values * (self.unit / unit) ** 2
+        )
+
+
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
-) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
+) -> dict[tuple[Hashable, Part], Squares]:
     """Return ||A v_k||^2 for every row and part."""
     return lengths(column.split_matmat(probes, summands(parts)), parts)
 
@@ -100,7 +122,7 @@ def completed(products: Products, parts: Sequence[Part]) -> Products:
     return {(row, part): _part_of(products, row, part) for row in rows for part in parts}
 
 
-def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
+def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Squares]:
     """Return the squared lengths of products for every row and part; H v is the sum of its two terms."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _columnwise(_part_of(products, row, part)) for row in rows for part in parts}
@@ -113,9 +135,13 @@ def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
     return products[row, part]
 
 
-def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
+def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
     """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
-    return products.T.contiguous().square().sum(dim=1)
+    rows = products.T.contiguous()
+    found = rows.square().sum(dim=1)
+    is_usual = torch.finfo(found.dtype).tiny <= float(found.max()) < math.inf
+    unit = 1.0 if is_usual else unit_of(rows)
+    return Squares(found) if unit == 1.0 else Squares((rows.double() / unit).square().sum(dim=1), unit)
 
 
 class SidedColumn:

@@ -20,6 +20,7 @@ from hessfig.curvature.double_backward import (
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.curvature.losses import Linearised
 from hessfig.curvature.problem import Data, Headed, Layered, Objective, Suffix
+from hessfig.rng import global_draws
 from hessfig.terms import PARTS, Part
 from hessfig.weights import Weight
 
@@ -117,8 +118,7 @@ def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *
 
     curvlinops draws from torch's global generator; it is seeded from `generator` and restored.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    with global_draws(generator):
         return float(xtrace(operator @ operator, num_probes))
 
 

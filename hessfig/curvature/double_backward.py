@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessfig.curvature.problem import Scalar, Suffix
 from hessfig.curvature.rounding import ROWS, SYMMETRY
 from hessfig.errors import UserError, plain
-from hessfig.rng import stream
+from hessfig.rng import TURN, OfTheProcess, stream
 from hessfig.terms import Part
 
 _DIFFERENTIABLE_ONCE = "Error"  # what torch puts into the graph of such a function's gradient
@@ -112,16 +112,78 @@ def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     return torch.stack([(one * other).sum() for one, other in zip(left, right, strict=True)]).sum()
 
 
+_KERNELS = ("flash", "mem_efficient", "cudnn", "math")  # of attention
+
+
 @contextmanager
-def differentiable_twice() -> Iterator[None]:
-    """Keep to what has second derivatives: fused attention kernels and compiled functions have none."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+def _plain_attention() -> Iterator[None]:
+    """As torch.nn.attention.sdpa_kernel, whose context another thread could not leave."""
+    place, fast_path = torch.backends.cuda, torch.backends.mha.get_fastpath_enabled()
+    before = {kernel: getattr(place, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}
     try:
-        with sdpa_kernel([SDPBackend.MATH]), _uncompiled():
+        torch.backends.mha.set_fastpath_enabled(False)
+        for kernel in _KERNELS:
+            getattr(place, f"enable_{kernel}_sdp")(kernel == "math")
+        with _uncompiled(), _held_activations():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(was)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for kernel, was in before.items():
+            getattr(place, f"enable_{kernel}_sdp")(was)
+
+
+@contextmanager
+def _held_activations() -> Iterator[None]:
+    """Keep what a backward pass needs: a checkpoint would compute it anew, with the network's own weights.
+
+    Those are others where derivatives are taken in copies of them, a step beside.
+    """
+    hook = torch.utils.checkpoint._checkpoint_hook
+    torch.utils.checkpoint._checkpoint_hook = nullcontext  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        torch.utils.checkpoint._checkpoint_hook = hook  # type: ignore[misc]
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply numbers of float32 as such: a training may have asked for TF32 or bfloat16 in their place."""
+    backends: Any = torch.backends
+    settings = (backends.cuda.matmul, backends.mkldnn.matmul)
+    before, whole = [one.fp32_precision for one in settings], backends.fp32_precision
+    if not {*before} & {"tf32", "bf16"}:
+        yield
+        return
+    word = _precision()
+    _set_precision(word and "highest", dict.fromkeys(settings, "ieee"))
+    try:
+        yield
+    finally:
+        _set_precision(word, {one: "none" if was == whole else was for one, was in zip(settings, before, strict=True)})
+
+
+def _precision() -> str:
+    """Return the word of torch's older interface; nothing where the newer one, a setting each, says otherwise."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
+
+
+def _set_precision(word: str, each: Mapping[Any, str]) -> None:
+    if word:
+        torch.set_float32_matmul_precision(word)
+    for setting, value in each.items():
+        setting.fp32_precision = value
+
+
+_PLAIN_ATTENTION = OfTheProcess(_plain_attention)
+
+
+def differentiable_twice() -> AbstractContextManager[None]:
+    """Keep to attention kernels that have second derivatives: the fused ones have none."""
+    return _PLAIN_ATTENTION
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
@@ -131,15 +193,10 @@ def _uncompiled() -> AbstractContextManager[Any]:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients in full precision, whatever modes and default device the caller has set."""
-    full = torch.autocast("cpu", enabled=False)
-    with torch.inference_mode(False), full, torch.enable_grad(), _uncompiled(), on_host():
+    """Record gradients in full precision, whatever modes the caller is in; other threads wait for their turn."""
+    off = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+    with TURN, torch.inference_mode(False), next(off), next(off), torch.enable_grad(), _full_precision(), _uncompiled():
         yield
-
-
-def on_host() -> AbstractContextManager[Any]:
-    """Make tensors on the CPU where no device is named: draws are, whatever torch.set_default_device says."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 Tensors = Sequence[Tensor]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -68,6 +68,28 @@ class LossGradient:
         """Return H v, in the order of `flat`."""
         with torch.enable_grad(), differentiable_twice():
             return hessian_product(self._gradient, vector, list(self._at.values()))
+
+
+def above_rounding(problem: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
+    """Return which entries of the gradient are more than rounding, by parameter.
+
+    Those of the gradient in float64 that are more than a millionth of the largest difference, in their parameter, from
+    the gradient in float32, or that float32 has within a factor (a row of an embedding that hardly matters). Of a
+    parameter on which the loss does not depend (the keys' bias under a softmax) rounding in float64 is a thousand
+    millionth of it; other entries are millions of it. A network that does not run in float32 has no such difference:
+    there every entry counts.
+    """
+    exact = LossGradient(problem.cast(torch.float64)).gradient
+    try:
+        rough = LossGradient(problem.cast(torch.float32)).gradient
+    except (RuntimeError, TypeError):
+        return {name: torch.ones_like(one, dtype=torch.bool) for name, one in exact.items()}
+    off = {name: (one - rough[name].double()).abs() for name, one in exact.items()}
+    small = {name: one.abs() <= _OF_ROUNDING * off[name].max() for name, one in exact.items()}
+    return {name: ~(small[name] & (off[name] > one.abs() / 2)) for name, one in exact.items()}
+
+
+_OF_ROUNDING = 1e-6  # of the rounding of float32, in which that of float64 is a share of 2e-9
 
 
 class WholeHessian:

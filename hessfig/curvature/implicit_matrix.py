@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -15,17 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hessfig.errors import UserError, plain
+from hessfig.rng import made_on
 
 Vectors = TypeVar("Vectors", Tensor, NDArray[Any])
 Array = NDArray[np.float64]
+Map = Callable[[Tensor], Tensor]  # of columns to columns
 MOST_BYTES = 2**32  # of a matrix that `dense` returns
 
 
 class ImplicitMatrix(ABC):
     """An n x m matrix A that is known by its products A V and A^T V.
 
-    `A @ x` takes one vector (m,) or several as columns (m, k): a tensor gives a tensor on `device`, a NumPy array gives
-    a NumPy array. Any object with `shape` and `matvec`, as this one, is accepted by scipy.sparse.linalg.
+    `A @ x` takes one vector (m,) or several as columns (m, k), of real numbers: a tensor gives a tensor on `device`, a
+    NumPy array gives a NumPy array, of the matrix's own type. Any object with `shape` and `matvec`, as this one, is
+    accepted by scipy.sparse.linalg. A is a constant to autograd and torch.func: the gradient of g.(A x) in x is A^T g.
 
     Attributes
     ----------
@@ -47,7 +50,7 @@ class ImplicitMatrix(ABC):
     ...     def _multiplied(self, vectors):
     ...         return 2 * vectors
     >>> matrix = Twice((3, 3), torch.float64, torch.device("cpu"))
-    >>> matrix.dense().diagonal().tolist(), matrix.solve(torch.ones(3)).x.tolist()
+    >>> matrix.dense().diagonal().tolist(), matrix.solve(torch.ones(3)).x.round(decimals=9).tolist()
     ([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
     """
 
@@ -71,18 +74,21 @@ class ImplicitMatrix(ABC):
         """Return A V, for columns of the operator's type on its device."""
 
     def __matmul__(self, x: Vectors) -> Vectors:
-        """Return A x for x (m,), or A X for X (m, k). Raises UserError for another shape."""
-        return self._applied(x, lambda columns: [self._multiplied(columns)])[0]
+        """Return A x for x (m,), or A X for X (m, k). Raises UserError for another shape, and for complex numbers."""
+        return self._applied(x, self._multiplied, lambda slopes: self.T._multiplied(slopes))[0]
 
-    def _applied(self, x: Vectors, multiply: Callable[[Tensor], Sequence[Tensor]]) -> list[Vectors]:
-        """Return products with the columns of `x` in its own type and number of axes."""
-        if isinstance(x, np.ndarray):
-            found = self._applied(torch.from_numpy(np.ascontiguousarray(x, dtype=self.dtype)), multiply)
-            return [one.cpu().numpy() for one in found]
+    def _applied(self, x: Vectors, forth: Map, back: Map, count: int = 1) -> list[Vectors]:
+        """Return the `count` products that `forth` stacks, each as `x` is; `back` is the transposed of `forth`."""
         self._check(x)
-        columns = x.detach().to(self.device, self._real)
-        products = multiply(columns if x.ndim == 2 else columns[:, None])
-        return [one if x.ndim == 2 else one[:, 0] for one in products]
+        if isinstance(x, np.ndarray):
+            return [one.numpy(force=True) for one in self._applied(_tensor(x), forth, back, count)]
+        columns = _plain(x).to(self.device, self._real)
+        columns = columns if x.ndim == 2 else columns[:, None]
+        rows = self.shape[0] * count
+        with made_on(self.device):
+            products = _Linear.apply(columns, forth, back) if columns.shape[1] else columns.new_zeros(rows, 0)
+        pieces = [products] if count == 1 else products.split(self.shape[0])
+        return [one if x.ndim == 2 else one[:, 0] for one in pieces]
 
     def matvec(self, x: Vectors) -> Vectors:
         """Return A x."""
@@ -143,7 +149,7 @@ class ImplicitMatrix(ABC):
         Parameters
         ----------
         b : tensor or array, (n,) or (n, k)
-            Right-hand sides.
+            Right-hand sides: finite real numbers of any type and size.
         damping : float, at least 0
             What is added to the diagonal.
         tolerance : float
@@ -154,7 +160,8 @@ class ImplicitMatrix(ABC):
         Returns
         -------
         Solution
-            x, of the type of `b`, and the relative residual of each column, by a product of its own.
+            x, of the wider type of `b` and the matrix, and the relative residual of each column, by a product of its
+            own, before x is rounded to that type. A gradient in x is sent back to `b` by a solution of its own.
         """
         if self.T is not self:
             raise UserError(
@@ -163,38 +170,68 @@ class ImplicitMatrix(ABC):
                 allowed="a diagonal block, such as 'W_V'",
                 remedy="scipy.sparse.linalg.lsmr(operator.to_scipy(), b)",
             )
-        if isinstance(b, np.ndarray):
-            given = torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype))
-            x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
-            return Solution(x.cpu().numpy(), residual)
+        _check(damping, tolerance)
         self._check(b)
-        x, residuals = self._solved(b.detach().reshape(len(b), -1), damping, tolerance, preconditioner)
-        return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
+        if isinstance(b, np.ndarray):
+            given = _tensor(b)
+            x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
+            return Solution(x.numpy(force=True), residual)
+        told: list[Tensor] = []
+
+        def inverted(columns: Tensor) -> Tensor:
+            x, residuals = self._in_units(columns, damping, tolerance, preconditioner)
+            told.append(residuals)
+            return x
+
+        columns = _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
+        with made_on(torch.device("cpu")):
+            x = _Linear.apply(columns, inverted, inverted) if columns.shape[1] else columns
+        residuals = told[0] if told else torch.zeros(0, dtype=torch.float64, device="cpu")
+        if bool((residuals > tolerance).any()):
+            largest = f"the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
+            warnings.warn(f"solve: {largest}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=2)
+        return Solution(x.reshape(b.shape), float(residuals.max()) if b.ndim == 1 else residuals)
+
+    def _in_units(self, b: Float[Tensor, "n k"], *given: Any) -> tuple[Tensor, Tensor]:
+        """Return solutions and residuals; a side whose squares would under- or overflow is solved for in its unit."""
+        if not bool(b.isfinite().all()):
+            raise UserError(
+                "solve: the right-hand side is not finite",
+                got=f"nan or inf in {int((~b.isfinite()).sum())} of {b.numel()} entries",
+                allowed="finite numbers",
+                remedy="b.isfinite() tells which entries of a tensor are",
+            )
+        sizes = b.double().abs().amax(dim=0)
+        is_usual = ((sizes > _LEAST_SIDE) & (sizes < 1 / _LEAST_SIDE)) | (sizes == 0)
+        units = torch.where(is_usual, 1.0, sizes)
+        x, residuals = self._solved(b.double() / units, *given)
+        return (x.to(b.device) * units).to(b.dtype), residuals
 
     def _solved(
         self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
     ) -> tuple[Tensor, Tensor]:
-        """Return x and the relative residuals of (A + damping I) x = b, column by column."""
-        _check(damping, tolerance)
+        """Return x and the relative residuals of (A + damping I) x = b, column by column, in float64."""
         system = _Damped(self, damping, _inverse_of(preconditioner, damping, self.shape[0]))
-        pairs = [system.solved(column, tolerance) for column in b.double().cpu().numpy().T]
-        x = torch.from_numpy(np.stack([x for x, _ in pairs], axis=1)).to(b.device, b.dtype)
-        residuals = torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
-        if not bool((residuals <= tolerance).all()):
-            message = (
-                f"solve: the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
-            )
-            warnings.warn(f"{message}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=3)
-        return x, residuals
+        pairs = [system.solved(column, tolerance) for column in b.cpu().numpy().T]
+        x = torch.from_numpy(np.stack([x for x, _ in pairs], axis=1))
+        return x, torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
 
     def _check(self, x: Any) -> None:
-        if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
-            shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
+        known = isinstance(x, Tensor | np.ndarray)
+        if not known or x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
+            shape = f" of shape {tuple(x.shape)}" if known else ""
             raise UserError(
                 "operator @ x: the vector does not fit",
                 got=plain(f"{type(x).__name__}{shape}"),
                 allowed=f"a tensor or NumPy array of shape ({self.shape[1]},) or ({self.shape[1]}, k)",
                 remedy="operator.flatten({name: tensor}) makes one of tensors of the weights' shapes",
+            )
+        if not _is_real(x):
+            raise UserError(
+                "operator @ x: the vector has no real numbers",
+                got=plain(f"{x.dtype}, {getattr(x, 'layout', 'array')}, {getattr(x, 'device', 'cpu')}"),
+                allowed="a dense tensor or array of real numbers, whole or floating, on a device that has memory",
+                remedy="of complex numbers: x.real and x.imag, one after the other",
             )
 
     def __reduce__(self) -> NoReturn:
@@ -222,6 +259,53 @@ class Solution(NamedTuple):
     residual: Any
 
 
+class _Linear(torch.autograd.Function):
+    """Y = A X of a constant A, as torch differentiates it (in both modes, any number of times) and maps it."""
+
+    @staticmethod
+    def forward(columns: Tensor, forth: Map, back: Map) -> Tensor:
+        del back
+        return forth(columns)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Map, Map], output: Tensor) -> None:
+        del output
+        _, ctx.forth, ctx.back = inputs
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:
+        return _Linear.apply(slopes, ctx.back, ctx.forth), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: None) -> Tensor:
+        del others
+        return _Linear.apply(tangent, ctx.forth, ctx.back)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, columns: Tensor, forth: Map, back: Map) -> tuple[Tensor, int]:
+        del info
+        together = columns.movedim(in_dims[0], 2)
+        return _Linear.apply(together.flatten(1), forth, back).unflatten(1, together.shape[1:]), 2
+
+
+def _is_real(x: Tensor | NDArray[Any]) -> bool:
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "biuf"
+    return not (x.is_complex() or x.is_quantized or x.is_meta) and x.layout == torch.strided
+
+
+def _tensor(x: NDArray[Any]) -> Tensor:
+    """Return a copy as a tensor, in float32 or, where that has too few digits for the array's type, in float64."""
+    wide = np.float32 if np.can_cast(x.dtype, np.float32) else np.float64
+    return torch.tensor(np.ascontiguousarray(x, dtype=wide), device="cpu")
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return a tensor that a graph may hold."""
+    return x.clone() if x.is_inference() else x
+
+
+_LEAST_SIDE = 1e-100  # squares of right-hand sides and of their residuals are finite, and not 0, from here on
 _LEAST_DAMPING = 1e-6  # of a preconditioner, relative to its scale
 _ROUNDS, _STEPS = 5, 2  # restarts from the true residual, each with at most _STEPS n products
 _PROGRESS = 0.9  # a restart that leaves more of the residual than this ends the search
@@ -243,16 +327,25 @@ class _Damped:
     """A + damping I, with a method for its linear systems."""
 
     def __init__(self, matrix: ImplicitMatrix, damping: float, inverse: sparse.LinearOperator | None) -> None:
-        self._matrix, self._damping, self._inverse = matrix, damping, inverse
+        self._matrix, self._damping, self._inverse, self._unit = matrix, damping, inverse, 1.0
         self._method: Callable[..., Any] = sparse.cg if matrix.is_semidefinite else sparse.minres
         self._operator = sparse.LinearOperator(matrix.shape, matvec=self._times, dtype=np.float64)
 
     def _times(self, x: Array) -> Array:
-        found: Array = (self._matrix @ x).astype(np.float64) + self._damping * x
+        found: Array = ((self._matrix @ x).astype(np.float64) + self._damping * x) / self._unit
         return found
 
     def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
-        """Return x and its relative residual; each round solves for what the rounds before left."""
+        """Return x and its relative residual; a matrix whose squares under- or overflow is taken in its unit."""
+        x, residual = self._searched(b, tolerance)
+        size = 1.0 if residual <= tolerance else float(np.abs(self._times(b)).max() / np.abs(b).max())
+        if 0.0 < size < _LEAST_SIDE or 1 / _LEAST_SIDE < size < np.inf:
+            self._unit *= size
+            x, residual = self._searched(b, tolerance)
+        return x / self._unit, residual
+
+    def _searched(self, b: Array, tolerance: float) -> tuple[Array, float]:
+        """Solve in the unit at hand; each round solves for what the rounds before left."""
         size = float(np.linalg.norm(b))
         best, left, residual = np.zeros_like(b), b, 1.0 if size else 0.0
         for _ in range(_ROUNDS):
@@ -274,14 +367,15 @@ class _Damped:
         return found
 
 
-def _inverse_of(preconditioner: ImplicitMatrix | None, damping: float, dim: int) -> sparse.LinearOperator | None:
+def _inverse_of(preconditioner: Any, damping: float, dim: int) -> sparse.LinearOperator | None:
     """Return (|P| + damping I)^-1 as an operator of SciPy."""
     if preconditioner is None:
         return None
-    if preconditioner.shape != (dim, dim) or not hasattr(preconditioner, "inverse"):
+    shape = getattr(preconditioner, "shape", None)
+    if shape != (dim, dim) or not hasattr(preconditioner, "inverse"):
         raise UserError(
             "solve: this preconditioner does not fit",
-            got=f"{type(preconditioner).__name__} of shape {preconditioner.shape}",
+            got=plain(f"{type(preconditioner).__name__} of shape {shape}"),
             allowed=f"an approximation of the same block, of shape {(dim, dim)}",
             remedy='preconditioner=problem.approximation("kfac", block)',
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from hessfig.curvature.rounding import LOSS
+from hessfig.curvature.rounding import LOSS, norm, norm_of_all, unit_of
 from hessfig.errors import UserError
 
 
@@ -222,8 +222,9 @@ def _moved(output: Tensor) -> Tensor:
 
 def _share(piece: Tensor, own: Tensor) -> float:
     """Return how much of a batch's own gradient is in that of all; 0 for a batch that counts for nothing."""
-    length = float(own.square().sum())
-    return float((piece * own).sum()) / length if length > 0 else 0.0
+    unit = unit_of(own)
+    length = float((own / unit).square().sum())
+    return float(((piece / unit) * (own / unit)).sum()) / length if length > 0 else 0.0
 
 
 def _add_up(
@@ -233,9 +234,9 @@ def _add_up(
     value = sum(share * value for share, value, _ in counted if share)
     rounding = LOSS.of(singles[0][1].dtype)
     off = [(piece - share * own if share else piece) for piece, (share, _, own) in zip(whole[1], counted, strict=True)]
-    length = sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5
+    length = norm_of_all(whole[1], sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5)
     return abs(value - whole[0]) <= rounding * max(abs(whole[0]), abs(value)) and all(
-        float(one.norm()) <= rounding * length for one in off
+        norm(one) <= rounding * length for one in off
     )
 
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.losses import output_gradient
-from hessfig.curvature.rounding import OUTPUTS
+from hessfig.curvature.rounding import OUTPUTS, deviation
 from hessfig.errors import UserError
 from hessfig.rng import row_major
 from hessfig.terms import Group, Part
@@ -88,7 +88,7 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[N
 
 def standard_error(samples: Float[Tensor, " count"]) -> float:
     """Return the standard error of the samples' mean, std / sqrt(count); nan for a single sample."""
-    return float(samples.std()) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
+    return deviation(samples) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
 
 
 def rademacher(
@@ -106,7 +106,7 @@ def rademacher(
     >>> tuple(probes.shape), bool((probes.abs() == 1).all())
     ((6, 2), True)
     """
-    bits = torch.randint(0, 2, (num_probes, dim), generator=generator)
+    bits = torch.randint(0, 2, (num_probes, dim), generator=generator, device="cpu")
     return (2 * bits - 1).T.to(dtype)
 
 

@@ -1,8 +1,11 @@
-"""How far two computations of one number may be apart: rounding, by type and by what the numbers went through."""
+"""How far two computations of one number may be apart, and sums of squares that neither under- nor overflow."""
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,3 +28,39 @@ LOSS = Rounding(1e-9, 1e-4, 1e-2)  # of losses, and of their Hessians in the out
 SYMMETRY = Rounding(1e-5, 5e-3, 5e-2)
 ROWS = Rounding(1e-9, 1e-4, 5e-2)  # of the rows of one parameter, of gradients and products by two routes
 CAST = Rounding(1e-6, 1e-2, 0.2)  # of a loss in the type of its user's network and in another
+
+
+def unit_of(*tensors: Tensor) -> float:
+    """Return 1, or where squares would under- or overflow the power of two just below the largest entry in size."""
+    peak = max((float(one.detach().abs().max()) for one in tensors if one.numel()), default=0.0)
+    tiny = max((torch.finfo(one.dtype).tiny for one in tensors), default=0.0)
+    is_usual = tiny**0.5 <= peak <= _MOST_ADDED / tiny**0.5
+    return 1.0 if is_usual or not 0.0 < peak < math.inf else 2.0 ** (math.frexp(peak)[1] - 1)
+
+
+_MOST_ADDED = 1e-6  # of the root of a type's range: a million millions of such squares still have a sum
+
+
+def by_squares(function: Callable[[Tensor], Tensor], of: Tensor, *, added_in: torch.dtype | None = None) -> float:
+    """Return f(x) of an f with f(u x) = u f(x) that adds squares, as a norm does: plainly where they are in range."""
+    plain = float(function(of))
+    if torch.finfo(added_in or of.dtype).tiny ** 0.5 <= plain < math.inf:
+        return plain
+    unit = unit_of(of)
+    return plain if unit == 1.0 else float(function(of.double() / unit)) * unit
+
+
+def norm(tensor: Tensor) -> float:
+    """Return the root of the sum of squares of all entries."""
+    return by_squares(Tensor.norm, tensor)
+
+
+def norm_of_all(tensors: Iterable[Tensor], plain: float) -> float:
+    """Return `plain`, the norm of all tensors together by their squares, unless these were out of range."""
+    tiny = torch.finfo(torch.float64).tiny
+    return plain if tiny**0.5 <= plain < math.inf else math.hypot(*map(norm, tensors))
+
+
+def deviation(samples: Tensor) -> float:
+    """Return the standard deviation of samples."""
+    return by_squares(Tensor.std, samples, added_in=torch.float64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hessfig.errors import UserError
@@ -42,6 +43,24 @@ def attention_scores(problem: Problem) -> Tensor:
     they are q k^T / sqrt(d_head) of its queries and keys, if these have that softmax. As `attention_patterns`
     otherwise; raises UserError, too, where they have not (rotary positions, soft caps).
     """
+    from hessfig.curvature.double_backward import differentiating
+
+    with differentiating():
+        return _scores(problem)
+
+
+def residual_norms(problem: Problem) -> Tensor:
+    """Return the Euclidean norm of the residual stream (layers + 1, samples, positions): below and behind each layer.
+
+    As `attention_patterns` otherwise.
+    """
+    import torch
+
+    below = _stacked(problem, "hook_in", lambda layer: layer == 0)
+    return torch.cat([below, _stacked(problem, "hook_out")]).norm(dim=-1)
+
+
+def _scores(problem: Problem) -> Tensor:
     import torch
 
     scores, patterns = (_stacked(problem, f"attn.hook_{name}") for name in ("attn_scores", "pattern"))
@@ -63,32 +82,34 @@ def attention_scores(problem: Problem) -> Tensor:
     return scores
 
 
-def residual_norms(problem: Problem) -> Tensor:
-    """Return the Euclidean norm of the residual stream (layers + 1, samples, positions): below and behind each layer.
-
-    As `attention_patterns` otherwise.
-    """
-    import torch
-
-    below = _stacked(problem, "hook_in", lambda layer: layer == 0)
-    return torch.cat([below, _stacked(problem, "hook_out")]).norm(dim=-1)
-
-
 def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:
     """Return what a hook of the chosen layers saw, the layers first, the samples of all batches joined."""
     import torch
 
+    from hessfig.curvature.double_backward import differentiating
+    from hessfig.rng import kept_draws, made_on
+
     bridge, batches = _bridge_of(problem)
     names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
-    mode = bridge.training
     found = []
-    with torch.no_grad():
-        bridge.eval()
+    device = next(bridge.parameters()).device
+    with differentiating(), kept_draws(), torch.no_grad(), made_on(device), _evaluated(bridge):
         for tokens in batches:
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
             found.append(torch.stack([_first(cache[name]) for name in names]))
-    bridge.train(mode)
     return torch.cat(found, dim=1)
+
+
+@contextmanager
+def _evaluated(bridge: Any) -> Iterator[None]:
+    """Hold a bridge in evaluation mode; every module gets its own mode back."""
+    modes = [(module, module.training) for module in bridge.modules()]
+    bridge.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _first(seen: Any) -> Any:

@@ -20,6 +20,7 @@ from hessfig.curvature.column import (
     SPLIT,
     Column,
     Products,
+    Squares,
     chunks,
     completed,
     lengths,
@@ -30,6 +31,7 @@ from hessfig.curvature.column import (
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
+from hessfig.curvature.rounding import deviation, norm, unit_of
 from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns, exact
 from hessfig.measurements.settings_and_costs import is_few
 from hessfig.models.exact.support import Level, exactness
@@ -106,8 +108,8 @@ class Estimator:
 
     def by_probes(self, asked: ColumnRequest) -> Norms:
         """Return norms by plain probes, or by probes in the axes of the diagonal block of a matrix."""
-        column = self.column(asked)
-        is_aligned = self.settings.method == Method.aligned and len(column.shape) == 2
+        column, is_plain = self.column(asked), self.settings.method == Method.hutchinson
+        is_aligned = not is_plain and len(column.shape) == 2
         return self._probed(asked, column, self.settings.num_probes, is_aligned=is_aligned)
 
     def by_dense(self, asked: ColumnRequest) -> Norms:
@@ -186,7 +188,7 @@ def dense_parts(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, P
 
 def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    return {key: Estimate(float(block.norm()), 0.0, 0) for key, block in dense_parts(column, parts).items()}
+    return {key: Estimate(norm(block), 0.0, 0) for key, block in dense_parts(column, parts).items()}
 
 
 def hutchinson(
@@ -195,7 +197,7 @@ def hutchinson(
     """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
     samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column, PROBES_AT_ONCE)]
-    return {key: root_of_mean(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
+    return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
 
 
 def aligned(
@@ -218,7 +220,13 @@ def aligned(
     turned = _turn(probes[:, first:], _axes(sketches, block, column.shape))
     rest = [squared_norms(column, parts, chunk) for chunk in chunks(turned, column, PROBES_AT_ONCE)]
     samples = [lengths(sketches, parts), *rest]
-    return {key: root_of_mean(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
+    return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
+
+
+def _estimated(samples: Sequence[Squares]) -> Estimate:
+    found = Squares.joined(samples)
+    norm = root_of_mean(found.values)
+    return replace(norm, value=norm.value * found.unit, error=norm.error * found.unit)
 
 
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
@@ -231,7 +239,7 @@ def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
     frob = mean.sqrt().item()
     if frob == 0.0:
         return Estimate(0.0, 0.0, count)
-    spread = squared_norms.std().item() if count > 1 else float("nan")
+    spread = deviation(squared_norms) if count > 1 else float("nan")
     return Estimate(frob, spread / count**0.5 / (2 * frob), count)
 
 
@@ -241,11 +249,18 @@ def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
     Sketches that are not finite have none: the coordinate axes stand in, and the norm comes out not finite.
     """
     split = [sketches[block, part].double().T.unflatten(1, shape) for part in (Part.H_o, Part.H_f)]
-    scaled = torch.cat([images / images.norm().clamp_min(torch.finfo().tiny) for images in split])
+    sizes = [images.new_tensor(_size_of(images)) for images in split]
+    scaled = torch.cat([images / size for images, size in zip(split, sizes, strict=True)])
     if not scaled.isfinite().all():
         return torch.eye(shape[0], dtype=torch.float64), torch.eye(shape[1], dtype=torch.float64)
     left, right = torch.einsum("kij,klj->il", scaled, scaled), torch.einsum("kij,kil->jl", scaled, scaled)
     return torch.linalg.eigh(left.cpu())[1], torch.linalg.eigh(right.cpu())[1]
+
+
+def _size_of(images: Tensor) -> float:
+    """Return the norm; one below 1e-38 counts as that, as ever, as long as its squares are in range."""
+    size, plain = norm(images), float(images.norm())
+    return max(size, torch.finfo(torch.float32).tiny) if plain**2 else size or 1.0
 
 
 def _turn(probes: Float[Tensor, "dim k"], axes: Axes) -> Float[Tensor, "dim k"]:
@@ -277,7 +292,10 @@ def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator:
 
     operator, sketch = column.square_operator(part), torch.ones(column.dim, 1, dtype=column.dtype)
     with differentiable_twice():
-        if not (operator @ sketch).any():
+        image = operator @ sketch
+        if not image.any():
             return Estimate(0.0, 0.0, 0)
-        squared = xtrace_squared_frobenius(operator, num_probes, generator=generator)
-    return Estimate(max(squared, 0.0) ** 0.5, float("nan"), num_probes)
+        unit = unit_of(image)
+        scaled = operator if unit == 1.0 else (1 / unit) * operator
+        squared = xtrace_squared_frobenius(scaled, num_probes, generator=generator)
+    return Estimate(max(squared, 0.0) ** 0.5 * unit, float("nan"), num_probes)

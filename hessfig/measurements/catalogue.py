@@ -309,6 +309,7 @@ _ROWS = (
         ),
         need.check_rules,
         gives=_ALONG,
+        version=2,  # since 2, entries of a gradient that are rounding have no sign
         needs_optimiser="any",
         may_be_undefined=_ALONG,
     ),
@@ -320,6 +321,7 @@ _ROWS = (
             *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
             "sharpness_edge",
         ),
+        version=2,  # since 2, searches go on until they are stationary, and state no error
         needs_optimiser="any",
     ),
 )

@@ -16,6 +16,7 @@ from hessfig.config.enums import Probes
 from hessfig.config.science import SpectrumConfig
 from hessfig.curvature.column import Column
 from hessfig.curvature.problem import Objective, rademacher
+from hessfig.curvature.rounding import unit_of
 from hessfig.curvature.spectral.densities import dense_eigenvalues, quadrature
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square, SymmetricOperator
@@ -153,7 +154,8 @@ def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
 def _mean(values: Array) -> Estimate:
     """Return the mean over probes with its standard error; nan where there is one probe."""
     count = len(values)
-    error = float(values.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
+    unit = unit_of(torch.from_numpy(values))
+    error = float((values / unit).std(ddof=1)) * unit / count**0.5 if count > 1 else float("nan")
     return Estimate(float(values.mean()), error, count, _LANCZOS)
 
 

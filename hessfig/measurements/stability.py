@@ -14,7 +14,7 @@ from torch import Tensor
 from hessfig.config.enums import Curvature, Schedule
 from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import entries_of
-from hessfig.curvature.gradients import LossGradient, loss_of, loss_value
+from hessfig.curvature.gradients import LossGradient, above_rounding, loss_of, loss_value
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
@@ -153,7 +153,8 @@ def coming_update(problem: Objective, at: At) -> Named:
 def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) -> Named:
     """Return the update w' - w that a rule would make at the state, without weight decay and warm-up, in dtype.
 
-    The training's own rule has its moments of the state and sees the next batch. Any other one sees `gradients` batches
+    Entries that the rule `sign` takes from the rounding of a gradient are 0 (see above_rounding). The training's own
+    rule has its moments of the state and sees the next batch. Any other one sees `gradients` batches
     at the weights of the state, which fill its moments, and the last of its updates is taken. The measuring batch is
     seen by full-batch rules, by followed trainings, and where there are no examples. Raises UserError for a rule that
     divides by the curvature of several batches.
@@ -173,11 +174,15 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
             allowed="one batch, or rules that take gradients alone",
             remedy="join the batches, or leave the rule out",
         )
+    batch: Batch | None = None
     for place in range(1 if is_own else gradients):
         batch = None if is_measured else training_batch(config, seed=at.seed, step=first + place)
         trial.restart()
         trial.step(first if is_own else place + 1, batch, seed=at.seed)
-    return trial.moved
+    if optimiser != Optimiser.sign:
+        return trial.moved
+    told = above_rounding(replace(problem, batch=batch.to(trial.like.device), more=()) if batch else problem)
+    return {name: one * told[name] for name, one in trial.moved.items()}
 
 
 class Trial:

@@ -21,6 +21,7 @@ from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_value
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Layered, Objective, hooked, scored_outputs, standard_error
+from hessfig.curvature.rounding import norm_of_all
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, state_row, state_rows, without_error
 from hessfig.measurements.requirements import without_layers
@@ -186,12 +187,13 @@ def training_cost(problem: Objective, request: Request) -> Measured:
 def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
     """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
     whole = [tensor.double().square().sum() for tensor in tensors.values()]
-    rows = [state_row(quantity, request, float(sum(whole)) ** 0.5)]
+    rows = [state_row(quantity, request, norm_of_all(tensors.values(), float(sum(whole)) ** 0.5))]
     for block in request.blocks:
         if block.is_diagonal:
             side = problem.layout.side(block.layer, block.col)
-            squares = [float(view_of(tensors[weight.parameter], weight).double().square().sum()) for weight in side]
-            rows.append(state_row(quantity, request, sum(squares) ** 0.5, block=block))
+            own = [view_of(tensors[weight.parameter], weight).double() for weight in side]
+            plain = sum(float(one.square().sum()) for one in own) ** 0.5
+            rows.append(state_row(quantity, request, norm_of_all(own, plain), block=block))
     return rows
 
 

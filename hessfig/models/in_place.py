@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager as Context
 from contextlib import ExitStack, contextmanager, nullcontext
-from threading import RLock
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from hessfig.models.own_checks import differentiable
 from hessfig.models.preserved import preserved
+from hessfig.rng import TURN
 
-_LOCK = RLock()  # a network holds the tensors of one call at a time
 _RUNNING = set[int]()  # networks whose tensors are in their place already: a call within a call
 
 
@@ -44,7 +43,7 @@ class InPlace(nn.Module):
     def installed(self) -> Iterator[None]:
         """Put the tensors into the user's network, also for code that runs after it: a loss that reads them."""
         network = self._inside[0]
-        with _LOCK, ExitStack() as stack:
+        with TURN, ExitStack() as stack:
             if id(network) not in _RUNNING:
                 stack.enter_context(_noted(network))
                 stack.enter_context(preserved(network, *self._beside, numbers=False))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from hessfig.config.machine import memory
 from hessfig.errors import UserError
-from hessfig.rng import generators_kept
+from hessfig.rng import kept_draws
 
 MOST_BATCHES, SHARE = 100_000, 4  # batches, and bytes as a share of the memory: one part in four
 _LONGEST, _MOST_PARTS = 64, 10_000  # entries of a list that is looked into, and parts of a loader
@@ -35,7 +35,7 @@ def kept(given: Any, what: str = "inputs") -> Any:
     if isinstance(given, _BATCHES) or not isinstance(given, Iterable) or hasattr(given, "__array__"):
         return given
     found, size, most = list[Any](), 0, memory() // SHARE
-    with torch.inference_mode(False), generators_kept(), _unchanged(given):
+    with torch.inference_mode(False), kept_draws(), _unchanged(given):
         for one in given:
             found.append(held(one))
             size += _bytes(found[-1])

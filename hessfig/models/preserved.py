@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hessfig.models.identity import is_library, names_in
-from hessfig.rng import generators_kept
+from hessfig.rng import kept_draws
 
 _CONTAINERS = (dict, list, set, deque)
 _DEEPEST = 12  # containers inside of containers that are looked into
@@ -34,7 +34,7 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     state = _State(numbers=numbers)
     for thing in things:
         state.add(thing)
-    with generators_kept():
+    with kept_draws():
         try:
             yield
         finally:

@@ -21,6 +21,7 @@ from hessfig.models.lens_bridge import is_bridge, opened, wrapped
 from hessfig.models.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
 from hessfig.models.own_function import Asked, OwnFunction
 from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
+from hessfig.rng import kept_draws, made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
 _NOT_COMPARED = "what is measured was not compared with the network itself, which cannot be run as it was given"
@@ -39,7 +40,8 @@ def foreign(
     own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a list of these}; a name may be pinned to
     a layer (W_V@2). Raises UserError for what does not fit, and where nothing computes what the user's function does.
     """
-    with torch.inference_mode(False):
+    check_network(network := _original(network))
+    with torch.inference_mode(False), kept_draws(), made_on(next(network.parameters()).device):
         asked = asked_of_user(network, inputs, targets, loss, weights, outputs)
         return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
@@ -61,8 +63,7 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
 
 def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any, outputs: Any) -> Asked:
     """Return what a user asks for, a bridge as the model that it wraps. Raises UserError for what is no network."""
-    network = _original(network)
-    check_network(network)
+    check_network(network := _original(network))
     check_tree(network)
     if is_bridge(network):
         model = wrapped(network)

@@ -189,10 +189,10 @@ def test_the_full_hessian_is_the_sum_of_a_split(parts: tuple[Part, ...]) -> None
     problem, model, block = problem_of("pre"), NETWORKS["pre"], Block(1, "query_key", "query_key")
     column = Engines(problem, model, Products.linearised).column(1, "query_key", [block])
     probes = rademacher(column.dim, 3, generator=stream(1, "probes"), dtype=torch.float64)
-    alone = squared_norms(column, [Part.H], probes)[block, Part.H]
+    alone = squared_norms(column, [Part.H], probes)[block, Part.H].values
     beside = squared_norms(column, parts, probes)
     assert {part for _, part in beside} == {*parts}
-    torch.testing.assert_close(beside[block, Part.H], alone, rtol=1e-12, atol=0)
+    torch.testing.assert_close(beside[block, Part.H].values, alone, rtol=1e-12, atol=0)
 
 
 def test_which_products_make_the_full_hessian() -> None:

@@ -67,7 +67,7 @@ def test_identity_probes_give_the_norm_exactly() -> None:
     column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     samples = squared_norms(column, PARTS, torch.eye(column.dim, dtype=torch.float64))
     for key, norm in dense_norms(column, PARTS).items():
-        assert samples[key].sum().sqrt().item() == pytest.approx(norm.value, rel=1e-13)
+        assert samples[key].values.sum().sqrt().item() == pytest.approx(norm.value, rel=1e-13)
 
 
 def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
@@ -75,7 +75,7 @@ def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
     samples = squared_norms(column, PARTS, signs)
     for key, frob in true_norms(column).items():
-        assert samples[key].mean().sqrt().item() == pytest.approx(frob, rel=1e-13)
+        assert samples[key].values.mean().sqrt().item() == pytest.approx(frob, rel=1e-13)
 
 
 def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
@@ -84,7 +84,7 @@ def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
     samples = squared_norms(column, PARTS, signs)
     for key, norm in dense_norms(column, PARTS).items():
-        assert samples[key].mean().sqrt().item() == pytest.approx(norm.value, rel=1e-12)
+        assert samples[key].values.mean().sqrt().item() == pytest.approx(norm.value, rel=1e-12)
 
 
 def test_the_three_parts_share_their_probes() -> None:
@@ -92,7 +92,7 @@ def test_the_three_parts_share_their_probes() -> None:
     column = random_column(40)
     samples = squared_norms(column, PARTS, rademacher(40, 200, generator=stream(1), dtype=torch.float64))
     for row in (Matrix.W_Q, Matrix.W_V):
-        whole, outer, functional = (samples[row, part].sqrt() for part in (Part.H, Part.H_o, Part.H_f))
+        whole, outer, functional = (samples[row, part].values.sqrt() for part in (Part.H, Part.H_o, Part.H_f))
         assert (whole <= outer + functional + 1e-12).all()
 
 
@@ -117,7 +117,7 @@ def test_more_probes_keep_the_first_ones() -> None:
     first = [squared_norms(column, PARTS, chunk) for chunk in chunks(few, column, module.PROBES_AT_ONCE)]
     second = [squared_norms(column, PARTS, chunk) for chunk in chunks(many, column, module.PROBES_AT_ONCE)]
     for before, after in zip(first, second, strict=False):
-        assert all(torch.equal(before[key], after[key]) for key in before)
+        assert all(torch.equal(before[key].values, after[key].values) for key in before)
 
 
 def test_chunks_depend_on_the_problem_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ class ApproximatedBlock(ImplicitMatrix):
         columns = b.to(self.device, torch.float64)
         x = self._function(lambda values: self._inverted(values, damping)).matmat(columns)
         left = columns - self._product.matmat(x) - damping * x
-        return x, left.norm(dim=0) / columns.norm(dim=0)
+        return x, left.norm(dim=0) / columns.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)  # 0 of no side
 
     def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
         """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""

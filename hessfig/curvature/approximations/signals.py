@@ -13,7 +13,7 @@ from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
 from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
-from hessfig.curvature.rounding import LOSS
+from hessfig.curvature.rounding import LOSS, norm
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
@@ -194,7 +194,7 @@ class OutputSide:
             (product,) = gradients((slope * factors).sum(), [leaf])
         found = torch.stack(rows, dim=-2)
         off = (found @ factors[..., None]).squeeze(-1) - product
-        if float(off.norm()) > LOSS.of(found.dtype) * float(found.norm()) * factors.numel() ** 0.5:
+        if norm(off) > LOSS.of(found.dtype) * norm(found) * factors.numel() ** 0.5:
             raise self._refusal("couples positions, or its classes are not the last axis")
         return found.reshape(*self.outputs.shape, -1)
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from hessfig.curvature.column import Column, chunks, to_multiply
 from hessfig.curvature.problem import standard_error
-from hessfig.curvature.spectral.lanczos import LanczosRun, Square, SymmetricOperator, advance
+from hessfig.curvature.spectral.lanczos import InUnits, LanczosRun, Square, SymmetricOperator, advance
 from hessfig.terms import Part, split_in
 
 COLUMNS_AT_ONCE = 64
@@ -156,14 +156,16 @@ def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"
     True
     """
     at_once = max(1, BASIS_BYTES // (8 * min(steps, operator.dim) * operator.dim))
-    full, half = [], []
+    operator, full, half = InUnits(operator), [], []
     for group in starts.split(at_once, dim=1):
         runs = [LanczosRun(start, steps) for start in group.T]
         while advance(runs, operator):
             pass
         full += [_rule(run, steps, steps) for run in runs]
         half += [_rule(run, steps // 2, steps // 2) for run in runs]
-    return Quadrature(*torch.stack(full, dim=1), *torch.stack(half, dim=1))
+    (nodes, weights), (half_nodes, half_weights) = torch.stack(full, dim=1), torch.stack(half, dim=1)
+    unit = operator.unit or 1.0
+    return Quadrature(unit * nodes, weights, unit * half_nodes, half_weights)
 
 
 def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.spectral.lanczos import LanczosRun, SymmetricOperator, advance
+from hessfig.curvature.spectral.lanczos import InUnits, LanczosRun, SymmetricOperator, advance
 
 _ALIKE = 1e-4  # what unit vectors differ by is another direction from here on
 
@@ -301,6 +301,7 @@ def extremes(
     >>> found.converged, bool((found.values[0] - truth).abs() < 1e-6 * found.scale)
     (True, True)
     """
+    operator = InUnits(operator)
     fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
     goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products
     starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
@@ -310,7 +311,12 @@ def extremes(
     if not found.converged:
         seen = replace(goal, fewest=0) if spent and found.vectors.numel() else goal
         found = _in_full_precision(operator, seen, starts, generator)
-    return replace(found, products=operator.products - before, rough_products=spent)
+    found = replace(found, products=operator.products - before, rough_products=spent)
+    return found if operator.unit in (0.0, 1.0) else _times(found, operator.unit)
+
+
+def _times(found: Extremes, unit: float) -> Extremes:
+    return replace(found, values=found.values * unit, residuals=found.residuals * unit, scale=found.scale * unit)
 
 
 def _in_full_precision(

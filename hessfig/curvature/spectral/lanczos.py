@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from hessfig.curvature.column import SPLIT, Column, multiplied
-from hessfig.curvature.rounding import SYMMETRY
+from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
 from hessfig.rng import stream
 from hessfig.terms import Part
 
@@ -96,7 +96,29 @@ class Square:
         """The length of the products of H_o and H_f with a random unit vector, the longer one."""
         vector = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "size of parts"))
         products = self.column.split_matmat((vector / vector.norm()).to(self.column.dtype), parts=SPLIT)
-        return max(float(products[self.row, part].norm()) for part in SPLIT)
+        return max(norm(products[self.row, part]) for part in SPLIT)
+
+
+class InUnits:
+    """An operator over its `unit`: 1, or a power of two where squares of its products would under- or overflow."""
+
+    def __init__(self, operator: SymmetricOperator) -> None:
+        self._operator, self.unit = operator, 0.0
+        self.dim, self.rounding = operator.dim, operator.rounding
+
+    products = property(lambda self: self._operator.products)
+
+    def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return A V / unit; the first product that is not 0 tells the unit."""
+        product = self._operator.matmat(vectors)
+        if not self.unit and bool(product.any()):
+            self.unit = unit_of(product)
+        return product if self.unit in (0.0, 1.0) else product / self.unit
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        """Ask the operator inside."""
+        unit = self.unit or 1.0
+        self._operator.check_symmetric(asymmetry * unit, size * unit)
 
 
 _FEWER = 0.5  # a vector that loses more than this to the basis is orthogonalised once more

@@ -275,7 +275,7 @@ def why_no_line(curves: pd.DataFrame) -> str:
         return "(not converged)"
     if (curves["mean"] < 0).any():
         return "(negative)"
-    return "(zero in this precision)" if (curves["mean"] == 0).any() else "(not finite)"
+    return "(some are 0)" if (curves["mean"] == 0).any() else "(not finite)"
 
 
 def draw_matrix(

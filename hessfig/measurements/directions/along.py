@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hessfig.config.enums import Heading
 from hessfig.curvature.column import Column, entries_of, multiplied, view_of
-from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.gradients import LossGradient, above_rounding
 from hessfig.curvature.problem import Objective
+from hessfig.curvature.rounding import norm, unit_of
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.eigenvalues import extremes_of, square_columns
@@ -40,6 +41,11 @@ class NamedDirections:
     def gradient(self) -> Named:
         """The gradient of the loss of the measuring batch, by parameter."""
         return LossGradient(self._problem).gradient
+
+    @cached_property
+    def _signs(self) -> Named:
+        told = above_rounding(self._problem)
+        return {name: slope.sign() * told[name] for name, slope in self.gradient.items()}
 
     @cached_property
     def _updates(self) -> dict[Optimiser, Named]:
@@ -83,8 +89,9 @@ class NamedDirections:
         if heading == Heading.random:
             dim, generator = self._problem.layout.size(block.layer, block.col), self._stream(block)
             return torch.randn(dim, dtype=torch.float64, generator=generator)
-        slope = self.entries(self.gradient, block)
-        return slope.sign() if heading == Heading.sign else slope
+        if heading == Heading.sign:
+            return self.entries(self._signs, block)
+        return self.entries(self.gradient, block)
 
     def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
         square = Square(column, block, Part.H)
@@ -115,16 +122,18 @@ def along(problem: Objective, request: Request) -> Measured:
         side = problem.layout.side(block.layer, block.col)
         slope = named.entries(named.gradient, block)
         for name, vector, is_found in named.of(block, column):
-            rows += _facts(name, request, block, slope, vector)
+            unit = unit_of(vector)
+            vector = vector / unit
+            rows += _facts(name, request, block, slope, vector, unit)
             for part, numbers in _split(column, block, request, side, vector).items():
                 rows += _rows(name, request, block, part, numbers, is_rough=not is_found)
         rows += _singular(named, column, block, request)
     return Measured(rows)
 
 
-def _facts(name: str, request: Request, block: Block, slope: Vector, vector: Vector) -> list[Row]:
+def _facts(name: str, request: Request, block: Block, slope: Vector, vector: Vector, unit: float) -> list[Row]:
     length = float(vector.norm())
-    facts = {f"{name}_slope": float(slope @ vector) / length if length else math.nan, f"{name}_length": length}
+    facts = {f"{name}_slope": float(slope @ vector) / length if length else math.nan, f"{name}_length": length * unit}
     return state_rows(request, facts, block=block)
 
 
@@ -165,7 +174,7 @@ def _multiplied(column: Column, block: Block, request: Request, vectors: Float[T
 
 
 def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
-    size = float(product.norm()) / squared**0.5 if squared else math.nan
+    size = norm(product) / squared**0.5 if squared else math.nan
     return {"curvature": curvature, "product": size, "cosine": curvature / size if size else math.nan}
 
 

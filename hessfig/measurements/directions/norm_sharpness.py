@@ -1,6 +1,6 @@
 """Quantity norm_sharpness: the largest curvature in the unit balls of norms, as the lower bound that a search finds."""
 
-import statistics
+import math
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from hessfig.measurements.stability import coming_rate
 from hessfig.states.training.norm_descent import length, steepest
 from hessfig.terms import Block, Group, Part, StepNorm
 
-_ITERATIONS, _GAP = 100, 1e-3  # of a search: at most, and the share of its value at which it ends
+_ITERATIONS, _GAP = 500, 1e-8  # of a search: at most, and the share of its value at which it ends
 Vector = Float[Tensor, " n"]
 
 
@@ -24,9 +24,10 @@ def norm_sharpness(problem: Objective, request: Request) -> Measured:
 
     H is that of all parameters. `euclidean_sharpness` is the largest eigenvalue, with its residual as error. The others
     are the best of conditional gradient searches from the steepest direction, the eigenvector, and directions.starts
-    random ones; the error is how far the median start stays below the best, and a search that is cut off is
-    `not_converged`. `NAME_steepest_curvature`: d.Hd of the steepest direction itself. `sharpness_edge`: 2 / eta
-    of a training's coming update, the threshold of steepest descent in any norm.
+    random ones. A search ends where it is stationary: max (s - d).Hd over the ball, which is 0 there alone, is below
+    1e-8 of d.Hd (1e-5 in float32); one that is cut off is `not_converged`. How far another maximum is above it is not
+    known: there is no error. `NAME_steepest_curvature`: d.Hd of the steepest direction itself. `sharpness_edge`: 2 /
+    eta of a training's coming update, the threshold of steepest descent in any norm.
     """
     search = _Search(problem, request)
     rows = [row for norm in StepNorm for row in search.rows(norm)]
@@ -60,7 +61,7 @@ class _Search:
         values = [value for value, _ in found]
         best = max(values)
         is_cut = not next(done for value, done in found if value == best)
-        return Estimate(best, best - statistics.median(values), 0, "conditional gradient", is_rough=is_cut)
+        return Estimate(best, math.nan, 0, "conditional gradient", is_rough=is_cut)
 
     def _climbed(self, start: Vector, norm: StepNorm) -> tuple[float, bool]:
         """Return d.Hd where a search from the direction `start` ends, and whether it ended by itself.
@@ -75,7 +76,7 @@ class _Search:
             value = float(at @ image)
             to, top = self._steepest(image, norm)
             gap = top - value  # half of the slope b towards `to`
-            if not gap > _GAP * abs(value):
+            if not gap > max(_GAP, self._hessian.rounding) * abs(value):
                 return value, True
             other = self._product(to)
             bend = float((to - at) @ (other - image))

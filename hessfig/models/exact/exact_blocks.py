@@ -104,7 +104,7 @@ class ExactEngine:
         totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in PARTS}
         for piece in chunks(torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE):
             for key, squares in squared_norms(column, list(PARTS), piece).items():
-                totals[key] += float(squares.sum())
+                totals[key] += float(squares.values.sum()) * squares.unit * squares.unit
         return {key: total**0.5 for key, total in totals.items()}
 
     def _scores(self, layer: int) -> LowerScores:

@@ -29,7 +29,7 @@ from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases
 from hessfig.models.stored.families import Encoder, Names
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
 from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
-from hessfig.rng import stream
+from hessfig.rng import global_draws, stream
 from hessfig.tasks.batch import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text
 from hessfig.weights import Layout
@@ -261,8 +261,7 @@ def _check_sizes(found: transformers.PreTrainedConfig, settings: dict[str, Any],
 
 
 def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
+    with global_draws(stream(seed, "huggingface")):
         return load_model(config, "cpu")
 
 

@@ -15,7 +15,7 @@ from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import check_causal, following
 from hessfig.models.stored.lens_settings import LensSizes
 from hessfig.models.witnessing import foreign
-from hessfig.rng import stream
+from hessfig.rng import global_draws, stream
 from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout
 
@@ -72,8 +72,7 @@ def _bridge(config: Config, seed: int) -> Any:
 @lru_cache(maxsize=2)  # a plan asks for sizes, names and checks of one network
 def _made(asked: str) -> Any:
     name, sizes, options, seed = json.loads(asked)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "transformer_lens"))))
+    with global_draws(stream(seed, "transformer_lens")):
         try:
             return (_native if name == NATIVE else _of_transformers)(name, sizes, options)
         except UserError:

@@ -15,6 +15,7 @@ import hessfig
 from hessfig.config.enums import Data, DType, Heading
 from hessfig.config.schema import Config
 from hessfig.config.science import DirectionsConfig, ModelConfig
+from hessfig.curvature.gradients import LossGradient, above_rounding
 from hessfig.curvature.problem import Objective, Suffix
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
@@ -118,7 +119,8 @@ def test_every_number_is_that_of_dense_algebra(kind: str) -> None:
         drawn = torch.randn(
             len(vectors), dtype=torch.float64, generator=probe_stream(1234, "along", 0.7, int(layer), name)
         )
-        named = {"gradient": dense.gradient, "sign": dense.gradient.sign(), "random": drawn}
+        signs = dense.gradient.sign() * (dense.gradient.abs() > 1e-15)  # b_K's are rounding
+        named = {"gradient": dense.gradient, "sign": signs, "random": drawn}
         named |= {"largest": vectors[:, -1], "smallest": vectors[:, 0]}
         for one, vector in named.items():
             dense.check(numbers, f"{one}_direction", vector)
@@ -266,3 +268,49 @@ def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path: Any) -> None:
     expected = expected_split(dense.matrices[Part.H], moved, dense.keys, dense.sizes)
     assert seen["adam_update_curvature/all/H"] == pytest.approx(expected["curvature"], rel=1e-8)
     monitor.close()
+
+
+class KeyBias(nn.Module):
+    """Attention whose keys have a bias, on which a softmax does not depend: its gradient is rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = (self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1) @ self.v(x)
+        return mixed.tanh()[:, -1]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_rounding_has_no_sign(dtype: str) -> None:
+    """The order of samples moves the rounding, and no number: all of b_K has sign 0, and no other entry."""
+    torch.manual_seed(3)
+    network, x, y = KeyBias(), torch.randn(7, 5, 3), torch.randn(7, 3)
+    asked = {"blocks": ["k.bias", "k.weight", "all"], "parts": "H", "quantities": ["along"], "dtype": dtype}
+    asked |= {"directions": {"named": ["sign", "update"], "rules": ["sign"], "gradients": 1}}
+    keys, found = ["col", "quantity", "index"], []
+    for order in (torch.arange(7), torch.arange(6, -1, -1)):
+        problem = hessfig.Problem(network, x[order], y[order], "mse")
+        found.append(hessfig.measure(problem, **asked).set_index(keys)["value"])
+    assert found[0].tolist() == pytest.approx(found[1].tolist(), rel=1e-9 if dtype == "float64" else 1e-3, nan_ok=True)
+    lengths = {col: found[0][col, "sign_direction_length", None] for col in ("k.bias", "k.weight", "all")}
+    assert lengths == {"k.bias": 0.0, "k.weight": 3.0, "all": pytest.approx(33**0.5)}
+    assert found[0]["k.bias", "sign_update_length", None] == 0.0
+    objective = problem.objective(dtype)
+    gradient, told = LossGradient(objective).gradient, above_rounding(objective)
+    assert not told["k.bias"].any() and all(bool(told[name].all()) for name in told if name != "k.bias")
+    assert bool(gradient["k.bias"].any())
+
+
+def test_where_float32_says_nothing_every_sign_counts() -> None:
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w @ torch.eye(2, dtype=torch.float64)
+
+    problem = hessfig.Problem(Doubled(), torch.eye(2).double(), torch.zeros(2, 2).double(), "mse").objective("float64")
+    assert all(bool(one.all()) for one in above_rounding(problem).values())

@@ -1,0 +1,120 @@
+"""A loss times a power of two has numbers times that power: nothing on the way is squared out of range."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import hessfig
+from hessfig.curvature.rounding import deviation, norm, norm_of_all, unit_of
+
+FAR = (2.0**-900, 2.0**-600, 2.0**-540, 2.0**540, 2.0**900)
+NARROW = (2.0**-100, 2.0**-80, 2.0**80, 2.0**100)
+KEYS = ["row", "col", "part", "quantity", "index"]
+
+
+def problem(scale: float, batches: int = 1) -> hessfig.Problem:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
+    x, y = (x, y) if batches == 1 else ([*x.split(6 // batches)], [*y.split(6 // batches)])
+    return hessfig.Problem(network, x, y, lambda outputs, targets: scale * (outputs - targets).square().mean())
+
+
+def measured(scale: float, batches: int = 1, **asked: object) -> pd.DataFrame:
+    asked = {"blocks": ["0.weight", "2.bias"], **asked}
+    table = hessfig.measure(problem(scale, batches), **asked)  # type: ignore[arg-type]
+    return table.set_index(KEYS)[["value", "error", "status"]]
+
+
+def compare(scale: float, found: pd.DataFrame, truth: pd.DataFrame, *, rel: float = 1e-10) -> None:
+    assert found.index.equals(truth.index) and (found["status"] == truth["status"]).all()
+    for column in ("value", "error"):
+        there = found[column].astype(float) / scale
+        assert there.tolist() == pytest.approx(truth[column].astype(float).tolist(), rel=rel, abs=1e-16, nan_ok=True)
+
+
+ESTIMATORS = ("dense", "hutchinson", "aligned", "auto")
+SCALED = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "gradient_norm"]
+
+
+@pytest.mark.parametrize("scale", FAR)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_norms_traces_and_eigenvalues_scale(estimator: str, scale: float) -> None:
+    quantities = [name for name in SCALED if name != "trace" or estimator != "aligned"]
+    asked = {"estimator": estimator, "num_probes": 6, "parts": ["H", "H_o", "H_f"], "quantities": quantities}
+    compare(scale, measured(scale, **asked), measured(1.0, **asked))
+
+
+@pytest.mark.parametrize("scale", FAR)
+def test_xtrace_scales(scale: float) -> None:
+    for parts in ("H", "H_o"):
+        asked = {"estimator": "xtrace", "num_probes": 4, "parts": parts, "quantities": ["frobenius", "trace"]}
+        asked |= {"blocks": ["0.weight"]}
+        compare(scale, measured(scale, **asked), measured(1.0, **asked))
+
+
+@pytest.mark.parametrize("scale", NARROW)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_float32_scales(estimator: str, scale: float) -> None:
+    asked = {"estimator": estimator, "num_probes": 6, "parts": ["H", "H_o"], "dtype": "float32"}
+    asked |= {"quantities": ["frobenius", "largest_eigenvalue", *["trace"] * (estimator != "aligned")]}
+    compare(scale, measured(scale, **asked), measured(1.0, **asked), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", FAR)
+def test_all_parts_are_there_whatever_the_size(scale: float) -> None:
+    """None of the checks takes a small loss for none: the split, the batches' weights, the products."""
+    found, truth = (measured(one, batches=3) for one in (scale, 1.0))
+    assert {*found.index.get_level_values("part")} == {"H", "H_o", "H_f"}
+    compare(scale, found, truth)
+
+
+@pytest.mark.parametrize("scale", FAR)
+def test_densities_and_spectra_scale(scale: float) -> None:
+    asked = {"quantities": ["density", "spectrum"], "parts": "H", "spectrum": {"steps": 8, "num_probes": 3}}
+    found, truth = measured(scale, **asked), measured(1.0, **asked)
+    names = found.index.get_level_values("quantity")
+    linear = names.str.contains("eigenvalue|density_mean|density_quantile")
+    compare(scale, found[linear], truth[linear])
+    plain = names.isin(["rank", "effective_rank", "share_negative", "condition_number"])
+    compare(1.0, found[plain], truth[plain])
+
+
+@pytest.mark.parametrize("scale", FAR)
+def test_curvatures_along_directions_scale(scale: float) -> None:
+    asked = {"quantities": ["along"], "parts": "H", "directions": {"named": ["gradient", "sign", "random"]}}
+    found, truth = measured(scale, **asked), measured(1.0, **asked)
+    names = found.index.get_level_values("quantity")
+    linear = names.str.endswith(("_curvature", "_product", "_slope")) | (names == "gradient_direction_length")
+    compare(scale, found[linear], truth[linear])
+    compare(1.0, found[~linear], truth[~linear])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lengths_of_any_size(dtype: torch.dtype) -> None:
+    x = torch.tensor([3.0, -4.0, 0.0], dtype=dtype)
+    info = torch.finfo(dtype)
+    for unit in (
+        1.0,
+        info.tiny,
+        2.0**-60 * info.tiny**0.5,
+        2.0**60 / info.tiny**0.5,
+        2.0 ** (math.log2(1 / info.tiny) - 4),
+    ):
+        assert norm(unit * x) == 5.0 * unit
+        assert deviation(unit * x) == pytest.approx(float(x.std()) * unit, rel=1e-6)
+        assert norm_of_all([unit * x, unit * x.double()], math.nan) == pytest.approx(50**0.5 * unit, rel=1e-6)
+    assert norm(0 * x) == 0.0 and math.isnan(norm(x / 0))
+    assert norm(torch.tensor([math.inf, 1.0], dtype=dtype)) == math.inf
+    assert unit_of(x) == 1.0 and unit_of(0 * x) == 1.0
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e100])
+def test_ordinary_lengths_keep_their_bits(size: float) -> None:
+    x = size * torch.randn(1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert norm(x) == float(x.norm()) and deviation(x) == float(x.std())
