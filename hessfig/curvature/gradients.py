@@ -85,7 +85,9 @@ def above_rounding(problem: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     except (RuntimeError, TypeError):
         return {name: torch.ones_like(one, dtype=torch.bool) for name, one in exact.items()}
     off = {name: (one - rough[name].double()).abs() for name, one in exact.items()}
-    small = {name: one.abs() <= _OF_ROUNDING * off[name].max() for name, one in exact.items()}
+    small = {
+        name: one.abs() <= _OF_ROUNDING * max(off[name].flatten().tolist(), default=0.0) for name, one in exact.items()
+    }
     return {name: ~(small[name] & (off[name] > one.abs() / 2)) for name, one in exact.items()}
 
 
