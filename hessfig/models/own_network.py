@@ -219,7 +219,7 @@ def foreign(
         own = _differentiable(network)
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)
-        weights = find_weights(own) if isinstance(weights, str) and weights == FOUND else weights
+        weights = find_weights(own, inputs=inputs) if isinstance(weights, str) and weights == FOUND else weights
         held, network = network, _cast(own, real, "the network", own.parameters())
         if outputs is not None or not is_plain(inputs, targets):
             network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
