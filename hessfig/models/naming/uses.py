@@ -102,9 +102,17 @@ class Watch(TorchDispatchMode):
         """Return the parameter that a tensor is a view of."""
         if not isinstance(one, Tensor) or one.layout is not torch.strided:
             return None
+        at = one.storage_offset()
         held = self._held.get(one.untyped_storage().data_ptr(), [])
-        inside = ((path, one.storage_offset() - whole.storage_offset(), whole) for path, whole in held)
-        return next((path for path, offset, whole in inside if 0 <= offset < max(whole.numel(), 1)), None)
+        inside = [
+            (whole.storage_offset(), path) for path, whole in held if 0 <= at - whole.storage_offset() < _extent(whole)
+        ]
+        return max(inside)[1] if inside else None
+
+
+def _extent(one: Tensor) -> int:
+    """Return how far the entries of a tensor lie apart in what holds them."""
+    return 1 + sum((length - 1) * step for length, step in zip(one.shape, one.stride(), strict=True))
 
 
 def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
@@ -115,9 +123,11 @@ def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
     stride, length = view.stride(at), view.shape[at]
     axes = [axis for axis, step in enumerate(parameter.stride()) if step == stride and parameter.shape[axis] >= length]
     whole = [axis for axis in axes if parameter.shape[axis] == length]
-    if not axes or not parameter.is_contiguous() or len(whole or axes) > 1:
+    if len(whole or axes) != 1 or not (whole or parameter.is_contiguous()):
         return None
     (axis,) = whole or axes
+    if whole:
+        return axis, 0
     offset = view.storage_offset() - parameter.storage_offset()
     return axis, offset // stride % parameter.shape[axis]
 
