@@ -195,7 +195,8 @@ class _Named:
     def _take(self, members: Sequence[Held], verdict: Verdict, suffix: str) -> None:
         """Keep roles that were used or given, and heads that were used."""
         if not verdict.is_used:
-            self.reasons.append(verdict.reason)
+            given = ", ".join(f"{one.where.partition('.')[2]} as {one.role}" for one in members if one.given)
+            self.reasons.append(verdict.reason + f" with {given}" * bool(given))
         for one in self._same_modules(members):
             role = one.role if verdict.is_used or one.given else ""
             heads = verdict.heads or (one.given and one.has_heads)

@@ -15,7 +15,7 @@ from hessfig.curvature.losses import LOSSES, Called, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typed
+from hessfig.models.any_batch import Rows, is_plain, only_trainable, read_batches, typed
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
@@ -219,11 +219,13 @@ def foreign(
         own = _differentiable(network)
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)
-        weights = find_weights(own, inputs=inputs) if isinstance(weights, str) and weights == FOUND else weights
         held, network = network, _cast(own, real, "the network", own.parameters())
         if outputs is not None or not is_plain(inputs, targets):
             network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
             inputs = network.inputs
+        if isinstance(weights, str) and weights == FOUND:
+            given = network.given[0] if isinstance(network, Rows) else None
+            weights = find_weights(own, inputs=inputs if given is None else given.words or given.arguments)
         batches = _batches(inputs, targets, real)
         module = _loss("cross_entropy" if loss is None else loss, held, real)
         outputs = [own_checks.check_run(network, module, batch) for batch in batches]

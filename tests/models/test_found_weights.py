@@ -64,6 +64,7 @@ TYPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("bert", "roberta", "electra", "deberta-v2", "roformer", "mpnet", "esm", "albert"), (_BERT, _PLAIN)
     ),
     "modernbert": (_BERT, _ALL),
+    "gemma4_unified": ({"text_config": {**_LLAMA, "vocab_size": WORDS, "pad_token_id": 0}}, _ALL),
     "distilbert": ({"n_layers": 2, "n_heads": 4, "dim": 16, "hidden_dim": 24, "max_position_embeddings": 8}, _PLAIN),
     "xlm": ({"n_layers": 2, "n_heads": 4, "emb_dim": 16, "n_words": WORDS}, _PLAIN),
     "t5": (
@@ -83,6 +84,9 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {  # and what is asked for
     "xlnet": ({"n_layer": 2, "n_head": 4, "d_model": 16, "d_inner": 24}, "rel_attn.seg_embed"),
     "convbert": ({**_BERT, "embedding_size": 16}, "attention.self.conv_kernel_layer"),
     "jamba": ({**_EXPERTS, "num_hidden_layers": 6}, "mamba.in_proj"),
+    "qwen3_next": ({**_EXPERTS, "layer_types": ["full_attention"] * 2}, "self_attn.q_proj"),
+    "qwen3_5_text": ({**_LLAMA, "layer_types": ["full_attention"] * 2}, "self_attn.q_proj"),
+    "dots3_note": ({**_LATENT, "num_key_value_heads": 4, "q_lora_rank": 6}, "self_attn.q_b_proj"),
     "deepseek_v3": ({**_LATENT, "q_lora_rank": 6}, "self_attn.q_b_proj"),
 }
 REFUSED = {
@@ -204,6 +208,20 @@ def test_what_cannot_be_told_is_asked_for_and_an_answer_is_taken(name: str) -> N
     roles = dict(re.findall(r"'([^']+)': '(other)'", caught.value.remedy))
     layout = find_weights(network, roles)
     assert {where} <= {*layout.names} and (name != "jamba" or {*_QKVO} <= {*layout.names})
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
+def test_output_gates_among_queries_are_named_apart_by_an_answer(name: str) -> None:
+    roles = {"self_attn.q_proj": "W_Q+W_G by heads", "mlp.experts.gate_up_proj": "W_gate+W_in"}
+    layout = find_weights(model_of(name), roles)
+    weights = torch.arange(32)[:, None].expand(32, 16)
+    assert view(weight_of(layout, "W_Q.head2", 1), weights)[..., 0].flatten().tolist() == [8, 9, 10, 11]
+    assert {"W_G", "W_K.head2", "W_O.head4", "W_gate", "W_out"} <= {one.name for one in layout.weights}
+
+
+def test_norms_in_lists_of_their_own_have_their_lists_name() -> None:
+    found = {one.name for one in find_weights(model_of("xlm")).members(1, "norms")}
+    assert found == {f"layer_norm{at}_{word}" for at in (1, 2) for word in ("gain", "shift")}
 
 
 def test_latent_attention_without_a_map_of_queries_is_asked_for_too() -> None:

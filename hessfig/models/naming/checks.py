@@ -14,6 +14,7 @@ from hessfig.models.naming.trial import CannotRun, Trial
 from hessfig.models.naming.uses import Use
 from hessfig.terms import Matrix
 
+_ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)
 _SIZE = 0.5  # of the values put in
 _ROUNDING = 8  # times the precision of the type, and the largest entry: what counts as no change
 
@@ -123,7 +124,8 @@ def attention(trial: Trial, parts: Sequence[Part], blank: Collection[str]) -> Ve
     With keys of zero queries do nothing, with queries of zero keys do nothing and values do; or with equal values at
     all positions queries and keys do nothing. A query acts at its own position alone, a key and a value at others too.
     """
-    if sorted(part.role for part in parts if part.role != "W_rel") != ["W_K", "W_O", "W_Q", "W_V"]:
+    parts = [part for part in parts if part.role in (*_ATTENTION, "W_rel")]
+    if sorted(part.role for part in parts if part.role != "W_rel") != sorted(_ATTENTION):
         return Verdict(reason="not one each of W_Q, W_K, W_V and W_O in a module")
     try:
         runs = _Runs(trial, parts, Matrix.W_O, blank, once=True)
@@ -220,13 +222,15 @@ def router(trial: Trial, part: Part, beside: Collection[str], experts: int) -> V
         place = trial.owner([part.path, *beside])
         if place is None or experts not in (0, len(part.columns)):
             return Verdict(reason="no output for each expert")
-        usual, changed = (
-            trial.run(place, {part.path: lambda use, found, seed=seed: 4 * _drawn(use, *found.shape, seed)})[1][:1]
-            for seed in (0, 1)
-        )
+        usual, changed = (trial.run(place, {part.path: partial(_chosen, seed)})[1][:1] for seed in (0, 1))
         return Verdict(is_used=bool(usual) and not alike(usual[0], changed[0]), reason="it changes nothing")
     except CannotRun as error:
         return Verdict(reason=str(error))
+
+
+def _chosen(seed: int, use: Use, found: Tensor) -> Tensor:
+    """Return outputs of a router that differ enough to choose."""
+    return 4 * _drawn(use, len(found), found.shape[1], seed)
 
 
 def alike(one: Tensor, other: Tensor) -> bool:

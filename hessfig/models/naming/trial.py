@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -251,10 +251,10 @@ def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         for length in lengths:
             yield _vectors(network, length, width), _vectors(network, length - 1, width)
             yield (_vectors(network, length, width),) * 2
-    filters = next((one for one in network.parameters() if one.ndim == 4), None)
-    for side in _sides(network) if filters is not None else ():
-        picture = torch.randn(_SAMPLES, filters.shape[1], side, side, generator=torch.Generator().manual_seed(1))
-        yield (picture.to(filters),) * 2
+    filters = [one for one in network.parameters() if one.ndim == 4][:1]
+    for one, side in product(filters, _sides(network)):
+        picture = torch.randn(_SAMPLES, one.shape[1], side, side, generator=torch.Generator().manual_seed(1))
+        yield (picture.to(one),) * 2
 
 
 def _outside(network: nn.Module) -> list[Tensor]:

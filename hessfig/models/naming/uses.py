@@ -129,7 +129,7 @@ def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
     if whole:
         return axis, 0
     offset = view.storage_offset() - parameter.storage_offset()
-    return axis, offset // stride % parameter.shape[axis]
+    return axis, int(offset // stride % parameter.shape[axis])
 
 
 def axes_in(uses: Iterable[Use]) -> dict[str, int]:
