@@ -16,7 +16,7 @@ from hessfig.models.lens_bridge import is_bridge, wrapped
 from hessfig.models.naming import checks, views
 from hessfig.models.naming.checks import Part, Verdict
 from hessfig.models.naming.outside import Outside
-from hessfig.models.naming.places import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
+from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
 from hessfig.models.naming.trial import Trial, undisturbed
 from hessfig.models.naming.uses import axes_in
 from hessfig.terms import Matrix
@@ -39,6 +39,9 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
         W_out or W_router; for a fused map what follows along its outputs, "W_Q+W_K+W_V", with " by heads" where it
         does so for every group of heads, " by 4" for 4 pieces, " by entries" for entries in turn; or "other": the
         matrix keeps its own name.
+    inputs : tensor, tuple of arguments or dictionary of words, optional
+        What the network is called with to see what its weights do; left out, small inputs are made up. Only plain
+        forward passes are run, and the network is left as it was.
 
     Returns
     -------
@@ -48,7 +51,7 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     Raises
     ------
     UserError
-        Without attention in layers, and for matrices of layers whose role cannot be told.
+        Without attention in layers, and for matrices of layers whose role names, shapes and use do not tell.
 
     Examples
     --------

@@ -86,7 +86,6 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {  # and what is asked for
     "jamba": ({**_EXPERTS, "num_hidden_layers": 6}, "mamba.in_proj"),
     "qwen3_next": ({**_EXPERTS, "layer_types": ["full_attention"] * 2}, "self_attn.q_proj"),
     "qwen3_5_text": ({**_LLAMA, "layer_types": ["full_attention"] * 2}, "self_attn.q_proj"),
-    "dots3_note": ({**_LATENT, "num_key_value_heads": 4, "q_lora_rank": 6}, "self_attn.q_b_proj"),
     "deepseek_v3": ({**_LATENT, "q_lora_rank": 6}, "self_attn.q_b_proj"),
 }
 REFUSED = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hessfig.models.blocks import TIED
 from hessfig.models.lens_bridge import WRAPPED
 from hessfig.models.naming.checks import alike
-from hessfig.models.naming.places import Held
+from hessfig.models.naming.suggested import Held
 from hessfig.models.naming.trial import CannotRun, Trial, part_of
 from hessfig.models.naming.uses import Use
 from hessfig.models.naming.views import own

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.errors import plain
-from hessfig.models.naming.places import WIDTHS, first, is_cross
+from hessfig.models.naming.suggested import WIDTHS, first, is_cross
 from hessfig.models.naming.uses import Change, Use, Watch
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hessfig.errors import UserError
 from hessfig.models.blocks import attention_groups
-from hessfig.models.naming.places import QKV, Held
+from hessfig.models.naming.suggested import QKV, Held
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Weight, bias_of
 
