@@ -71,7 +71,7 @@ def _scores(problem: Problem) -> Tensor:
     q, k = (_stacked(problem, f"attn.{name}.hook_out").flatten(3) for name in "qk")
     q, k = (one.unflatten(-1, (-1, width)).transpose(2, 3) for one in (q, k))
     scores = q @ k.repeat_interleave(heads // k.shape[2], dim=2).transpose(-1, -2) / width**0.5
-    scores = scores.masked_fill(patterns == 0, torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(_masked(problem), torch.finfo(scores.dtype).min)
     if not torch.allclose(scores.softmax(-1), patterns, atol=_CLOSE):
         raise UserError(
             "hessfig.lens: the bridge's hook of scores has the patterns, and they are not the softmax of q k^T",
@@ -80,6 +80,19 @@ def _scores(problem: Problem) -> Tensor:
             remedy="hessfig.lens.attention_patterns(problem).log() is the scores up to a constant of each query",
         )
     return scores
+
+
+def _masked(problem: Problem) -> Tensor:
+    """Return which entries are masked: those without weight where queries are zero, and all scores the same."""
+    bridge, _ = _bridge_of(problem)
+    queries = [f"blocks.{layer}.attn.q.hook_out" for layer in range(bridge.cfg.n_layers)]
+    with bridge.hooks(fwd_hooks=[(name, _zero) for name in queries]):
+        return _stacked(problem, "attn.hook_pattern") == 0
+
+
+def _zero(seen: Tensor, hook: Any) -> Tensor:
+    del hook
+    return seen.new_zeros(seen.shape)
 
 
 def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:

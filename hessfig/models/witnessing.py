@@ -16,6 +16,7 @@ from hessfig.curvature.rounding import CAST, ROWS
 from hessfig.curvature.smoothness import DIFFERENCES, refusal_of
 from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, leaves_of, terms_of
 from hessfig.errors import UserError, plain
+from hessfig.models.any_batch import read_batches
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
 from hessfig.models.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
@@ -70,7 +71,8 @@ def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: A
         weights = find_weights(model) if weights in (None, FOUND) else weights
         network, inputs, targets = opened(network, model, inputs, targets)
     if isinstance(weights, str) and weights == FOUND:
-        weights = find_weights(network)
+        first = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
+        weights = find_weights(network, inputs=first.words or first.arguments)
     return Asked(network, inputs, targets, loss, weights, outputs)
 
 

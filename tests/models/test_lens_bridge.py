@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -189,6 +190,21 @@ def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
     torch.testing.assert_close(scores[0] * seen, by_hand, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norms[0], stream.norm(dim=-1), rtol=1e-5, atol=0)
     assert norms[1].tolist() == torch.cat(outputs).norm(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("name", ["native", "gpt2"])
+def test_allowed_scores_whose_softmax_underflows_are_not_masked(name: str) -> None:
+    """Queries 300 times as large: weights of allowed entries are zero in float32, and their scores are numbers."""
+    held = BRIDGES[name]().eval()
+    held.load_state_dict(bridge(name).state_dict())
+    with torch.no_grad():
+        for path, parameter in held.named_parameters():
+            parameter *= 300 if re.search(r"\.q(\._original_component)?\.(weight|bias)$", path) else 1
+    problem = hessfig.Problem(held, tokens())
+    patterns, scores = hessfig.lens.attention_patterns(problem), hessfig.lens.attention_scores(problem)
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand_as(patterns)
+    assert (patterns[seen] == 0).any()
+    torch.testing.assert_close(scores > -1e30, seen)
 
 
 def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused() -> None:

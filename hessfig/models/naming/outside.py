@@ -1,0 +1,107 @@
+"""What parameters outside of the layers do: embeddings, positions, patches and logits, by name and then by use."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.models.blocks import TIED
+from hessfig.models.lens_bridge import WRAPPED
+from hessfig.models.naming.checks import alike
+from hessfig.models.naming.suggested import Held
+from hessfig.models.naming.trial import CannotRun, Trial, part_of
+from hessfig.models.naming.uses import Use
+from hessfig.models.naming.views import own
+from hessfig.terms import Group, Matrix
+from hessfig.weights import Weight, bias_of
+
+_OUTSIDE = {
+    Matrix.W_patch: r"patch_embeddings\.projection",
+    Matrix.W_pos: r"wpe|pos|pos_embed|embed_positions|positions_embed|position_embeddings?",
+    "W_type": r"token_type_embeddings",
+    Matrix.W_E: r"wte|shared|embed|embed_tokens|embed_in|tok_embed|tok_embeddings|tokens_embed|word_embeddings?",
+    Matrix.W_U: r"head|lm_head|unembed|embed_out|classifier|decoder|lm_head\.decoder",
+}
+
+
+class Outside:
+    """The parameters outside of the layers, under the names that a run bears out."""
+
+    def __init__(self, network: nn.Module, trial: Trial) -> None:
+        self.network, self.trial = network, trial
+        self._called = _called(network)
+        self._uses = defaultdict[str, list[Use]](list)
+        for use in trial.uses:
+            self._uses[use.path].append(use)
+
+    def weight(self, one: Held) -> Weight:
+        """Return a weight: embedding, unembedding, both in one, or one under its own name."""
+        names = [name for name in self._suggested(one.path) if one.is_bias or self._is(name, one.path)]
+        if not names or (len(one.shape) < 2 and not one.is_bias):
+            return own(one)
+        name = TIED if {*names} >= {Matrix.W_E, Matrix.W_U} else str(names[0])
+        if one.is_bias:
+            return bias_of(name, one.path, one.size)
+        return Weight(name, one.path, one.size, groups=() if name == Matrix.W_U else (Group.embeddings.value,))
+
+    def _suggested(self, path: str) -> list[str]:
+        called = self._called[path]
+        return [str(name) for name, ends in _OUTSIDE.items() if any(re.search(rf"(^|\.)({ends})$", c) for c in called)]
+
+    def _is(self, name: str, path: str) -> bool:
+        """Whether a run uses a parameter as its name says."""
+        given = [use.given for use in self._uses[path] if use.given is not None]
+        if name == Matrix.W_U:
+            return self._makes_logits(path)
+        if name in (Matrix.W_E, Matrix.W_patch):
+            return any(
+                one.numel() == two.numel() and one.eq(two.view_as(one)).all() for one in given for two in self._inputs
+            )
+        if name == Matrix.W_pos and not given:
+            return path in self.trial.added
+        steps = [one.diff(dim=-1) for one in given if not one.is_floating_point() and one.shape[-1] > 1]
+        return any(bool((step != 0).all() if name == Matrix.W_pos else (step == 0).all()) for step in steps)
+
+    @property
+    def _inputs(self) -> list[Tensor]:
+        arguments, words = self.trial.calls.get("", ((), {}))
+        return [one for one in (*arguments, *words.values()) if isinstance(one, Tensor)]
+
+    def _makes_logits(self, path: str) -> bool:
+        """Whether an output of the map acts on the logit of its own number alone."""
+        uses = [use for use in self._uses[path] if use.axis == 0 and use.kind != "embedding"]
+        if not uses:
+            return False
+        half = torch.arange(self.trial.parameters[path].shape[0]) % 2 == 0
+
+        def changed(use: Use, found: Tensor) -> Tensor:
+            return torch.where(half.to(found.device), found + 1 + found.abs(), found) if use.axis == 0 else found
+
+        try:
+            outputs = self.trial.run("", {path: changed})[1]
+        except CannotRun:
+            return False
+        pairs = zip(self.trial.outputs, outputs, strict=True)
+        made = [(one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)]
+        return any(
+            alike(one[..., ~half], two[..., ~half]) and _differ(one[..., half], two[..., half]) for one, two in made
+        )
+
+
+def _differ(one: Tensor, two: Tensor) -> bool:
+    return bool((one != two).flatten(0, -2).any(dim=0).all())
+
+
+def _called(network: nn.Module) -> dict[str, list[str]]:
+    """Return every name of a module that holds a parameter, and what it is to a model of transformers, by its path."""
+    paths = {id(one): path for path, one in network.named_parameters()}
+    names: dict[str, list[str]] = {path: [] for path in paths.values()}
+    for path, one in network.named_parameters(remove_duplicate=False):
+        names[paths[id(one)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
+    for word, get in (("embed", "get_input_embeddings"), ("head", "get_output_embeddings")):
+        for one in part_of(network, get):
+            names[paths[id(one)]].append(word)
+    return names

@@ -1,0 +1,275 @@
+"""Places of a transformer's parameters: the layer of each, and what its name and shape say that it does there."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from hessfig.models.lens_bridge import WRAPPED
+from hessfig.terms import Matrix
+
+OTHER, ROUTER = "other", "W_router"
+QKV, GATED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V), (Matrix.W_gate, Matrix.W_in)
+FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
+_HEAD_WIDTH = ("head_dim", "d_head", "d_kv")
+_ATTENTION, _CROSS = re.compile(r"att(n|ention)"), re.compile(r"cross|encdec|encoder_att")
+_NORM = re.compile(r"norm|^ln")
+# The ends of a module's path, by its role: in attention, elsewhere in a layer.
+_IN_ATTENTION = {
+    **{f"W_{x[0].upper()}": rf"{x}|{x}_proj|{x[0]}|w{x[0]}|{x[0]}_(proj|lin)" for x in ("query", "key", "value")},
+    "W_O": r"o|wo|dense|o_proj|out_proj|c_proj|out_lin",
+    "W_rel": r"relative_attention_bias",
+    FUSED: r"qkv|wqkv|qkv_proj|c_attn|query_key_value",
+}
+_IN_MLP = {
+    "W_gate": r"gate|gate_proj|wi_0",
+    "W_in": r"in|up_proj|fc1|c_fc|fc_in|dense_h_to_4h|intermediate\.dense|lin1|w1|w3|wi|wi_1|ffn|ffn\.0|layer_1",
+    "W_out": r"out|down_proj|fc2|c_proj|fc_out|dense_4h_to_h|output\.dense|lin2|w2|wo|ffn_output|ffn\.2|layer_2",
+    GATE_UP: r"gate_up_proj",
+    ROUTER: r"router|shared_expert_gate",
+}
+# How the outputs of fused maps follow each other is in no name and no shape: known of these types of transformers.
+_FUSED_OF = {
+    **dict.fromkeys(("gpt2", "openai-gpt", "imagegpt", "mpt", "phi3", "modernbert"), FUSED),
+    **dict.fromkeys(("gpt_neox", "bloom", "falcon", "persimmon", "gpt_bigcode"), f"{FUSED} by heads"),
+    "codegen": "W_Q+W_V+W_K by 4",
+}
+_GATE_UP_OF = {
+    **dict.fromkeys(("phi3", "glm", "glm4", "modernbert", "mixtral", "qwen2_moe", "qwen3_moe"), GATE_UP),
+    **dict.fromkeys(("olmoe", "granitemoe", "llama4_text", "jamba", "ernie4_5_moe", "deepseek_v3"), GATE_UP),
+    "gpt_oss": f"{GATE_UP} by entries",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter: its `path`; of its module the `stack` of layers, the layer (0: outside) and the place in it.
+
+    `outputs` is the axis of the outputs, `heads` the number of the attention around it, or of the network, and
+    `width` that of a head (0: that cannot be told). `role` is what it does in its layer (""), `given` tells whether
+    the user says so, `has_heads` whether its heads may be named. `suffix` tells weights of one role in a layer apart:
+    cross-attention, and experts that every token meets.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    stack: str
+    layer: int
+    where: str
+    is_bias: bool
+    outputs: int
+    heads: int = 0
+    width: int = 0
+    role: str = ""
+    given: bool = False
+    has_heads: bool = True
+    suffix: str = ""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def lower(self) -> str:
+        return self.where.lower()
+
+    @property
+    def in_attention(self) -> bool:
+        return _ATTENTION.search(self.lower) is not None
+
+    @property
+    def is_of_attention(self) -> bool:
+        return self.in_attention or bool({*self.names} & {*QKV})
+
+    @property
+    def is_of_norm(self) -> bool:
+        return len(self.shape) == 1 and _NORM.search(self.lower.rpartition(".")[2]) is not None
+
+    @property
+    def names(self) -> list[str]:
+        """The weights that follow each other along its outputs."""
+        return self.role.partition(" ")[0].split("+")
+
+    @property
+    def module(self) -> str:
+        """The attention in its layer that it belongs to, or the expert; "" for an MLP: its matrices lie apart."""
+        parts = self.where.split(".")
+        if not self.is_of_attention:
+            return ".".join(parts[: max((at for at, part in enumerate(parts[:-1]) if part.isdigit()), default=-1) + 1])
+        ends = (at for at, part in enumerate(parts) if at and _ATTENTION.search(part.lower()))
+        return ".".join(parts[: next(ends, len(parts) - 2) + 1])
+
+    @property
+    def is_named_cross(self) -> bool:
+        return is_cross(self.where)
+
+
+class Places:
+    """The parameters of a network in their places; `used` tells the axis of outputs where a map was seen in use."""
+
+    def __init__(self, network: nn.Module, roles: Mapping[str, str], used: Mapping[str, int]) -> None:
+        self.network, self.roles, self.used = network, roles, used
+        config: Any = getattr(network, "config", None) or getattr(network, "cfg", None)
+        self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.type, self.width = str(getattr(self.config, "model_type", "")), first(self.config, WIDTHS)
+        named = [(path, tuple(one.shape)) for path, one in network.named_parameters() if one.is_floating_point()]
+        self._lists = _nested_lists([path for path, _ in named])
+        placed = [self._placed(path, shape) for path, shape in named]
+        self.shapes = defaultdict[tuple[str, int], dict[str, tuple[int, ...]]](dict)  # of each layer's matrices
+        self._outputs = {(one.stack, one.layer, one.where): one.outputs for one in placed if not one.is_bias}
+        for one in placed:
+            if not one.is_bias:
+                self.shapes[one.stack, one.layer][one.where] = one.shape
+        self.held = _counted([self._with_role(one) if one.layer else one for one in placed])
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether there are layers with attention, as far as names and the user say."""
+        return any(one.layer for one in self.held)
+
+    def _placed(self, path: str, shape: tuple[int, ...]) -> Held:
+        parts = path.replace(WRAPPED, "").split(".")
+        digits = [place for place, part in enumerate(parts) if place and part.isdigit()]
+        nested = [place for place in digits if _starred(parts[:place]) in self._lists]
+        at = (nested[-1:] or digits[:1] or [0])[0]
+        inside = [parts[at - 1], *parts[at + 1 :]] if at else parts
+        leaf, owner = inside[-1], self.network.get_submodule(path.rpartition(".")[0])
+        is_bias = leaf == "bias" or leaf.endswith("_bias")
+        place = inside[:-1] if leaf in ("weight", "bias") else [*inside[:-1], leaf.removesuffix("_bias" * is_bias)]
+        outputs = len(shape) - 1 if is_bias or type(owner).__name__ == "Conv1D" else 0
+        stack, layer = (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
+        return Held(path, shape, stack, layer, ".".join(place), is_bias, self.used.get(path, outputs))
+
+    def _with_role(self, one: Held) -> Held:
+        role, given = self._role(one)
+        heads = self._around(one.path, _HEADS) or first(self.config, _HEADS)
+        width = first(self.config, _HEAD_WIDTH) or self._around(one.path, _HEAD_WIDTH)
+        behind = self.inputs_beside(one, _IN_ATTENTION["W_O"])
+        heads = heads or (behind // width if width else 0)
+        width = width or ((self.width or behind) // heads if heads else 0)
+        suffix = ".cross" if one.in_attention and one.is_named_cross else ".shared" * ("shared" in one.lower)
+        has_heads = not given or "heads" in role
+        changed: dict[str, Any] = {"role": role, "given": given, "heads": heads, "width": width, "suffix": suffix}
+        if len(one.shape) == 3 and not one.is_bias and one.path not in self.used:
+            changed["outputs"] = 1 if 2 * self.inputs_beside(one, "down_proj") == one.shape[1] else 2
+        return replace(one, **changed, has_heads=has_heads)
+
+    def _around(self, path: str, names: tuple[str, ...]) -> int:
+        """Return a number that the module of attention around a parameter has under one of these names; 0 if none."""
+        while path := path.rpartition(".")[0]:
+            module = self.network.get_submodule(path)
+            called = f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
+            if _ATTENTION.search(called) and (found := first(module, names)):
+                return found
+        return 0
+
+    def _role(self, one: Held) -> tuple[str, bool]:
+        """Return what a parameter of a layer does by its place and its shape ("": not told), or as the user says."""
+        shape = self.shapes[one.stack, one.layer].get(one.where, one.shape)
+        for end, role in self.roles.items():
+            if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", one.where):
+                return role, True
+        if len(shape) < 2 or (one.is_bias and shape is one.shape):
+            return OTHER, False
+        patterns = _IN_ATTENTION if one.in_attention else _IN_MLP
+        role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", one.lower)), "")
+        told = self._told(role, one, shape)
+        return (told if self._fits(told, one, shape) else ""), False
+
+    def _told(self, role: str, one: Held, shape: tuple[int, ...]) -> str:
+        """Return the role of which the names of its layer, or the type of the model, know more."""
+        last = one.lower.rpartition(".")[2]
+        if role == FUSED:
+            return _FUSED_OF.get(self.type, "")
+        outputs = shape[self._outputs.get((one.stack, one.layer, one.where), 0)]
+        if role == GATE_UP or (role == Matrix.W_in and outputs == 2 * self.inputs_beside(one, _IN_MLP["W_out"])):
+            return _GATE_UP_OF.get(self.type, "")
+        if last == "gate" and any(".experts." in where for where in self.shapes[one.stack, one.layer]):
+            return ROUTER
+        return Matrix.W_gate.value if last == "w1" and self.inputs_beside(one, "w3") else str(role)
+
+    def inputs_beside(self, one: Held, ends: str) -> int:
+        """Return the inputs of a weight beside this one in its module; 0 where there is none."""
+        end = re.compile(rf"{re.escape(one.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
+        for where, shape in self.shapes[one.stack, one.layer].items():
+            if end.fullmatch(where) and len(shape) > 1:
+                return shape[0] if self._outputs[one.stack, one.layer, where] == 1 and len(shape) == 2 else shape[-1]
+        return 0
+
+    def _fits(self, role: str, one: Held, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix of this role can have this shape: W_O and W_out end in the residual stream, others begin."""
+        if not role or not self.width or len(shape) != 2 or one.suffix == ".cross" or role == "W_rel":
+            return True
+        by_inputs = self._outputs.get((one.stack, one.layer, one.where)) == 1
+        outputs, inputs = shape[::-1] if by_inputs else shape
+        return (outputs if role in (Matrix.W_O, Matrix.W_out) else inputs) == self.width
+
+
+def is_cross(place: str) -> bool:
+    """Whether a place has the name of attention to other inputs."""
+    return _CROSS.search(place.lower()) is not None
+
+
+def _starred(parts: list[str]) -> str:
+    return ".".join("*" if part.isdigit() else part for part in parts)
+
+
+def _nested_lists(paths: Iterable[str]) -> set[str]:
+    """Return the lists in lists (stages of layers) whose items hold attention of their own."""
+    items = defaultdict[tuple[str, str], set[str]](set)
+    for path in paths:
+        parts = path.replace(WRAPPED, "").split(".")
+        digits = [place for place, part in enumerate(parts) if place and part.isdigit()]
+        for place in digits[1:]:
+            before, behind = parts[:place], ".".join(parts[place + 1 :])
+            if _ATTENTION.search(behind.lower()) and not _ATTENTION.search(".".join(before[digits[0] :]).lower()):
+                items[".".join(before), behind].add(parts[place])
+    return {_starred(before.split(".")) for (before, _), numbers in items.items() if len(numbers) > 1}
+
+
+def _counted(held: list[Held]) -> list[Held]:
+    """Return the parameters with layers counted through all stacks that have attention; others lie outside."""
+
+    def is_sign(one: Held) -> bool:
+        behind = one.in_attention and (one.given or Matrix.W_O in one.names)
+        return one.layer > 0 and (behind or Matrix.W_Q in one.names)
+
+    stacks = list(dict.fromkeys(one.stack for one in held if is_sign(one)))
+    lengths = [max(one.layer for one in held if one.stack == stack) for stack in stacks]
+    above = dict(zip(stacks, accumulate([0, *lengths]), strict=False))
+
+    def counted(one: Held) -> Held:
+        if one.layer and one.stack in above:
+            return replace(one, layer=one.layer + above[one.stack])
+        return replace(one, layer=0, where=_outside(one) if one.layer else one.where)
+
+    return [counted(one) for one in held]
+
+
+def _outside(one: Held) -> str:
+    """Return the place of a parameter in a list that holds no attention, with its number there."""
+    ends = r"\.(weight|bias)$" if not one.is_bias or one.path.endswith(".bias") else "_bias$"
+    return re.sub(ends, "", one.path.replace(WRAPPED, ""))
+
+
+def first(thing: Any, names: tuple[str, ...]) -> int:
+    """Return the first of these attributes that is a number; 0 where none is, or one that differs from layer to layer.
+
+    Configurations of transformers raise RuntimeError for these.
+    """
+    for name in names:
+        with suppress(RuntimeError):
+            found = getattr(thing, name, None)
+            if isinstance(found, int) and found > 0:
+                return found
+    return 0

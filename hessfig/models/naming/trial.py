@@ -1,0 +1,287 @@
+"""Small runs of a network, and of its parts alone, that leave it as it was: on a batch given, or on one made up."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain, product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.errors import plain
+from hessfig.models.naming.suggested import WIDTHS, first, is_cross
+from hessfig.models.naming.uses import Change, Use, Watch
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+_SAMPLES, _LENGTH = 2, 5  # of tokens that are made up; a decoder is given one position less
+_SIDES = (8, 16, 32, 224)  # of pictures
+
+
+class CannotRun(Exception):
+    """A network, or a part of it, does not run on what it is given."""
+
+
+@contextmanager
+def undisturbed(network: nn.Module) -> Iterator[None]:
+    """Run without gradients, in evaluation mode and without torch's fused attention; put everything back afterwards."""
+    held = [(one, dict(vars(one)), dict(one._buffers)) for one in network.modules()]
+    buffers = [(one, one.detach().clone()) for one in network.buffers()]
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    devices = sorted({one.device.index or 0 for one in network.parameters() if one.is_cuda})
+    try:
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.backends.mha.set_fastpath_enabled(False)
+            network.eval()
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
+        for module, attributes, own in held:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(own)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+class Trial:
+    """A network on the first input that it runs on: its calls, the uses of its parameters, its outputs.
+
+    `problem` says why there is none. To be made and used inside `undisturbed`.
+    """
+
+    def __init__(self, network: nn.Module, inputs: Any = None) -> None:
+        self.network, self.problem = network, ""
+        named = network.named_parameters()
+        self.parameters = {path: one.data for path, one in named if one.is_floating_point() and one.numel()}
+        self.uses: list[Use] = []
+        self.outputs: list[Tensor] = []
+        self.calls: dict[str, Call] = {}
+        self.added: set[str] = set()
+        for call in chain([] if inputs is None else [call_of(inputs, network)], made_up(network)):
+            try:
+                self.uses, self.outputs = self.run("", call=call)
+            except CannotRun as error:
+                self.problem = self.problem or str(error)
+            else:
+                self.problem, self.calls = "", {"": call}
+                self._note_calls()
+                return
+
+    def run(
+        self,
+        place: str,
+        changes: Mapping[str, Change] | None = None,
+        kept: Collection[str] = (),
+        blank: Collection[str] = (),
+        call: Call | None = None,
+    ) -> tuple[list[Use], list[Tensor]]:
+        """Return the uses of parameters when a part is called as it was called first, and what it returns.
+
+        Raises CannotRun where it does not run.
+        """
+        arguments, words = _copied(self.calls[place] if call is None else call)
+        watch = Watch(self.parameters, kept, changes, blank)
+        try:
+            with watch:
+                found = self.network.get_submodule(place)(*arguments, **words)
+        except Exception as error:  # whatever the user's own code raises on what it is not made for
+            raise CannotRun(plain(f"{type(error).__name__}: {error}")) from error
+        self.added |= watch.added
+        return watch.uses, list(tensors_in(found))
+
+    def owner(self, paths: Collection[str]) -> str | None:
+        """Return the smallest part that holds these parameters and is called; None where there is none.
+
+        One that is not called by the network, such as an expert that no token chose, is called on vectors made up.
+        """
+        shared = _shared_place(paths)
+        while True:
+            if shared in self.calls:
+                return shared
+            if self._runs_alone(shared, paths):
+                return shared
+            if not shared:
+                return None
+            shared = shared.rpartition(".")[0]
+
+    def _runs_alone(self, place: str, paths: Collection[str]) -> bool:
+        parameter = self.parameters[min(paths)]
+        module = self.network.get_submodule(place)
+        if not place or type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return False
+        for width in dict.fromkeys(reversed(parameter.shape)):
+            vectors = torch.randn(_SAMPLES, _LENGTH, width, generator=torch.Generator().manual_seed(1)).to(parameter)
+            for arguments in ((vectors,), (vectors,) * 3):
+                try:
+                    self.run(place, call=(arguments, {}))
+                except CannotRun:
+                    continue
+                self.calls[place] = (arguments, {})
+                return True
+        return False
+
+    def _note_calls(self) -> None:
+        """Run once more, and keep what each part is called with first."""
+
+        def note(place: str) -> Any:
+            def before(module: nn.Module, arguments: Any, words: Any) -> None:
+                del module
+                self.calls.setdefault(place, _copied((arguments, words)))
+
+            return before
+
+        parts = [(place, one) for place, one in self.network.named_modules() if place and _is_split(one)]
+        handles = [one.register_forward_pre_hook(note(place), with_kwargs=True) for place, one in parts]
+        try:
+            self.run("")
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _is_split(module: nn.Module) -> bool:
+    """Whether a module holds more than one matrix."""
+    return sum(one.ndim > 1 for one in module.parameters()) > 1
+
+
+def _shared_place(paths: Collection[str]) -> str:
+    """Return the smallest module that holds all of these parameters."""
+    places = [path.split(".")[:-1] for path in paths]
+    shared = [parts[0] for parts in zip(*places, strict=False) if len({*parts}) == 1]
+    differ = next((at for at, parts in enumerate(zip(*places, strict=False)) if len({*parts}) > 1), len(shared))
+    return ".".join(shared[:differ])
+
+
+def _copied(thing: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Return what a module is called with, copied as far as it has copies: a run may write into it, as into caches.
+
+    What is one object stays one: self-attention is told by that.
+    """
+    memo = {} if memo is None else memo
+    if id(thing) not in memo:
+        memo[id(thing)] = _copy_of(thing, memo)
+    return memo[id(thing)]
+
+
+def _copy_of(thing: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(thing, Tensor):
+        return thing.detach().clone()
+    if type(thing) in (tuple, list):
+        return type(thing)(_copied(one, memo) for one in thing)
+    if type(thing) is dict:
+        return {name: _copied(one, memo) for name, one in thing.items()}
+    with suppress(Exception):  # of objects of all makes; one without a copy is handed on
+        return thing if isinstance(thing, nn.Module) else copy.deepcopy(thing)
+    return thing
+
+
+def tensors_in(thing: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in what a module returns, in order."""
+    if isinstance(thing, Tensor):
+        yield from (thing,) if thing.is_floating_point() else ()
+    elif isinstance(thing, Mapping):
+        for one in thing.values():
+            yield from tensors_in(one)
+    elif isinstance(thing, tuple | list):
+        for one in thing:
+            yield from tensors_in(one)
+
+
+def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
+    """Return the parameters of the part that a model of transformers names itself; none where it has no such part."""
+    try:
+        part = getattr(network, get, lambda: None)()
+    except NotImplementedError:
+        return []
+    return [] if part is None else list(part.parameters())
+
+
+def call_of(inputs: Any, network: nn.Module) -> Call:
+    """Return how a network is called on the inputs that were given: words of a dictionary, a tuple, or one tensor.
+
+    Of a list of batches it is the first. Floating-point numbers take the network's type.
+    """
+    if isinstance(inputs, list) and inputs:
+        return call_of(inputs[0], network)
+    like = next(network.parameters())
+
+    def typed(one: Any) -> Any:
+        return one.to(like) if isinstance(one, Tensor) and one.is_floating_point() else one
+
+    if isinstance(inputs, Mapping):
+        return (), {name: typed(one) for name, one in inputs.items()}
+    return tuple(map(typed, inputs if isinstance(inputs, tuple) else (inputs,))), {}
+
+
+def made_up(network: nn.Module) -> Iterator[Call]:
+    """Yield small inputs of a network: tokens, then vectors, then pictures, in every place that it asks for."""
+    signature = inspect.signature(network.forward).parameters.values()
+    asked = [one.name for one in signature if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    named = {one.name for one in signature}
+    config = getattr(network, "config", None)
+    has_cross = "encoder_hidden_states" in named and any(is_cross(path) for path, _ in network.named_parameters())
+    words: dict[str, Any] = {"use_cache": False} if "use_cache" in named else {}
+    for one, second in _pairs(network):
+        arguments = [None if "mask" in name else second if place else one for place, name in enumerate(asked)]
+        given = tuple(arguments) or (one,)
+        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
+            yield given, {**words, "decoder_input_ids": second}
+        if has_cross:
+            width = first(config, WIDTHS)
+            yield given, {**words, "encoder_hidden_states": _vectors(network, _LENGTH + 1, width)}
+        yield given, words
+
+
+def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what is made up, and a shorter one for what further inputs a network has."""
+    lengths = list(dict.fromkeys([_LENGTH, *(one.shape[-2] for one in _outside(network) if 1 < one.shape[-2] < 1025)]))
+    for length in lengths:
+        if words := _words(network):
+            yield _tokens(network, length, words), _tokens(network, length - 1, words)
+            yield (_tokens(network, length, words),) * 2
+    matrices = [one for one in network.parameters() if one.ndim > 1]
+    for width in dict.fromkeys(matrices[0].shape[::-1] if matrices else ()):
+        for length in lengths:
+            yield _vectors(network, length, width), _vectors(network, length - 1, width)
+            yield (_vectors(network, length, width),) * 2
+    filters = [one for one in network.parameters() if one.ndim == 4][:1]
+    for one, side in product(filters, _sides(network)):
+        picture = torch.randn(_SAMPLES, one.shape[1], side, side, generator=torch.Generator().manual_seed(1))
+        yield (picture.to(one),) * 2
+
+
+def _outside(network: nn.Module) -> list[Tensor]:
+    """Return the matrices outside of lists: tables of positions may say how long inputs have to be."""
+    named = network.named_parameters()
+    return [one for path, one in named if one.ndim > 1 and not any(part.isdigit() for part in path.split("."))]
+
+
+def _sides(network: nn.Module) -> list[int]:
+    own = first(getattr(network, "config", None), ("image_size",))
+    return [own] if own else list(_SIDES)
+
+
+def _words(network: nn.Module) -> int:
+    """Return how many tokens there are; 0 where the network has no table."""
+    tables = [one for one in network.modules() if isinstance(one, nn.Embedding)]
+    rows = len(next(iter(part_of(network, "get_input_embeddings")), ())) or (tables[0].num_embeddings if tables else 0)
+    return rows or next((max(one.shape) for one in _outside(network)), 0)
+
+
+def _tokens(network: nn.Module, length: int, words: int) -> Tensor:
+    """Return tokens (samples, length), without 0, which often marks what is padded."""
+    generator = torch.Generator().manual_seed(length)
+    found = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
+    return found.to(next(network.parameters()).device)
+
+
+def _vectors(network: nn.Module, length: int, width: int) -> Tensor:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randn(_SAMPLES, length, width, generator=generator).to(next(network.parameters()))
