@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data, DType, Heading, Method, Probes, Products
+from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import DirectionsConfig, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.terms import Kind, Optimiser, Part
 

@@ -124,5 +124,8 @@ def typed(value: Any, comma: str = ",", between: str = ", ", text: Callable[[str
     if isinstance(value, list | tuple):
         return f"[{comma.join(typed(one, comma, between, text) for one in value)}]"
     if isinstance(value, Mapping):
-        return "{" + between.join(f"{key}: {typed(one, comma, between, text)}" for key, one in value.items()) + "}"
+        named = {",".join(key) if isinstance(key, tuple) else str(key): one for key, one in value.items()}
+        return (
+            "{" + between.join(f"{text(key)}: {typed(one, comma, between, text)}" for key, one in named.items()) + "}"
+        )
     return text(str(value))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
-    from hessfig.config.science import ApproximationConfig
+    from hessfig.config.of_quantities import ApproximationConfig
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Objective, Witness
@@ -156,7 +156,7 @@ class Problem:
         UserError
             For a name that the block cannot have.
         """
-        from hessfig.config.science import ApproximationConfig
+        from hessfig.config.of_quantities import ApproximationConfig
         from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
         from hessfig.curvature.batched import undisturbed
         from hessfig.curvature.block_operator import Entries

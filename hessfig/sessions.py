@@ -108,7 +108,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     (job,) = VERBS["run"].jobs(asked, own)
     _check_here(job)
     check_machine(job.first)
-    summary = run_sweep(Sweep(job.variants), command=command_of(job))
+    summary = run_sweep(Sweep(job.variants, job.asked), command=command_of(job))
     if not summary.is_complete:
         raise UserError(
             f"{summary.failed} cells failed and {summary.missing} are missing; the causes are listed above",

@@ -84,7 +84,10 @@ class Verb:
 
         check_words(words, own, several=several)
         self.check(words)
-        return jobs(words, own, several=several)
+        found = jobs(words, own, several=several)
+        for job in found if self.makes_table else ():
+            job.check_read()
+        return found
 
     def _taken(self) -> list[str]:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from hessfig.analysis.axis import SIGMA, Axis, settings_of
+from hessfig.analysis.axis import SIGMA, Axis, settings_of, varied_settings
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
@@ -31,13 +31,17 @@ class Disagreement(UserError):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A sweep on disk: its checked table, and its networks, axis and seeds as the manifest (its `config`) has them."""
+    """A sweep on disk: its checked table, and its networks, axis and seeds as the manifest (its `config`) has them.
+
+    `unchanged` are the values, as texts, of settings that some variants change, in those that do not.
+    """
 
     table: pd.DataFrame
     architectures: Architectures
     axis: Axis = SIGMA
     first_seed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
+    unchanged: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_run(folder: Path) -> RecordedRun:
@@ -51,7 +55,23 @@ def read_run(folder: Path) -> RecordedRun:
     config = manifest["config"]
     axis, first_seed = (config.get("sweep") or {}).get("axis"), config.get("first_seed")
     networks = architectures(table, manifest)
-    return RecordedRun(table, networks, Axis(axis or SIGMA.name), first_seed or 0, config)
+    axis, unchanged = Axis(axis or SIGMA.name), dict(_unchanged(table["variant"].unique(), manifest))
+    return RecordedRun(table, networks, axis, first_seed or 0, config, unchanged)
+
+
+def _unchanged(variants: Iterable[str], manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each setting that some variants change and its value in one that does not, as far as the manifest says.
+
+    Its config is that of the first variant; model, task and state of the others are their own, or the same.
+    """
+    config, every = manifest["config"], manifest.get("variants") or [{"variant": ""}]
+    for key in varied_settings(variants):
+        group, _, name = key.partition(".")
+        for one in every if group in OF_ARCHITECTURE else every[:1]:
+            section = one.get(group, config.get(group))
+            if key not in settings_of(one.get("variant", "")) and isinstance(section, Mapping) and name in section:
+                yield key, str(section[name])
+                break
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

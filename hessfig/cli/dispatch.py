@@ -47,7 +47,7 @@ def _check_plans(found: Sequence[Job]) -> None:
     from hessfig.sweep.plan import Sweep
 
     for job in found:
-        Sweep(job.variants)
+        Sweep(job.variants, job.asked)
 
 
 def _place(job: Job) -> tuple[str, str]:

@@ -49,7 +49,7 @@ def run(job: Job) -> int:
         return status(job)
     if not is_file(Path(config.output_dir) / config.sweep.name / TABLE):  # else there may be nothing to measure
         pool.warm()
-    sweep = Sweep(job.variants)
+    sweep = Sweep(job.variants, job.asked)
     if not sys.stderr.isatty():
         say(f"start: {command_of(job)}\n{preview.describe(sweep, title=title(job))}")
     if config.shard is not None:
@@ -91,7 +91,7 @@ def run_ranks(job: Job, command: str) -> Summary | None:
     together.check_ranks(job.config)
     start = time.perf_counter()
     with together.joined(job.config) as is_first:
-        sweep = Sweep(job.variants)
+        sweep = Sweep(job.variants, job.asked)
         planned = together.planned_shares(sweep)
         if is_first:
             say(*planned)
@@ -116,7 +116,7 @@ def run_slurm(job: Job, command: str) -> Summary | None:
     from hessfig.sweep.slurm import SlurmJob
 
     check_device_name(job.config.device)
-    sweep = Sweep(job.variants)
+    sweep = Sweep(job.variants, job.asked)
     slurm = SlurmJob(sweep, [*job.flags, *_words(job)])
     if job.config.dry_run:
         shards = slurm.shards()
@@ -175,7 +175,7 @@ def status(job: Job) -> int:
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.slurm import said_of
 
-    sweep = Sweep(job.variants)
+    sweep = Sweep(job.variants, job.asked)
     said = preview.describe(sweep, title=title(job))
     say(said, *said_of(sweep.folder), f"table: {table_there(job, sweep)}")
     return 0

@@ -36,7 +36,7 @@ def export(arguments: Sequence[str]) -> int:
     from hessfig.sweep.plan import Sweep
 
     job, given = _asked(read_flags(arguments))
-    sweep = Sweep(job.variants)
+    sweep = Sweep(job.variants, job.asked)
     into = _checked_place(Path(given.get("into", f"{sweep.name}_network")))
     variant = _variant(sweep.variants, given)
     at: dict[str, Any] = {

@@ -18,16 +18,17 @@ from hessfig.terms import Optimiser
 MOST_KEPT = 10_000  # states of a training
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 # Packages above this one know the kinds of networks; their checks are named here, and imported when they are called.
-_NETWORK_CHECKS = "hessfig.models.network_checks"
+NETWORK_CHECKS = "hessfig.models.network_checks"
 
 
 def check(config: Config) -> None:
     """Raise UserError for the first setting that cannot be run: one by itself, or with others."""
     for key, setting in settings().items():
         setting.check(value_of(config, key))
-    network_checks = import_module(_NETWORK_CHECKS)
+    network_checks = import_module(NETWORK_CHECKS)
     check_grid(config.grid)
     network_checks.check_model(config.model)
+    network_checks.check_idle(config)
     _check_estimator(config)
     network_checks.check_task(config)
     check_training(config)
@@ -124,13 +125,6 @@ def check_training(config: Config) -> None:
             )
         _check_steps("state.step", _listed(config.state.step), training)
         _check_trained(config)
-    elif config.state.step is not None:
-        raise UserError(
-            f"state.step: only a trained state has steps (state.kind={config.state.kind})",
-            got=config.state.step,
-            allowed="null",
-            remedy="state=trained, or state.step=null",
-        )
 
 
 def _listed(asked: Any) -> list[Any]:

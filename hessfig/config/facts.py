@@ -47,7 +47,10 @@ class SettingInfo:
     opening quote of a shell then stands before the key); for a number with no upper end it is the least.
     `role`: its group's, unless it is given. `added`: version 0.1 did not have the setting, so that a cell keeps the key
     it had before while the setting stands at its default, and a manifest without it was made with that default. What is
-    a place or a pin was added, too.
+    a place or a pin was added, too. `where`: under which others it is read, as words of a command (key=value|value or
+    key!=value; all of a text, any of several texts); which kinds of network and which quantities read a setting, they
+    say themselves. `implies`: words that a user who gives it means, unless others are given. `watches`: it changes
+    nothing of a training.
     """
 
     help: str
@@ -66,6 +69,9 @@ class SettingInfo:
     example: str = ""
     role: Role | None = None
     added: bool = False
+    where: str | tuple[str, ...] = ""
+    implies: str = ""
+    watches: bool = False
 
     def check(self, key: str, value: Any, *, kind: str, default: str) -> None:
         """Raise UserError for a value that `key` cannot have; `kind` and `default` are the setting's, as text."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.config.enums import FigureGroup, Published
-from hessfig.config.schema import FigureConfig
+from hessfig.config.schema import GROUPS, FigureConfig
+from hessfig.config.settings import is_setting
 
 STUDY = "study"
 
@@ -47,6 +48,24 @@ def figures() -> dict[str, dict[str, Any]]:
     """
     body = _parsed(files("hessfig.conf").joinpath("figures.yaml").read_text("utf-8"))
     return {name: {"name": name, "sweep": name, **settings} for name, settings in body.items()}
+
+
+def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, Any]:
+    """Return {dotted key: value} of what the file of a choice sets; presets of other groups by their group."""
+    file = dict(_of_group(group, own)).get(choice)
+    text = file.read_text("utf-8") if file else ""
+    body, prefix = _parsed(text), "" if "@package _global_" in text else f"{group}."
+    entries = [one for one in body.get("defaults") or () if isinstance(one, dict)]
+    chosen = {str(key).rpartition("/")[2]: value for one in entries for key, value in one.items()}
+    return {key: value for key, value in chosen.items() if key in GROUPS} | dict(_flat(body, prefix))
+
+
+def _flat(body: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in body.items():
+        if is_setting(f"{prefix}{key}"):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
 
 
 def shipped_figures() -> list[ShippedFigure]:

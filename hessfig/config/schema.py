@@ -10,13 +10,10 @@ from typing import Any
 
 from hessfig.config import enums
 from hessfig.config.facts import Role, are_predictions, are_windows, group, is_names, is_workers, setting
+from hessfig.config.of_quantities import ApproximationConfig, CompressionConfig, DirectionsConfig, LandscapeConfig
 from hessfig.config.science import (
-    ApproximationConfig,
-    CompressionConfig,
-    DirectionsConfig,
     EstimatorConfig,
     GridConfig,
-    LandscapeConfig,
     ModelConfig,
     SpectrumConfig,
     StateConfig,
@@ -29,6 +26,7 @@ MOST_SHARDS = 100_000
 SIZE = r"(?i)([1-9]\d{0,8})\s?([KMGT])B?"
 _TIME = r"[1-9]\d{0,6}|(\d{1,3}-)?\d{1,3}:[0-5]\d:[0-5]\d"
 _WORD, _NAMED = r"[\w.,@+:-]+", "a name as Slurm has it, without blanks"
+_SLURM = "launcher.kind=slurm"
 _NAMES: Any = {"passes": is_names, "allowed": "a name or a list of names"}
 
 
@@ -156,10 +154,17 @@ class LauncherConfig:
 
     kind: enums.Launcher = setting(enums.Launcher.local, "workers of this machine, or the tasks of a Slurm job array")
     tasks: int = setting(
-        4, "tasks of the job array; each measures its share of the cells", least=1, most=MOST_SHARDS, example="1"
+        4,
+        "tasks of the job array; each measures its share of the cells",
+        least=1,
+        most=MOST_SHARDS,
+        example="1",
+        where=_SLURM,
     )
-    cpus_per_task: int = setting(1, "cores of a task; with workers=auto it has as many workers", least=1, most=10_000)
-    gpus: int = setting(0, "GPUs of a task (with device=cuda)", least=0, most=1_000, example="1")
+    cpus_per_task: int = setting(
+        1, "cores of a task; with workers=auto it has as many workers", least=1, most=10_000, where=_SLURM
+    )
+    gpus: int = setting(0, "GPUs of a task (with device=cuda)", least=0, most=1_000, example="1", where=_SLURM)
     memory: str | None = setting(
         None,
         "memory of a task: 16GB, 500MB",
@@ -167,6 +172,7 @@ class LauncherConfig:
         pattern=SIZE,
         allowed="a number with KB, MB, GB or TB",
         example="16GB",
+        where=_SLURM,
     )
     time: str | None = setting(
         None,
@@ -175,9 +181,14 @@ class LauncherConfig:
         pattern=_TIME,
         allowed="minutes, HH:MM:SS or D-HH:MM:SS",
         example="1:30:00",
+        where=_SLURM,
     )
-    partition: str | None = setting(None, "partition of the cluster", pattern=_WORD, allowed=_NAMED, example="main")
-    account: str | None = setting(None, "account that is charged", pattern=_WORD, allowed=_NAMED, example="mine")
+    partition: str | None = setting(
+        None, "partition of the cluster", pattern=_WORD, allowed=_NAMED, example="main", where=_SLURM
+    )
+    account: str | None = setting(
+        None, "account that is charged", pattern=_WORD, allowed=_NAMED, example="mine", where=_SLURM
+    )
     options: list[str] = setting(
         [],
         "more options of sbatch: '[\"--qos=short\"]'",
@@ -185,8 +196,9 @@ class LauncherConfig:
         why=": an option of sbatch is --NAME or --NAME=VALUE",
         allowed="a list of options",
         example="'[\"--qos=short\"]'",
+        where=_SLURM,
     )
-    wait: bool = setting(True, "wait with progress and collect; false: submit, return, and collect later")
+    wait: bool = setting(True, "wait with progress and collect; false: submit, return, and collect later", where=_SLURM)
 
 
 @dataclass
@@ -250,17 +262,25 @@ class Config:
         role=Role.command,
     )
     ranks_timeout: float = setting(
-        600.0, "seconds after which ranks give up one that does not answer", role=Role.command, above=0
+        600.0,
+        "seconds after which ranks give up one that does not answer",
+        role=Role.command,
+        above=0,
+        where="ranks=true",
     )
     output_dir: str = setting("outputs", "folder of all results", role=Role.command)
     memory: str = setting(
-        "8GB", "for task=tokens, what the products of a worker may take: its micro-batches", role=Role.means
+        "8GB",
+        "for task=tokens, what the products of a worker may take: its micro-batches",
+        role=Role.means,
+        where="task.data=tokens|masked_tokens",
     )
     reuse: enums.Reuse = setting(
         enums.Reuse.content,
         "for model.factory, which finished cells are reused: those of networks that it still returns (content: it is "
         "called for each), or of unchanged code (sources: for factories that take long)",
         role=Role.means,
+        where="model.kind=python",
     )
     dry_run: bool = setting(False, "say what would be done, and do nothing", role=Role.command)
     yes: bool = setting(False, "remove what `clean` lists without asking", role=Role.command)

@@ -43,6 +43,11 @@ class Setting:
         """The values of a setting that is a choice."""
         return _choices(self.type)
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The values that have names, also where it may be null."""
+        return tuple(value for kind in typing.get_args(self.type) or (self.type,) for value in _choices(kind))
+
     def takes(self, value: object) -> bool:
         """Whether a value is of its type."""
         return _is_a(value, self.type)
@@ -61,6 +66,12 @@ def settings() -> dict[str, Setting]:
 def value_of(config: Config, key: str) -> Any:
     """Return the value of a setting."""
     return reduce(getattr, key.split("."), config)
+
+
+@cache
+def default_of(key: str) -> Any:
+    """Return the schema's value of a setting."""
+    return value_of(Config(), key)
 
 
 @cache

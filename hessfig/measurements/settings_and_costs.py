@@ -1,6 +1,6 @@
 """What enters the key of a cell with a quantity, and what the cell costs, roughly."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hessfig.config.enums import Kind, Method
@@ -89,6 +89,11 @@ _READ: dict[str, Callable[[Config, Layout], Any]] = {
     "tolerance": lambda config, layout: config.spectrum.tolerance,
     "training": lambda config, layout: science(config)["training"],
 }
+_KEYS = {
+    **{name: f"estimator.{name}" for name in ("num_probes", "products")},
+    **{name: f"spectrum.{name}" for name in ("steps", "tolerance", "cut")},
+    **{"size": "training.evaluation_size", "batch_size": "training.batch_size"},
+}
 OF_BLOCKS, SCALED = ("products", "blocks", "parts"), ("tolerance", "steps", "products")
 SAMPLES = ("samples", "first", "points", "permutations")
 
@@ -105,6 +110,13 @@ def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], 
         return {**found, **{name: _READ[name](config, layout) for name in names}}
 
     return settings
+
+
+def keys_read(found: Mapping[str, Any]) -> frozenset[str]:
+    """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it."""
+    groups = {group: part for group, part in found.items() if isinstance(part, Mapping) and group != "training"}
+    single = (_KEYS.get(name, name) for name, value in found.items() if name not in groups and value is not None)
+    return frozenset((*single, *(f"{group}.{name}" for group, part in groups.items() for name in part)))
 
 
 def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:

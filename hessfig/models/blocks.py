@@ -27,8 +27,18 @@ COMPONENTS = (
     *("attention_bias", "scores", "norm_kind", "norm_eps", "positions", "n_kv_heads", "gate", "tied", "window"),
     *("residual_scale", "differential_lambda", "differential_norm", "softcap"),
 )
+# Settings of any network of attention and MLPs; and which of their values are not beyond the paper's network.
+OF_LAYERS = (
+    *("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "attention", "attention_skip", "norm", "mlp", "query_key"),
+    *("temperature", "sigma_scales", "initialisation", "scaled_weight", "weight_scale"),
+)
 _FIRST_PATTERNS, _FIRST_NORMS = (Attention.softmax, Attention.linear), (Norm.none, Norm.pre, Norm.post)
 _FIRST_MLPS = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
+FIRST = {
+    "attention": f"model.attention={'|'.join(_FIRST_PATTERNS)}",
+    "norm": f"model.norm={'|'.join(_FIRST_NORMS)}",
+    "mlp": f"model.mlp={'|'.join(_FIRST_MLPS)}",
+}
 
 
 def components(model: ModelConfig) -> dict[str, Any]:

@@ -6,8 +6,8 @@ Standard library only: plans and previews need names and sizes, not tensors.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -68,11 +68,10 @@ class NetworkKind:
 
     What is true of the kind: `data` is the task.data it takes, `also_takes` is further data. `place` is the setting
     that says what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are
-    the paper's weights that it has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean
-    something. `weights_drawn` says how weights are drawn from the skeleton. `structure` is None for networks that only
-    double backward knows. `components` are the settings beyond the paper's network that it reads (see
-    hessfig.models.blocks.components). `check_model` raises UserError for settings of the network that do not fit
-    together, before anything is planned.
+    the paper's weights that it has, in order. `reads` are the settings of the group model that it reads, each with the
+    settings under which it does (as SettingInfo.where; "" always). `weights_drawn` says how weights are drawn from the
+    skeleton. `structure` is None for networks that only double backward knows. `check_model` raises UserError for
+    settings of the network that do not fit together, before anything is planned.
     """
 
     layout: Callable[[Config], Layout]
@@ -90,11 +89,9 @@ class NetworkKind:
     also_takes: tuple[Data, ...] = ()
     place: str = ""
     matrices: Callable[[ModelConfig], list[Matrix]] = lambda model: []
-    has_norms: bool = False
-    has_sink: bool = False
+    reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     weights_drawn: Draw = Draw.width
     structure: Structure | None = None
-    components: tuple[str, ...] = ()
     check_model: Callable[[ModelConfig], None] = lambda model: None
 
     @property

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from hessfig.config.enums import DType, Method
+from hessfig.config.enums import DType, Method, State
+from hessfig.config.given import is_off
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
 from hessfig.config.settings import value_of
-from hessfig.errors import UserError
+from hessfig.config.user_code import is_own
+from hessfig.errors import UserError, typed
+from hessfig.measurements.catalogue import CATALOGUE
+from hessfig.measurements.settings_and_costs import keys_read
+from hessfig.models import network_checks
 from hessfig.models.protocol import kind
 from hessfig.sweep.variant import Variant
 
@@ -22,6 +27,33 @@ def check(variants: Sequence[Variant]) -> None:
         variant.check()
     _check_distinct(variants)
     _check_cost(variants)
+
+
+_OF_QUANTITIES = ("estimator", "spectrum", "landscape", "approximation", "directions", "compression", "blocks", "parts")
+
+
+def unread(variant: Variant, key: str) -> UserError | None:
+    """Return what is said of a setting that neither network, data and state nor what is measured reads."""
+    group, config, read = key.partition(".")[0], variant.config, variant.keys_read
+    said = network_checks.unread(config, key)
+    if said or is_off(config, key):
+        return said
+    if group == "grid" and "sigma" not in variant.axes:
+        return _idle(key, config, "sigma changes nothing of this network", "networks that sigma changes")
+    if group == "training" and config.state.kind != State.trained and not {"training", key} & read:
+        return _idle(key, config, "nothing is trained, and no quantity takes updates", "state=trained", "state=trained")
+    if group in _OF_QUANTITIES and key not in read and not any(map(is_own, config.quantities)):
+        readers = [row.name for row in CATALOGUE.values() if key in keys_read(row.settings(config, variant.layout))]
+        remedy = f"quantities=[{readers[0]}]" if readers else ""
+        return _idle(key, config, "nothing that is measured reads it", ", ".join(readers) or "others", remedy)
+    return None
+
+
+def _idle(key: str, config: Config, why: str, allowed: str, remedy: str = "") -> UserError:
+    got = f"{key}={typed(value_of(config, key))}, quantities=[{','.join(config.quantities)}]"
+    return UserError(
+        f"{key}: {why}", got=got, allowed=allowed, remedy=f"{remedy}{', or ' * bool(remedy)}leave {key} out"
+    )
 
 
 def _check_number(variants: Sequence[Variant]) -> None:

@@ -10,15 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.enums import State
+from hessfig.config.given import Given, check_given
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
-from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few, needs_pilots
+from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few
 from hessfig.measurements.catalogue import walks
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.limits import check
+from hessfig.sweep.limits import check, unread
 from hessfig.sweep.store import CellStore, Failures, Rows
 from hessfig.sweep.variant import Variant
 
@@ -88,12 +88,14 @@ class Sweep:
     """One sweep: its `variants`, its `folder` with the `store` of finished cells and the causes of `failures`.
 
     `pilots` say how many probes its `cells` take: these are planned once, from the pilots that are finished then;
-    `reread` plans them again. Raises UserError for the first thing that is asked for and cannot be had.
+    `reread` plans them again. Raises UserError for the first thing that is asked for and cannot be had, and for a
+    setting that is `given` and that nothing reads.
     """
 
-    def __init__(self, asked: Sequence[tuple[str, Config]]) -> None:
+    def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[Given] = ()) -> None:
         self.variants = [Variant(name, point.pinned(config)) for name, config in asked]
         check(self.variants)
+        check_given(given, len(self.variants), lambda place, key: unread(self.variants[place], key))
         self.config = self.variants[0].config
         self.name = self.config.sweep.name
         self.folder = Path(self.config.output_dir) / self.name
@@ -143,7 +145,7 @@ class Sweep:
 
     @cached_property
     def _pilots(self) -> list[list[Cell]]:
-        return [_pilots(variant) if _has_pilots(variant) else [] for variant in self.variants]
+        return [_pilots(variant) if variant.has_pilots else [] for variant in self.variants]
 
     def _rows_by_sigma(self, pilots: list[Cell]) -> dict[float, Rows]:
         found: dict[float, Rows] = {}
@@ -152,12 +154,6 @@ class Sweep:
             rows, _ = self.store.sound(cell.key) or ([], None)
             found.setdefault(cell.sigma, []).extend(rows)
         return found
-
-
-def _has_pilots(variant: Variant) -> bool:
-    config = variant.config
-    spreads = {"sigma", "seed"} <= variant.axes and config.state.kind != State.trained
-    return FROBENIUS in config.quantities and spreads and needs_pilots(config, variant.layout)
 
 
 def _pilots(variant: Variant) -> list[Cell]:

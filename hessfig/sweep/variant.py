@@ -7,18 +7,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.enums import DType, Reuse
+from hessfig.config.enums import DType, Reuse, State
 from hessfig.config.grid import sigma_values
 from hessfig.config.keys import in_key
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
+from hessfig.measurements.allocation import needs_pilots
 from hessfig.measurements.catalogue import check_decay, quantity, source_of, walks
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts
+from hessfig.measurements.settings_and_costs import keys_read
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import ONCE, kind
-from hessfig.record import UNREADABLE, digest, read_checked, sealed_text
+from hessfig.record import FROBENIUS, UNREADABLE, digest, read_checked, sealed_text
 from hessfig.states import point
 from hessfig.states.training import trajectory
 from hessfig.terms import Block
@@ -147,6 +149,21 @@ class Variant:
     def num_cells(self) -> int:
         """How many cells the variant has."""
         return self.config.seeds * self.num_sigmas * len(self.steps()) * len(self.config.quantities)
+
+    @property
+    def has_pilots(self) -> bool:
+        """Whether pilots settle its probes: not where nothing spreads over seeds, nor where each were a training."""
+        spreads = {"sigma", "seed"} <= self.axes and self.config.state.kind != State.trained
+        return FROBENIUS in self.config.quantities and spreads and needs_pilots(self.config, self.layout)
+
+    @cached_property
+    def keys_read(self) -> frozenset[str]:
+        """The settings, by dotted key, that its quantities read besides network, data and state."""
+        settled = ["estimator.variance_share"] * self.has_pilots + ["estimator.method"] * bool(
+            self.config.task.weight_decay
+        )
+        names = self.config.quantities
+        return frozenset(settled).union(*(keys_read(self.science(name)["settings"]) for name in names))
 
     def check(self) -> None:
         """Raise UserError when something that is asked for cannot be had."""

@@ -281,3 +281,21 @@ def test_depth_five_takes_less_than_two_seconds() -> None:
     frame = fitted(table)
     assert len(frame) == 90
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("share", "dtype", "verdict"),
+    [
+        *((0.0, "float64", "structural zero"), (1e-13, "float64", "structural zero"), (1e-6, "float64", "deviates")),
+        *((1e-6, "float32", "structural zero"), (1e-2, "float32", "deviates")),
+    ],
+)
+def test_a_stated_zero_is_one_up_to_rounding_beside_h(share: float, dtype: str, verdict: str) -> None:
+    """Numbers of a network of one's own have the status ok, also where they vanish."""
+    table = make_table(law=lambda b, p, a, s: s**2 * (share if p == "H_f" else 1.0)).assign(dtype=dtype, status="ok")
+    frame = fitted(table, predictions={"W_V": {"H_f": "zero"}})
+    row = frame[(frame["row"] == "W_V") & (frame["part"] == "H_f")].iloc[0]
+    assert row["verdict"] == verdict and bool(row["is_zero"]) == (verdict == "structural zero")
+    alone = fitted(table[table["part"] == "H_f"], predictions={"W_V": {"H_f": "zero"}})
+    alone = alone[alone["row"] == "W_V"].iloc[0]
+    assert (alone["verdict"] == "structural zero") == (share == 0)

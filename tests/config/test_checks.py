@@ -35,7 +35,7 @@ BAD = {
     "norm=post": {"model": ModelConfig(norm=Norm.post, attention_skip=False)},
     "no output projection": bare(n_heads=2, d_head=3),
     "is one layer": bare(n_layers=2),
-    "has no LayerNorm": bare(norm=Norm.pre),
+    "model.norm: kind=self_attention does not read it": bare(norm=Norm.pre),
     "grid is empty": {"grid": GridConfig(points=0)},
     "grid.values is empty": {"grid": GridConfig(values=[])},
     r"grid\.values: sigma must be": {"grid": GridConfig(values=[1.0, 0.0])},

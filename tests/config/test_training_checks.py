@@ -66,8 +66,11 @@ BAD: dict[tuple[str, ...], list[str]] = {
     ("training=lion",): ["there is no training 'lion'", "addition"],
     ("model=self_attention", "task=gaussian"): ["no task to train on", "task.data=gaussian"],
     ("model=python", "task=python", "model.factory=a.py:f"): ["no task to train on", "task.data=python"],
-    ("state=initialised", "state.step=3"): ["only a trained state has steps", "state=trained"],
-    ("state=loaded", "state.path=x", "state.step=3"): ["only a trained state has steps"],
+    ("state=initialised", "state.step=3"): [
+        "state.step is read with state.kind=trained",
+        "remedy:  state.kind=trained",
+    ],
+    ("state=loaded", "state.path=x", "state.step=3"): ["state.step is read with state.kind=trained"],
 }
 
 

@@ -335,3 +335,20 @@ def test_variants_come_in_natural_order() -> None:
     assert variants_in_order(["a.b=10", "a.b=9", "", "a.b=1e-3"]) == ["", "a.b=1e-3", "a.b=9", "a.b=10"]
     shown = list(dict.fromkeys(growth_curves(activation_table())["variant"]))
     assert shown == found
+
+
+@pytest.mark.parametrize("tall", ["H_o", "H_f", "H"])
+def test_limits_hold_the_points_of_all_panels_of_a_row(pages: Draw, tall: str) -> None:
+    """Slopes were written, and limits kept, when only the first panel of a row was drawn."""
+    table = make_table(law=lambda b, p, a, s: s**2 * (1e4 if p == tall else 1.0), settings=VARIED)
+    (page,) = pages("lines", table, settings={**VARIED, "sweep": {"predictions": {"W_V": {"H_o": 2}}}})
+    for ax in page.figure.axes:
+        low, high = ax.get_ylim()
+        assert drawn(ax) and all(low < y < high for line in drawn(ax) for y in np.asarray(line.get_ydata()))
+
+
+@pytest.mark.parametrize("variants", [("", "model.mlp=gelu"), ("model.mlp=gelu", "")])
+def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(pages: Draw, variants: tuple[str, str]) -> None:
+    table = make_table(networks=[(one, 1) for one in variants])
+    (page,) = pages("lines", table, colour="mlp")
+    assert sorted(legend(page)) == sorted({"mlp: relu", "gelu"} if not variants[0] else {"mlp: gelu", "relu"})

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from hessfig.config.enums import Data, Kind, Method
+from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import ApproximationConfig, EstimatorConfig, ModelConfig, TaskConfig, TrainingConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide

@@ -12,18 +12,9 @@ from pathlib import Path
 import pytest
 
 from hessfig.config.enums import Heading, Method, State, TrainingData
+from hessfig.config.of_quantities import ApproximationConfig, DirectionsConfig, LandscapeConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import (
-    ApproximationConfig,
-    DirectionsConfig,
-    EstimatorConfig,
-    GridConfig,
-    LandscapeConfig,
-    ModelConfig,
-    StateConfig,
-    TaskConfig,
-    TrainingConfig,
-)
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.measurements import quantity as quantity_module
 from hessfig.measurements.catalogue import quantities, quantity

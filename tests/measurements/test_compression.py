@@ -11,8 +11,9 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from hessfig.config.of_quantities import CompressionConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import CompressionConfig, ModelConfig
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.brain_surgeon import compensated, damped_inverse
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.problem import Objective

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.config.checks import check
 from hessfig.config.enums import MLP, DType, Kind, Norm, Products, Ray
+from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import DirectionsConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity

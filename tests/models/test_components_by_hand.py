@@ -174,7 +174,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model.scores: kernel attention has features": {"attention": "kernel", "scores": "softcap"},
     "model.positions: kernel attention has features": {"attention": "kernel", "positions": "alibi"},
     "model.sink: kernel attention has features": {"attention": "kernel", "sink": "scores", "sink_beta": 1.0},
-    "model.temperature: it would divide nothing": {"attention": "kernel", "temperature": 2.0},
+    "model.temperature is read with model.attention=softmax": {"attention": "kernel", "temperature": 2.0},
     "model.positions: linear attention has no softmax": {"attention": "linear", "positions": "alibi"},
     "model.n_kv_heads: the single matrix": {"query_key": "single", "n_kv_heads": 1},
     "model.n_kv_heads does not divide model.n_heads": {"n_heads": 4, "n_kv_heads": 3},
@@ -184,11 +184,15 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model.differential_lambda is read with": {"differential_lambda": 0.5},
     "model.differential_norm is read with": {"differential_norm": False},
     "model.softcap is read with model.scores=softcap": {"softcap": 30.0},
-    "model.norm_kind: there is no norm": {"norm_kind": "rms"},
-    "model.norm_eps: there is no norm": {"norm_eps": 1e-6, "attention": "differential", "differential_norm": False},
-    "model.mlp: kind=vit does not have it": {"kind": "vit", "mlp": "swiglu"},
-    "model.attention: kind=mlp does not have it": {"kind": "mlp", "attention": "sigmoid"},
-    "model.tied: kind=self_attention does not have it": {"kind": "self_attention", "tied": True},
+    "model.norm_kind is read with model.norm=pre": {"norm_kind": "rms"},
+    "model.norm_eps is read with model.norm=pre": {
+        "norm_eps": 1e-6,
+        "attention": "differential",
+        "differential_norm": False,
+    },
+    "model.mlp: kind=vit reads it with model.mlp=relu": {"kind": "vit", "mlp": "swiglu"},
+    "model.attention: kind=mlp does not read it": {"kind": "mlp", "attention": "sigmoid"},
+    "model.tied: kind=self_attention does not read it": {"kind": "self_attention", "tied": True},
     "model.positions: kind=self_attention has none": {"kind": "self_attention", "positions": "none"},
 }
 
@@ -206,7 +210,7 @@ def test_components_that_exclude_each_other_are_refused(message: str) -> None:
     ("task", "method", "message"),
     [
         ({"label_smoothing": 0.1, "loss": "mse"}, "auto", "task.label_smoothing"),
-        ({"weight_decay": 0.1}, "auto", "task.weight_decay: products add it"),
+        ({"weight_decay": 0.1}, "auto", "task.weight_decay is read with estimator.method=hutchinson"),
     ],
 )
 def test_changes_of_the_loss_are_refused_where_nobody_knows_them(

@@ -58,6 +58,7 @@ KIND = NetworkKind(
     skeleton=skeleton,
     matrices=lambda model: [Matrix.W_E, Matrix.W_U],
     weights_drawn=Draw.inputs,
+    reads={"d_model": "", "n_layers": ""},
     check_model=check_model,
 )
 '''
@@ -77,8 +78,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 REFUSED: dict[tuple[str, ...], str] = {
     ("model.n_layers=2",): "a bag has no layers",
-    ("model.norm=pre",): "kind=bag has no LayerNorm",
-    ("model.sink=both", "model.sink_beta=2"): "kind=bag has no sink",
+    ("model.norm=pre",): "model.norm: kind=bag does not read it",
+    ("model.sink=both", "model.sink_beta=2"): "model.sink: kind=bag does not read it",
     ("model.path=x",): "model.path: kind=bag does not read it",
     ("model.scaled_weight=W_Q",): "draws no weight W_Q",
     ("task=digits",): "addition with transformer",

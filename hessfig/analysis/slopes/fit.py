@@ -248,6 +248,7 @@ def fit_slopes(
         _context(key, settings, window, architectures, axis, _reach(values, window))
         | _row(values, window, settings)
         | _measure_of(originals[key], window)
+        | _stated_zero(key, originals, settings)
         for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False)
         for window in windows
     ]
@@ -255,6 +256,31 @@ def fit_slopes(
     frame = in_reading_order(frame, numbers)
     frame = frame.assign(joint_se=np.hypot(frame["slope_se"], frame["published_se"]))
     return frame.assign(verdict=[judge(row, settings.tolerance).value for row in frame.itertuples()])[COLUMNS]
+
+
+ROUNDING = {"float64": 1e-10, "float32": 1e-4}  # a share of the norm of H that counts as zero, where zero is stated
+
+
+def _stated_zero(key: Key, originals: Mapping[Key, pd.DataFrame], settings: FitSettings) -> dict[str, Any]:
+    """Return that a block is zero where a sweep states it: its numbers are, up to a share ROUNDING of H's beside them.
+
+    Nothing where it does not state so, or they are not: then their status tells. A network of one's own has no
+    structural zeros, and products of its H_f are differences of others.
+    """
+    _, _, _, _, row, col, part, _, _ = key
+    if _stated_of(settings, row, col, part) != "zero":
+        return {}
+    rows, whole = originals[key], originals.get((*key[:6], Part.H.value, *key[7:]))
+    place = [X, "seed"]
+    bound = pd.Series(0.0, index=pd.MultiIndex.from_frame(rows[place]))
+    if whole is not None and part != Part.H:
+        bound = whole.set_index(place)["value"].abs().reindex(bound.index).fillna(0.0)
+    sizes, share = rows["value"].abs().to_numpy(), rows["dtype"].map(ROUNDING).fillna(0.0).to_numpy()
+    return {"is_zero": True} if (sizes <= share * bound.to_numpy()).all() else {}
+
+
+def _stated_of(settings: FitSettings, row: str, col: str, part: str) -> Any:
+    return settings.predictions.get(row if row == col else f"{row},{col}", {}).get(part)
 
 
 def _row(values: pd.DataFrame, window: Window, settings: FitSettings) -> dict[str, Any]:
@@ -285,7 +311,7 @@ def _context(
     """Return what the slope is compared with: the prediction for the regime of the window, and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
     block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma
-    stated = settings.predictions.get(row if row == col else f"{row},{col}", {}).get(part)
+    stated = _stated_of(settings, row, col, part)
     theory = _rate(block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms)
     rate = theory if stated is None else _stated(stated)
     shown = of_norms and not variant and not block.is_across

@@ -68,7 +68,7 @@ class SlopeVerdict(StrEnum):
                      sigmas agrees with it, known to se <= t: the curve bends away inside the window, so that
                      the law is that of the limit, not of this window; no pass, and not a refutation
     undecided        the standard error is too large for t to tell anything (or there is one seed only)
-    structural zero  every number is exactly zero, as predicted
+    structural zero  every number is exactly zero, as predicted; where a sweep states it, up to rounding beside H
     no prediction    theory is silent
     too few points   fewer than three sigmas with a positive mean in the window
     """

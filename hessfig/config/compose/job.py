@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,15 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from hessfig.config.checks import check
+from hessfig.config.checks import NETWORK_CHECKS, check
 from hessfig.config.compose.overrides import command_settings, for_hydra, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
-from hessfig.config.presets import figures, names
-from hessfig.config.schema import Config
-from hessfig.config.settings import top_level
+from hessfig.config.given import Given, check_given
+from hessfig.config.presets import figures, names, settings_in
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.settings import settings, top_level
 from hessfig.config.user_dir import check_references
 from hessfig.errors import UserError, plain
 
@@ -61,6 +64,30 @@ class Job:
         """The settings of the first variant, without the time of the others."""
         return next(self._each())[1]
 
+    @cached_property
+    def asked(self) -> list[Given]:
+        """What the user gives: words, what a sweep file of their own sets, and what the sweep varies, by variant."""
+        found = [_given(key, value, self.own) for key, value in self._of_user.items()]
+        choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
+        varied = {key: [place for place, one in enumerate(choices) if key in one] for one in choices for key in one}
+        return [*found, *(Given(key, (key,), tuple(places)) for key, places in varied.items())]
+
+    def check_read(self) -> None:
+        """Raise UserError for a setting that is given and that no network, data or state of the job reads."""
+        configs = [config for _, config in self.variants]
+        unread = import_module(NETWORK_CHECKS).unread
+        check_given(self.asked, len(configs), lambda place, key: unread(configs[place], key))
+
+    @property
+    def implied(self) -> dict[str, list[str]]:
+        """{setting: words} that settings of the user imply, where nothing that is given contradicts one of them."""
+        given = self._of_user
+        found = {
+            key: settings()[key].says.implies.split() for key, value in given.items() if key in settings() and value
+        }
+        missing = {key: [word for word in words if not self._is_made(word)] for key, words in found.items()}
+        return {key: words for key, words in missing.items() if words and not any(map(self._is_given, words))}
+
     @property
     def flags(self) -> list[str]:
         """The flag that names the user's folder."""
@@ -94,6 +121,27 @@ class Job:
         """Return the settings as YAML."""
         return OmegaConf.to_yaml(self.composed)
 
+    def _is_made(self, word: str) -> bool:
+        """Whether the choice of a group is that which was composed."""
+        group, _, choice = word.partition("=")
+        return choice in (self.composed[group].get("kind"), self.composed[group].get("data"))
+
+    def _is_given(self, word: str) -> bool:
+        group = word.partition("=")[0]
+        return not {group, f"{group}.kind", f"{group}.data"}.isdisjoint(self._of_user)
+
+    @cached_property
+    def _of_user(self) -> dict[str, Any]:
+        return {**self._of_own_sweep, **self.given}
+
+    @cached_property
+    def _of_own_sweep(self) -> dict[str, Any]:
+        """What the sweep's file sets, where it is the user's own, besides the sweep itself."""
+        name = self.given.get("sweep")
+        is_own = self.own is not None and name is not None and name not in names("sweep")
+        found = settings_in("sweep", str(name), self.own) if is_own else {}
+        return {key: value for key, value in found.items() if not key.startswith("sweep")}
+
     def _each(self) -> Iterator[tuple[str, Config]]:
         sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
         for choice in combinations(sweep.vary, sweep.variants):
@@ -121,15 +169,29 @@ class Job:
         return config
 
 
+def _given(key: str, value: Any, own: Path | None) -> Given:
+    if key not in GROUPS:
+        return Given(key, (key,))
+    return Given(f"{key}={value}", tuple(one for one in settings_in(key, str(value), own) if one not in GROUPS))
+
+
 def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
     """Return the job that sound `words` stand for; with `several` (-m) one for each combination of key=a,b.
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
-    found = [compose(run, own) for run in (runs(words) if several else [list(words)])]
+    found = [_with_implied(compose(run, own)) for run in (runs(words) if several else [list(words)])]
     for job in found:
         assert job.variants
     return found
+
+
+def _with_implied(job: Job) -> Job:
+    """Return the job with what its settings imply, which is said on stderr."""
+    for key, words in job.implied.items():
+        print(f"note: {key} implies {' '.join(words)}", file=sys.stderr)
+    words = [word for implied in job.implied.values() for word in implied]
+    return compose([*job.words, *words], job.own) if words else job
 
 
 def compose(words: Sequence[str], own: Path | None = None) -> Job:

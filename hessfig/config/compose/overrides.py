@@ -54,11 +54,25 @@ def runs(words: Sequence[str]) -> list[list[str]]:
 
 
 def for_hydra(word: str) -> str:
-    """Return `word` as Hydra needs it: a choice quoted (figure='6' is text), new entries of open settings as ++key."""
+    """Return `word` as Hydra needs it: a choice quoted (figure='6' is text), new entries of open settings as ++key.
+
+    Its grammar has no quotes around the keys of {...}: there, what they would hold together is escaped.
+    """
     key, _, value = word.lstrip("+").partition("=")
     if key in GROUPS and all(NAME.fullmatch(name) for name in value.split(",")):
         return f"{key}=" + ",".join(f"'{name}'" for name in value.split(","))
-    return f"++{key}={value}" if key.startswith(open_settings()) else word
+    word = f"{word.partition('=')[0]}={_TEXT.sub(_as_key, value)}" if value.startswith(("{", "[")) else word
+    return f"++{word.lstrip('+')}" if key.startswith(open_settings()) else word
+
+
+_TEXT = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(\s*:)?""")
+
+
+def _as_key(found: re.Match[str]) -> str:
+    """Return a quoted text as it is; one that is the key of a value, without its quotes."""
+    if found[2] is None:
+        return found[0]
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", found[1][1:-1]) + found[2]
 
 
 def quoted(text: str) -> str:

@@ -157,7 +157,7 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     curves = with_pairs(pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities]))
     colour, dashes = seen(spec, curves)
     column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
-    look, together = Encoding(axis, colour, dashes, column), colour == WEIGHT
+    look, together = Encoding(axis, colour, dashes, column, run.unchanged), colour == WEIGHT
     drawing = _Lines(curves, table, look, spec, _fits(spec, run, table, axis, quantities))
     for names, here, suffix in _pages(curves, look):
         here = here[(here["row"] == here["col"]) & (here["row"] != "")] if together else here
@@ -196,9 +196,12 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     style = style.but(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
     blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
+    drawn: list[tuple[Axes, _Named]] = []
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
-        _draw_panel(ax, one, one if apart else blocks[row], drawing)
+        drawn.append((ax, _draw_panel(ax, one, one if apart else blocks[row], drawing)))
+    for ax, lines_of in drawn:  # limits that rows share hold every panel by now
+        _write_slopes(ax, lines_of, drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     unit = "" if apart else labels.unit_label(quantity)
     titles = [unit] if rows == _TOGETHER else [labels.block_title(*key, quantity=quantity) for key in rows]
@@ -231,8 +234,14 @@ def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
 
 
-def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines) -> None:
-    """Draw the lines of one panel; `scale` are all points on its y axis, those of the drawing all on the page."""
+_Named = list[tuple[str, pd.DataFrame]]  # the lines of a panel, with their names
+
+
+def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines) -> _Named:
+    """Draw the lines of one panel, and return those that have slopes: of two logarithmic scales.
+
+    `scale` are all points on its y axis, those of the drawing all on the page.
+    """
     page, look = drawing.curves, drawing.look
     log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
     log_y = not signed and set_y_scale(ax, scale["mean"])
@@ -241,15 +250,14 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _L
     drawable = np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))
     if not drawable.any():
         say(ax, panels.why_no_line(points))
-        return
+        return []
     tones, drawn, named = look.tones(page, points["row"].iloc[0]), points[drawable], []
     keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
         numbers, style = numbers_behind(curve, drawing.table), look.style(page, colour, dashes)
         panels.draw_errors(ax, curve, numbers, colour=tones[colour], **style)
         named.append((look.line_name(colour, dashes), curve))
-    if log_x and log_y:
-        _write_slopes(ax, named, drawing)
+    return named if log_x and log_y else []
 
 
 _LISTED = 4  # lines whose slopes a panel lists
@@ -277,7 +285,7 @@ def _fit_words(drawing: _Lines) -> str:
 
 def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: _Lines) -> None:
     """Write the fitted slopes of a panel's lines into a corner, and draw predicted powers below the lowest of them."""
-    if drawing.slopes.empty:
+    if drawing.slopes.empty or not named:
         return
     ends, keep = ax.get_xlim(), ax.get_ylim()
     fits = [(words, curve, _fit_of(curve, drawing.slopes)) for words, curve in named]

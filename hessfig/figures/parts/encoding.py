@@ -1,7 +1,7 @@
 """What colours and dashes tell apart."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -105,12 +105,16 @@ _HANDLE = 0.5  # inches of a legend's entry beside its words
 
 @dataclass(frozen=True)
 class Encoding:
-    """What lines run along, and what colour, dashes and columns of panels stand for ("": nothing)."""
+    """What lines run along, and what colour, dashes and columns of panels stand for ("": nothing).
+
+    `unchanged`: the values of settings in variants that do not change them.
+    """
 
     axis: Axis
     colour: str
     dashes: str
     column: str
+    unchanged: Mapping[str, str] = field(default_factory=dict)
 
     def tones(self, page: pd.DataFrame, weight: str) -> dict[Any, Any]:
         """Return the colour of each value: words of a setting have one each, the same in every panel.
@@ -152,14 +156,16 @@ class Encoding:
 
     def line_name(self, colour: Any, dashes: Any) -> str:
         """Return the values of one line in words."""
-        return ", ".join(_value(name, value) for name, value in ((self.colour, colour), (self.dashes, dashes)) if name)
+        return ", ".join(
+            self._words(name, value) for name, value in ((self.colour, colour), (self.dashes, dashes)) if name
+        )
 
     def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
         """Return (last mean, words, colour) of every colour's line."""
         drawn = page[np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)].sort_values(X)
         lasts = drawn.groupby(values_of(drawn, self.colour).rename("colour"), sort=False)["mean"].last()
         tones = self.tones(page, "")
-        return [(float(y), _value(self.colour, value), tones[value]) for value, y in lasts.items()]
+        return [(float(y), self._words(self.colour, value), tones[value]) for value, y in lasts.items()]
 
     def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
         """Return the lines and words of the legend: a few of the colours when there are many, every kind of dashes."""
@@ -169,9 +175,9 @@ class Encoding:
         found = []
         for value in list(tones)[::step] if self.colour else []:
             mark = {"marker": ""} if self.dashes and len(marks) > 1 else marks.get(value) or dot
-            found.append((Line2D([], [], color=tones[value], **mark), _value(self.colour, value)))
+            found.append((Line2D([], [], color=tones[value], **mark), self._words(self.colour, value)))
         for value in strokes if self.dashes else ():
-            words = f"{plain(setting_name(self.dashes))} {_value(self.dashes, value)}"
+            words = f"{plain(setting_name(self.dashes))} {self._words(self.dashes, value)}"
             found.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
         return found
 
@@ -198,6 +204,13 @@ class Encoding:
         """Return how many lines the legend takes above the panels."""
         return -(-len(self._all_named(page)) // self._columns(page, inches))
 
+    def _words(self, name: str, value: Any) -> str:
+        """Return a value in words; of a setting that a variant does not change, the one that it has."""
+        if name == "part":
+            return symbol(value) or "(whole)"
+        text = str(value) or self.unchanged.get(name, "")
+        return f"{float(text):.3g}" if name == "sigma" and text else weight_words(text) or "(none)"
+
     def _columns(self, page: pd.DataFrame, inches: float) -> int:
         entries = self._all_named(page)
         widest = max(width_of(words) for _, words in entries) + _HANDLE
@@ -207,10 +220,3 @@ class Encoding:
         """Return the entries of a legend without a title: the first says what the colours are."""
         (line, words), *rest = self.entries(page)
         return [(line, f"{self.title} {words}" if self.title else words), *rest]
-
-
-def _value(name: str, value: Any) -> str:
-    if name == "part":
-        return symbol(value) or "(whole)"
-    text = str(value)
-    return f"{float(text):.3g}" if name == "sigma" and text else weight_words(text) or "(none)"

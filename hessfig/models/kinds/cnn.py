@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError
+from hessfig.models.blocks import FIRST
 from hessfig.models.kinds import mlp
 from hessfig.models.protocol import Draw, NetworkKind
 from hessfig.tasks import digits
@@ -89,7 +90,10 @@ KIND = NetworkKind(
     source=lambda config: digits.source(config.task),
     data=Data.digits,
     matrices=lambda model: [Matrix.W, Matrix.W_U],
-    has_norms=True,
+    reads={
+        **dict.fromkeys(("n_layers", "d_mlp", "initialisation"), ""),
+        **{"n_heads": "model.norm=post", "d_model": "model.d_mlp=null", "norm": FIRST["norm"], "mlp": FIRST["mlp"]},
+    },
     weights_drawn=Draw.relu,
     check_model=_check_model,
 )

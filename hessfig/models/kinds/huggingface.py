@@ -20,6 +20,7 @@ from hessfig.weights import Layout
 if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
+_BY_SIZES = "model.path=null"
 SEQUENCES = "sequences.txt"  # of a folder: a text with a sequence per line
 
 
@@ -96,20 +97,6 @@ def _check_settings(config: Config) -> None:
             allowed="sizes, activations, positions: what a config.json says of the network",
             remedy="leave it out",
         )
-    if model.options and not is_random(config):
-        raise UserError(
-            "model.options are for random weights: the weights of a folder fit its own config.json alone",
-            got=model.options,
-            allowed="{}",
-            remedy="model.random=true, or leave model.options out",
-        )
-    if model.download and model.path is None:
-        raise UserError(
-            "model.download: there is no name to fetch",
-            got="model.path=null",
-            allowed="model.path=NAME, as the hub has it",
-            remedy="name the model, or leave model.download out",
-        )
 
 
 def _check_data(config: Config) -> None:
@@ -162,4 +149,10 @@ KIND = NetworkKind(
     data=Data.tokens,
     also_takes=(Data.masked_tokens,),
     place=KEY,
+    reads={
+        **dict.fromkeys(("path", "sha256", "random"), ""),
+        **dict.fromkeys(("n_layers", "n_heads", "d_model", "d_head", "d_mlp"), _BY_SIZES),
+        **{"architecture": _BY_SIZES, "vocabulary": _BY_SIZES, "options": ("model.random=true", _BY_SIZES)},
+        "download": "model.path!=null",
+    },
 )

@@ -38,6 +38,7 @@ KIND = NetworkKind(
     skeleton=_skeleton,
     is_structural_zero=is_structural_zero,
     matrices=lambda model: [Matrix.W],
+    reads=dict.fromkeys(("n_layers", "d_model", "initialisation"), ""),
     weights_drawn=Draw.uniform,
     structure=Structure.tokens,
 )

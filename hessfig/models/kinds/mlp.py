@@ -10,6 +10,7 @@ from hessfig.config.enums import MLP, Sink
 from hessfig.config.enums import Kind as KindName
 from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
+from hessfig.models.blocks import FIRST
 from hessfig.models.kinds import transformer
 from hessfig.models.protocol import Draw, NetworkKind
 from hessfig.terms import Block, Group, Matrix, Part
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_MATCHED = "model.d_mlp=null"  # the transformer that is matched in size has these
 _MLP, _EMBEDDINGS = (Group.mlp.value,), (Group.embeddings.value,)
 
 
@@ -103,6 +105,11 @@ KIND = NetworkKind(
     check=lambda config: check_activation(config.model, "kind=mlp is nothing but an MLP"),
     is_structural_zero=is_structural_zero,
     matrices=_matrices,
-    has_norms=True,  # those of the transformer that it matches are counted
+    reads={
+        **dict.fromkeys(("n_layers", "d_model", "d_mlp", "initialisation", "scaled_weight", "weight_scale"), ""),
+        "mlp": FIRST["mlp"],
+        **{"norm": f"{_MATCHED} {FIRST['norm']}", "d_head": _MATCHED, "query_key": _MATCHED},
+        "n_heads": (f"{_MATCHED} model.d_head!=null", f"{_MATCHED} model.query_key=single"),
+    },
     weights_drawn=Draw.inputs,
 )

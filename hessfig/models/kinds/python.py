@@ -88,19 +88,14 @@ def axes(config: Config) -> frozenset[str]:
     return frozenset({"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters))
 
 
-def _check(config: Config) -> None:
-    if config.model.options and not config.model.factory:
-        raise UserError("model.options are for model.factory", got=config.model.options, allowed="{}", remedy="")
-
-
 KIND = NetworkKind(
     layout=layout,
     draw=draw,
     axes=axes,
-    check=_check,
     files=source_of,
     source=_source,
     is_own=True,
     data=Data.python,
     place=KEY,
+    reads=dict.fromkeys(("factory", "options", "sha256"), ""),
 )

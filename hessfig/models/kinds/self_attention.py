@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 _PATHS = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", Matrix.W_G: "g"}
-_COMPONENTS = (
-    *("attention", "attention_bias", "differential_lambda", "differential_norm", "scores", "softcap"),
-    *("positions", "n_kv_heads", "gate", "window"),
+_READ = (
+    *("n_layers", "n_heads", "d_model", "d_head", "query_key", "temperature", "initialisation", "scaled_weight"),
+    *("weight_scale", "attention", "attention_bias", "differential_lambda", "differential_norm", "scores", "softcap"),
+    *("norm_eps", "positions", "n_kv_heads", "gate", "window"),
 )
 
 
@@ -82,5 +83,5 @@ KIND = NetworkKind(
     matrices=attention_matrices,
     structure=Structure.attention,
     check_model=_check_model,
-    components=_COMPONENTS,
+    reads={**dict.fromkeys(_READ, ""), "mlp": "model.mlp=none", "attention_skip": "model.attention_skip=false"},
 )

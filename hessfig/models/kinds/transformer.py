@@ -118,8 +118,6 @@ KIND = NetworkKind(
     also_takes=(Data.text,),
     is_structural_zero=blocks.is_structural_zero,
     matrices=blocks.transformer_matrices,
-    components=(*blocks.COMPONENTS, "attention", "norm", "mlp"),
-    has_norms=True,
-    has_sink=True,
+    reads=dict.fromkeys((*blocks.OF_LAYERS, *blocks.COMPONENTS, "sink", "sink_beta"), ""),
     structure=Structure.layers,
 )

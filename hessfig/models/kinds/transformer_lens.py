@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data
-from hessfig.config.schema import Config, ModelConfig
+from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import fingerprint as content
 from hessfig.files import is_file
@@ -22,6 +22,7 @@ from hessfig.weights import Layout
 if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
+_BY_NAME = "model.name!=null"
 _PATTERNS = ("*.safetensors", "*.pth", "*.pt")
 _FORM = f"a folder with {CONFIG} (TransformerLens's configuration as JSON) and the state, {', '.join(_PATTERNS)}"
 
@@ -123,14 +124,6 @@ def _check(config: Config) -> None:
             allowed="one of them",
             remedy="leave model.name out",
         )
-    for name in ("random", "download", *(() if is_random else ("options",))):
-        if getattr(config.model, name) != getattr(ModelConfig(), name):
-            raise UserError(
-                f"model.{name} is for model.kind=huggingface",
-                got=getattr(config.model, name),
-                allowed="model=transformer_lens reads the state of model.path as it is",
-                remedy=f"leave model.{name} out",
-            )
     check_measured(config, is_random=is_random)
     STORED.plan(config)
     STORED.ids(config)
@@ -163,4 +156,8 @@ KIND = NetworkKind(
     about=STORED.about,
     data=Data.tokens,
     place=KEY,
+    reads={
+        **dict.fromkeys(("path", "sha256", "name"), ""),
+        **dict.fromkeys(("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary", "options"), _BY_NAME),
+    },
 )

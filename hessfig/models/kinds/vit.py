@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
-from hessfig.models.blocks import is_structural_zero, layer_matrices
+from hessfig.models.blocks import FIRST, OF_LAYERS, is_structural_zero, layer_matrices
 from hessfig.models.kinds.transformer import layer_weights
 from hessfig.models.protocol import NetworkKind
 from hessfig.tasks import digits
@@ -67,5 +67,5 @@ KIND = NetworkKind(
     source=lambda config: digits.source(config.task),
     data=Data.digits,
     matrices=lambda model: [Matrix.W_patch, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
-    has_norms=True,
+    reads={**dict.fromkeys((*OF_LAYERS, "patch"), ""), **FIRST},
 )

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.config.enums import Data, DType, Heading
+from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import DirectionsConfig, ModelConfig
+from hessfig.config.science import ModelConfig
 from hessfig.curvature.gradients import LossGradient, above_rounding
 from hessfig.curvature.problem import Objective, Suffix
 from hessfig.errors import UserError

@@ -9,8 +9,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from hessfig.config.enums import DType, Schedule, TrainingData
+from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import ApproximationConfig
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError

@@ -10,8 +10,9 @@ import torch
 
 from hessfig.config.checks import check
 from hessfig.config.enums import Direction, Loss, Method, Norm
+from hessfig.config.of_quantities import LandscapeConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, LandscapeConfig, ModelConfig, TaskConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError

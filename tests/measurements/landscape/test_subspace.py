@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import hessfig
+from hessfig.config.of_quantities import LandscapeConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import LandscapeConfig, SpectrumConfig
+from hessfig.config.science import SpectrumConfig
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of

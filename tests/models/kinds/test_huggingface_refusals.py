@@ -55,7 +55,6 @@ def damaged(home: Path, place: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"model": {"path": "nowhere"}}, "no such folder[\\s\\S]*save_pretrained"),
-        ({"model": {"options": {"n_layer": 3}}}, "model.options are for random weights"),
         ({"model": {"options": {"attn_implementation": "sdpa"}}}, "double backward[\\s\\S]*eager"),
         ({"model": {"path": None, "architecture": "gtp2"}}, "not known here[\\s\\S]*did you mean 'gpt2'"),
         ({"model": {"path": None, "d_model": 9, "n_heads": 2}}, "heads do not divide the width"),

@@ -1,0 +1,104 @@
+"""Settings that a user gives: whether a configuration reads them, by the schema, and what is said where it does not."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hessfig.config.schema import Config
+from hessfig.config.settings import open_settings, settings, value_of
+from hessfig.errors import UserError, typed
+
+_OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})  # nothing is claimed by these where they are the default too
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is given, as the user says it (`word`): a setting, or a preset of the settings `keys`.
+
+    `of`: the places of the variants that have it; None: all.
+    """
+
+    word: str
+    keys: tuple[str, ...]
+    of: tuple[int, ...] | None = None
+
+
+Refusal = Callable[[int, str], UserError | None]
+
+
+def check_given(given: Iterable[Given], count: int, refusal: Refusal) -> None:
+    """Raise UserError for the first that none of `count` variants reads; `refusal` says why a variant does not."""
+    for one in given:
+        places = range(count) if one.of is None else one.of
+        found = [refusal(place, key) for place in places for key in one.keys]
+        if found and all(found):
+            assert found[0] is not None
+            raise found[0] if len(one.keys) == 1 else _of_preset(one, found[0])
+
+
+def setting_of(key: str) -> str:
+    """Return the setting that a key is of: itself, or the open one that it is an entry of."""
+    return next((name for name in open_settings() if key.startswith(f"{name}.")), key)
+
+
+def is_off(config: Config, key: str) -> bool:
+    """Whether a setting stands at a default that claims nothing: null, none, false, zero."""
+    value = value_of(config, key)
+    return value in _OFF and typed(value) == settings()[key].default
+
+
+def holds(config: Config, where: str) -> bool:
+    """Whether all words of `where` (see SettingInfo) hold."""
+    return all(_is_so(config, word) for word in where.split())
+
+
+def refused(config: Config, key: str, where: str | tuple[str, ...], reader: str = "") -> UserError | None:
+    """Return what is said of a setting that is read under other settings alone; None under these. `reader`: by whom."""
+    ways = (where,) if isinstance(where, str) else where
+    if any(holds(config, way) for way in ways):
+        return None
+    others = dict.fromkeys(_key(word) for way in ways for word in way.split() if _key(word) != key)
+    got = ", ".join(f"{one}={typed(value_of(config, one))}" for one in (key, *others))
+    allowed = " or ".join(" ".join(map(_typed, way.split())) for way in ways)
+    what = f"{key}: {reader} reads it" if reader else f"{key} is read"
+    remedy = f"{_remedy(config, ways[0], key)}leave {key} out"
+    return UserError(f"{what} with {allowed} alone", got=got, allowed=allowed, remedy=remedy)
+
+
+def _of_preset(given: Given, first: UserError) -> UserError:
+    return UserError(
+        f"{given.word}: nothing that it sets is read here ({first.what})",
+        got=f"{given.word}; {first.got}",
+        allowed=first.allowed,
+        remedy=first.remedy.rpartition("leave ")[0] + f"leave {given.word.partition('=')[0]} out",
+    )
+
+
+def _is_so(config: Config, word: str) -> bool:
+    key, _, values = word.partition("=")
+    is_one = _text(value_of(config, key.rstrip("!"))) in values.split("|")
+    return is_one != key.endswith("!")
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].rstrip("!")
+
+
+def _text(value: object) -> str:
+    return typed(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _remedy(config: Config, way: str, key: str) -> str:
+    """Return the words that would make it hold, as far as they can be said, before an `or`."""
+    words = [_typed(word).partition("|")[0] for word in way.split() if not _is_so(config, word) and _key(word) != key]
+    return f"{' '.join(words)}, or " if words else ""
+
+
+def _typed(word: str) -> str:
+    """Return key!=value as the values that are left."""
+    key, _, values = word.partition("=")
+    if not key.endswith("!"):
+        return word
+    setting = settings()[key.rstrip("!")]
+    left = [one for one in setting.named if one not in values.split("|")]
+    return f"{setting.key}={'|'.join(left) or setting.says.example or 'VALUE'}"
