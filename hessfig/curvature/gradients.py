@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.losses import check_even, per_sample
+from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Objective, evaluating, scored_outputs
 from hessfig.curvature.vocabulary_head import can_take
 from hessfig.errors import plain
@@ -186,15 +186,17 @@ class Along:
 
 
 class Samples:
-    """The losses l_i of the first `count` samples of a problem's batch, as functions of every parameter."""
+    """The losses l_i of the first `count` samples of a problem's batch, as functions of every parameter.
+
+    They count alike, and none sees another: curvature.samples.check_alike.
+    """
 
     def __init__(self, problem: Objective, count: int) -> None:
-        check_even(problem.loss, problem.batch.targets)
-
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             return per_sample(problem.loss, scored_outputs(network, inputs, problem.batch.scored), targets)
 
-        self._body, self._batch, self.count = Evaluated(problem.network, losses_in), problem.batch, count
+        self.problem, self._body = problem, Evaluated(problem.network, losses_in)
+        self._batch, self.count = problem.batch, count
         self._device = problem.batch.inputs.device
         self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
 

@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from hessfig.curvature.rounding import LOSS, norm, norm_of_all, unit_of
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 
 
 class CrossEntropy(Module):
@@ -109,6 +109,8 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
     if isinstance(loss, CrossEntropy):
         rows, smoothing = output.flatten(0, -2), loss.smoothing
         single = F.cross_entropy(rows, target.flatten(), reduction="none", label_smoothing=smoothing)
+        kept = (target != IGNORED).reshape(len(output), -1).to(single)
+        return single.reshape(len(output), -1).mean(dim=1) * (kept.shape[1] / kept.sum(dim=1))
     elif isinstance(loss, SquaredError) and loss.reduction == "mean":
         single = (output - target).square()
     else:
@@ -142,6 +144,27 @@ def takes_numbers(loss: Module) -> bool:
     return type(loss) in _OF_NUMBERS
 
 
+def of_classes(loss: Module, target: Tensor) -> bool:
+    """Whether a loss is one of those that compare outputs with the number of a class."""
+    return type(loss) in _OF_CLASSES and not target.is_floating_point()
+
+
+def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None:
+    """Return w for which the Hessian of cross-entropy in the outputs of each target is w (diag(q) - q q^T) / divisor.
+
+    q is the softmax; w is 0 where the target is ignored. None for other losses, and for outputs whose classes are not
+    the last axis.
+    """
+    if isinstance(loss, CrossEntropy):
+        return (target != IGNORED).to(output)
+    if type(loss) is not nn.CrossEntropyLoss or target.is_floating_point() or (output.ndim, target.ndim) != (2, 1):
+        return None
+    kept = target != loss.ignore_index
+    each = torch.ones_like(output[0]) if loss.weight is None else loss.weight
+    smoothing = loss.label_smoothing
+    return ((1 - smoothing) * each[target.where(kept, 0)] + smoothing * each.mean()) * kept
+
+
 def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
     """Return what the mean over a batch divides by; None for a loss of a type that is not known here.
 
@@ -167,18 +190,23 @@ def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Ten
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if len(outputs) == 1 or None not in known:
         return [_size(output) if one is None else one for one, output in zip(known, outputs, strict=True)]
-    return _shown_weights(loss, outputs, targets)
+    shown, is_mean = _shown_weights(loss, outputs, targets, "batches")
+    if not is_mean and not abs(sum(shown) - 1) < 1e-6:
+        raise _apart(loss, f"gradients add up with shares of {sum(shown):.6g} in all", "batches")
+    return shown
 
 
-def check_even(loss: Module, target: Tensor) -> None:
-    """Raise UserError where samples do not count alike in the mean: some of their targets are ignored."""
-    if type(loss) in _OF_CLASSES and bool((target == IGNORED).any()):
-        raise UserError(
-            "some targets are ignored, so the loss is no mean over samples that count alike",
-            got=f"{int((target == IGNORED).sum())} targets of {IGNORED}",
-            allowed="a target for every output",
-            remedy="leave the quantities of single samples out, or give samples of which every target counts",
-        )
+def single_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Return weights w_i and a divisor d for which the loss is sum_i w_i l_i / d, l_i that of sample i alone.
+
+    Weights of samples that do not count are 0. Raises UserError for a loss that is no such sum, as `batch_weights`.
+    """
+    known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
+    if None not in known:
+        counted = [one or 0.0 for one in known]
+        return ([float(one > 0) for one in counted], 1.0) if loss.reduction == "sum" else (counted, sum(counted))
+    shown, is_even = _shown_weights(loss, outputs, targets, "samples")
+    return shown, float(len(outputs)) if is_even and loss.reduction != "sum" else 1.0
 
 
 def _size(output: Tensor) -> float:
@@ -186,25 +214,28 @@ def _size(output: Tensor) -> float:
     return float(len(output)) if output.ndim else 1.0
 
 
-def _shown_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+def _shown_weights(
+    loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor], what: str
+) -> tuple[list[float], bool]:
+    """Return what each weighs, by its size where that is enough, otherwise as shares of the whole; and which it is."""
     sizes = [*map(_size, outputs)]
     if not all(bool(output.isfinite().all()) for output in outputs):
-        return sizes  # nothing finite comes of these, whatever they weigh
+        return sizes, True  # nothing finite comes of these, whatever they weigh
     outputs = [_moved(output) for output in outputs]
     try:
         whole, slope = _value_and_slope(loss, torch.cat([*outputs]), torch.cat([*targets]))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise _apart(loss, f"batches cannot be joined: {error}"[:200]) from error
+        raise _apart(loss, f"{what} cannot be joined: {error}"[:200], what) from error
     singles = [_value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     pieces = slope.split([len(output) for output in outputs])
     shown = [_share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)]
-    is_sum = loss.reduction == "sum"
-    by_size = [1.0 if is_sum else size / sum(sizes) for size in sizes]
+    by_size = [1.0 if loss.reduction == "sum" else size / sum(sizes) for size in sizes]
     if _add_up(by_size, singles, (whole, pieces)):
-        return sizes
-    if not is_sum and abs(sum(shown) - 1) < 1e-6 and _add_up(shown, singles, (whole, pieces)):
-        return shown
-    raise _apart(loss, f"{whole:.6g} of all samples, {', '.join(f'{one:.6g}' for one, _ in singles)} of the batches")
+        return sizes, True
+    if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces)):
+        return shown, False
+    said = first_few([f"{one:.6g}" for one, _ in singles])
+    raise _apart(loss, f"{whole:.6g} of all samples, {said} of the {what}", what)
 
 
 def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:
@@ -240,11 +271,12 @@ def _add_up(
     )
 
 
-def _apart(loss: Module, got: str) -> UserError:
+def _apart(loss: Module, got: str, what: str) -> UserError:
+    as_one = "give one batch, or " if what == "batches" else "leave the quantities of single samples out, or "
     return UserError(
-        f"the losses of the batches do not add up to that of all samples: {type(loss).__name__} with reduction "
+        f"the losses of the {what} do not add up to that of all samples: {type(loss).__name__} with reduction "
         f"{loss.reduction!r}",
         got=got,
         allowed="a loss that is a mean over samples (weighted, perhaps), or with reduction 'sum' a sum",
-        remedy="give one batch, or write the loss with reduction='sum'",
+        remedy=f"{as_one}write the loss with reduction='sum'",
     )

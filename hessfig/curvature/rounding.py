@@ -23,6 +23,7 @@ class Rounding:
 
 OUTPUTS = Rounding(1e-9, 1e-3, 1e-2)  # of one network evaluated in two ways, or of vectors pulled back in two ways
 LOSS = Rounding(1e-9, 1e-4, 1e-2)  # of losses, and of their Hessians in the outputs
+SINGLES = Rounding(1e-6, 1e-3, 1e-2)  # of samples alone and among others: some networks compute in float32 inside
 # u.Av and v.Au of a sound operator: where the softmax saturates (linear attention, sigma 10), H_o loses ten digits to
 # cancellation and rounding reaches 1e-6. Operators that are wrong differ by per cents.
 SYMMETRY = Rounding(1e-5, 5e-3, 5e-2)

@@ -13,6 +13,7 @@ from hessfig.config.checks import number_of_samples
 from hessfig.config.enums import Direction
 from hessfig.curvature.gradients import Along, LossGradient, Samples
 from hessfig.curvature.problem import Objective
+from hessfig.curvature.samples import by_sample, check_alike
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, state_row, state_rows
 from hessfig.rng import stream
@@ -44,7 +45,7 @@ def landscape_difference(problem: Objective, request: Request) -> Measured:
     direction, distance = direction_of(samples, request), settings.distance
     found, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
     change = distance * found.slopes + distance**2 / 2 * found.curvatures
-    curvature = _curvature_rows(problem, request, found)
+    curvature = _curvature_rows(samples.problem, request, found)
     term = float(curvature[0]["value"]) * distance**2
     rows = _all_rows(request, losses, orders, at, float(found.losses.max()), term) + curvature
     predicted = differences(in_orders(found.losses + change, orders), at)
@@ -180,7 +181,10 @@ def _mean(values: Array) -> Averaged:
 
 
 def samples_of(problem: Objective, request: Request) -> Samples:
-    """Return the samples the landscape is of. Raises UserError for a problem of several batches."""
+    """Return the samples the landscape is of.
+
+    Raises UserError for a problem of several batches, and for samples that do not count alike or see each other.
+    """
     if problem.more:
         raise UserError(
             "the landscape is of one batch, whose samples have an order",
@@ -188,7 +192,9 @@ def samples_of(problem: Objective, request: Request) -> Samples:
             allowed="inputs and targets that are tensors",
             remedy="concatenate the batches; those of model=huggingface are one with a larger memory=...",
         )
-    return Samples(problem, number_of_samples(request.at.config, size=len(problem.batch.inputs)))
+    count = number_of_samples(request.at.config, size=len(problem.batch.inputs))
+    check_alike(problem)
+    return Samples(by_sample(problem), count)
 
 
 def orders_of(request: Request, count: int) -> list[torch.Tensor]:

@@ -32,7 +32,8 @@ def hessian_distance(problem: Objective, request: Request) -> Measured:
     `subset_smallest_eigenvalue` and `subset_condition_number`; otherwise they are estimates from the same test
     vectors at every k, with standard errors.
     """
-    settings, number = request.at.config.landscape, samples_of(problem, request).count
+    settings, samples = request.at.config.landscape, samples_of(problem, request)
+    problem, number = samples.problem, samples.count
     at = places(settings.first, number, settings.points)
     rows: list[Row] = []
     for layer, col, blocks in columns(request.blocks):

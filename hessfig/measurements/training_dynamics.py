@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +19,9 @@ from hessfig.config.science import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_value
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Layered, Objective, hooked, scored_outputs, standard_error
+from hessfig.curvature.problem import Layered, Objective, hooked, scored_outputs, standard_error
 from hessfig.curvature.rounding import norm_of_all
+from hessfig.curvature.samples import single_gradients
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, state_row, state_rows, without_error
 from hessfig.measurements.requirements import without_layers
@@ -139,8 +139,8 @@ def sink_mass(problem: Objective, request: Request) -> Measured:
 def gradient_covariance(problem: Objective, request: Request) -> Measured:
     """Return trace and largest eigenvalue of C = 1/(k - 1) sum_i (g_i - g)(g_i - g)^T, g_i the gradient of example i.
 
-    Of the measuring batch's first k = 64 examples (all, where it has fewer); C of a mini-batch of m is C / m. No error
-    is known of one batch.
+    Of the measuring batch's first k = 64 examples that count (all, where it has fewer), with the g_i of noise_scale; C
+    of a mini-batch of m is C / m. No error is known of one batch.
     """
     eigenvalues = gram(problem)
     trace, largest = without_error(float(eigenvalues.sum())), without_error(float(eigenvalues[-1]))
@@ -151,11 +151,13 @@ def noise_scale(problem: Objective, request: Request) -> Measured:
     """Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
 
     Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix A.1): with the gradients g_i of
-    all n examples of the measuring batch and their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
-    |G|^2 = |g|^2 - tr(C) / n. Not finite where noise hides the gradient, |G|^2 <= 0. No error is known of one batch.
+    the n examples of the measuring batch that count and their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
+    |G|^2 = |g|^2 - tr(C) / n. Where examples do not count alike, g_i is n times the example's share of the gradient of
+    the loss, so that g is that gradient. Not finite where noise hides the gradient, |G|^2 <= 0. No error is known of
+    one batch. Raises UserError for examples that see each other.
     """
     squares, total, count = 0.0, torch.zeros(()), 0
-    for gradient in _gradients(problem):
+    for gradient in single_gradients(problem):
         squares, total, count = squares + float(gradient.square().sum()), total + gradient, count + 1
     mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
@@ -226,20 +228,12 @@ def _inputs(problem: Objective) -> list[tuple[SelfAttention | BareAttention, Ten
 
 def gram(problem: Objective) -> Float[Tensor, " k"]:
     """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1."""
-    single = list(islice(_gradients(problem), EXAMPLES))
+    single = list(single_gradients(problem, EXAMPLES))
     if len(single) < 2:
         return torch.full((1,), float("nan"), dtype=torch.float64)
     slopes = torch.stack(single)
     centred = slopes - slopes.mean(dim=0)
     return eigenvalues(centred @ centred.T / (len(slopes) - 1)).clamp(min=0)
-
-
-def _gradients(problem: Objective) -> Iterator[Float[Tensor, " n"]]:
-    """Yield the gradient of every example, a batch of its own."""
-    for batch in problem.batches:
-        for inputs, targets in zip(batch.inputs.split(1), batch.targets.split(1), strict=True):
-            example = Batch(inputs, targets, batch.scored)
-            yield LossGradient(replace(problem, batch=example, more=())).flat.double()
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice, product
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hessfig.errors import UserError, plain
+from hessfig.curvature.problem import evaluating
+from hessfig.curvature.rounding import SINGLES
+from hessfig.curvature.samples import met
+from hessfig.errors import UserError, first_few, plain
 from hessfig.models.in_place import in_its_place
 from hessfig.models.kept_batches import kept
 from hessfig.models.own_checks import check_tensor, oddity, shape_of
 from hessfig.rng import row_major
 
 LABELS = "labels"
+Axes = tuple[int | None, ...]  # of every tensor of a batch: the axis that runs over samples
 _ALLOWED = (
     "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
 )
@@ -35,11 +41,13 @@ class Given:
     size: int
     labelled: bool = False
 
-    def rows(self, rows: Tensor) -> Given:
+    def rows(self, rows: Tensor, axes: Axes) -> Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
+        left = iter(axes)
 
         def chosen(one: Tensor) -> Tensor:
-            return one[rows] if one.ndim > 0 and len(one) == self.size else one.clone()
+            axis = next(left)
+            return one if axis is None else one.index_select(axis, rows)
 
         return replace(self.mapped(chosen), size=len(rows))
 
@@ -49,8 +57,9 @@ class Given:
         def image(thing: Any) -> Any:
             return function(thing) if isinstance(thing, Tensor) else thing
 
+        arguments = tuple(map(image, self.arguments))  # in the order of `tensors`
         words = {name: image(thing) for name, thing in self.words.items()}
-        return replace(self, arguments=tuple(map(image, self.arguments)), words=words, targets=image(self.targets))
+        return replace(self, arguments=arguments, words=words, targets=image(self.targets))
 
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
@@ -118,10 +127,11 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
         if key not in words:
             raise _unknown(f"the batch has no entry {plain(key)!r}, and no targets are given", inputs, targets)
         goal = words.pop(key)
-    sized = [thing for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
-    if not sized or not len(sized[0]) or not isinstance(goal, Tensor):
+    sizes = [len(thing) for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
+    if not sizes or not sizes[0] or not isinstance(goal, Tensor):
         raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
-    return Given(arguments, words, goal, len(sized[0]), labelled)
+    is_told = goal.ndim > 0 and len(goal) in sizes  # by the targets, whatever comes first among the arguments
+    return Given(arguments, words, goal, len(goal) if is_told else sizes[0], labelled)
 
 
 def typed(tensor: Tensor, real: torch.dtype) -> Tensor:
@@ -161,6 +171,10 @@ class KeptInputs(Shell):
         return self._inside[0](inputs.clone())
 
 
+Read = Callable[[Any, Any], Tensor]
+_MOST_CHOICES = 256  # of axes, that are tried
+
+
 class Rows(Shell):
     """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
 
@@ -168,7 +182,7 @@ class Rows(Shell):
     network returns and of the targets.
     """
 
-    def __init__(self, network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> None:
+    def __init__(self, network: nn.Module, given: list[Given], read: Read) -> None:
         super().__init__(network)
         self.given, self._read = given, read
 
@@ -179,10 +193,48 @@ class Rows(Shell):
         return [torch.stack([torch.full_like(rows, at), rows], dim=1) for at, rows in enumerate(numbers)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the outputs for some samples of one batch."""
-        one = self.given[int(rows[0, 0]) if len(self.given) > 1 else 0].rows(rows[:, 1])
+        """Return the outputs of one batch, whose samples are all there: `by_sample` is the network of some of them."""
+        one = self.given[int(rows[0, 0]) if len(self.given) > 1 else 0]
+        assert len(rows) == one.size, "some samples are given to by_sample()"
+        return self._outputs(one)
+
+    def by_sample(self) -> Rows:
+        """Return the network as a function of some of the samples.
+
+        Which axis of which tensor runs over samples is shown by the outputs: those of every sample alone are compared
+        with those of all, for every choice of axes of that length. Raises UserError where none does.
+        """
+        with evaluating(self._inside[0]):
+            return SomeRows(self._inside[0], self.given, self._read, [self._axes(one) for one in self.given])
+
+    def _outputs(self, one: Given) -> Tensor:
+        own = one.mapped(torch.clone)  # a network may change what it is given
         with in_its_place(self._inside[0]):
-            return self._read(self._inside[0](*one.arguments, **one.words), one.targets)
+            return self._read(self._inside[0](*own.arguments, **own.words), own.targets)
+
+    def _axes(self, one: Given) -> Axes:
+        whole = self._outputs(one)
+        choices = islice(product(*(_axes_of(tensor, one.size) for _, tensor in one.tensors)), _MOST_CHOICES)
+        off = {axes: self._off(one, axes, whole) for axes in choices}
+        best = min(off, key=off.__getitem__)
+        if off[best] <= SINGLES.of(whole.dtype):
+            return best
+        shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in one.tensors]
+        raise met(f"no choice of axes gives single samples the outputs they have among all; given {first_few(shapes)}")
+
+    def _off(self, one: Given, axes: Axes, whole: Tensor) -> float:
+        """Return how far outputs of single samples are from those of all, over the largest; of a loss, their mean."""
+        found = []
+        size = float(whole.nan_to_num().abs().max()) or 1.0
+        for row in range(one.size):
+            try:
+                found.append(self._outputs(one.rows(torch.tensor([row], device=whole.device), axes)))
+            except (RuntimeError, TypeError, ValueError, IndexError, UserError):
+                return inf  # not what the network takes
+            if len(whole) == one.size and not _far(found[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
+                return inf
+        alone = torch.cat(found)
+        return _far(alone if len(whole) == one.size else alone.mean(dim=0, keepdim=True), whole) / size
 
     def train(self, mode: bool = True) -> Rows:
         """Set the mode of the network too, which is no module of this one."""
@@ -193,6 +245,33 @@ class Rows(Shell):
         super()._apply(fn, recurse)
         self.given = [one.mapped(fn) for one in self.given]
         return self
+
+
+class SomeRows(Rows):
+    """A network as a function of some samples: `axes` are those that run over samples, batch by batch."""
+
+    def __init__(self, network: nn.Module, given: list[Given], read: Read, axes: list[Axes]) -> None:
+        super().__init__(network, given, read)
+        self._along = axes
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for some samples of one batch."""
+        at = int(rows[0, 0]) if len(self.given) > 1 else 0
+        return self._outputs(self.given[at].rows(rows[:, 1], self._along[at]))
+
+
+def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
+    """Return the axes of a tensor that may run over samples, the likeliest first; None: it is that of all samples."""
+    axes = [axis for axis, length in enumerate(tensor.shape) if length == size]
+    return [0, None, *axes[1:]] if 0 in axes else [None, *axes]
+
+
+def _far(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, both nan counting as equal; inf where their shapes differ."""
+    if one.shape != other.shape:
+        return inf
+    off = torch.where(one.isnan() & other.isnan() | (one == other), 0.0, (one - other).abs())
+    return float(off.max()) if off.numel() else 0.0
 
 
 def only_trainable(network: nn.Module) -> nn.Module:

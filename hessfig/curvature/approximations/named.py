@@ -40,8 +40,9 @@ class SampleGradients:
 
     @cached_property
     def true(self) -> dict[str, Tensor]:
-        """Each sample's share of the gradient, by parameter: their sum over samples is the gradient."""
-        return self.output_side.gradients_of_samples(self.output_side.slopes)
+        """Each sample's share of the gradient, by parameter: their sum is the gradient. Of those alone that count."""
+        counted, found = self.output_side.counted.cpu(), self.output_side.gradients_of_samples(self.output_side.slopes)
+        return found if bool(counted.all()) else {name: one[counted] for name, one in found.items()}
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:

@@ -1,19 +1,20 @@
 """What optimisers see of a loss: gradients of single samples, and inputs and backpropagated vectors of a linear map."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
-from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
+from hessfig.curvature.losses import CrossEntropy, class_weights, divisor, output_gradient
 from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
-from hessfig.curvature.rounding import LOSS, norm
+from hessfig.curvature.rounding import LOSS, SINGLES, norm
+from hessfig.curvature.samples import alone, by_sample, check_sum, counted, met
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
@@ -76,8 +77,9 @@ class OutputSide:
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
             roots = chances.sqrt()
-            return (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
-        hessian = self._hessian()
+            found = (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
+            return self._weighted(found.flatten(2)).view_as(found)
+        hessian = self._hessian(self.raw)
         values, vectors = torch.linalg.eigh(hessian)
         if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()):
             raise self._refusal("is not convex in the outputs")
@@ -86,17 +88,43 @@ class OutputSide:
     def sampled(self, generator: Generator) -> Float[Tensor, "batch positions width"]:
         """Return one gradient in the outputs for labels that the network draws, scaled so that E u u^T = S S^T.
 
-        A position's label is drawn from its softmax for a loss of classes; otherwise u = S z with normal z, which is a
-        gradient at a target drawn from a normal distribution.
+        A position's label is drawn from its softmax for a loss of classes whose Hessian is that of cross-entropy;
+        otherwise u = S z with normal z, which is a gradient at a target drawn from a normal distribution.
         """
-        if self.problem.batch.targets.is_floating_point():
+        if self._class_weights is None:
             normal = torch.randn(self.outputs.shape, dtype=torch.float64, generator=generator).to(self.outputs)
             return (self.roots() @ normal[..., None]).squeeze(-1)
         chances = self.outputs.softmax(-1)
         drawable = chances.where(chances.isfinite(), 1.0)  # whatever is drawn there, the gradient is not finite
         drawn = torch.multinomial(drawable.flatten(0, 1).cpu(), 1, generator=generator).to(chances.device)
         ones = nn.functional.one_hot(drawn.view(chances.shape[:2]), chances.shape[-1])
-        return (chances - ones) / self.terms**0.5
+        return self._weighted((chances - ones) / self._class_weights[1] ** 0.5)
+
+    def _weighted(self, vectors: Float[Tensor, "batch positions k"]) -> Float[Tensor, "batch positions k"]:
+        """Return vectors of positions times the root of what each weighs, exactly zero where it does not count."""
+        assert self._class_weights is not None, "asked of losses of classes"
+        weights = self._class_weights[0][..., None]
+        return torch.where(weights > 0, vectors * weights.sqrt(), 0.0)
+
+    @cached_property
+    def _class_weights(self) -> tuple[Float[Tensor, "batch positions"], float] | None:
+        """What every position weighs, and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
+
+        Where a loss of classes is not known, that at outputs of zero tells w, and that at the outputs whether it is so;
+        None for all others.
+        """
+        loss, targets = self.problem.loss, self.problem.batch.targets
+        if targets.is_floating_point():
+            return None
+        known = class_weights(loss, self.raw, targets)
+        if known is not None:
+            return known.reshape(self.outputs.shape[:2]), self.terms
+        classes, chances = self.raw.shape[-1], self.outputs.softmax(-1)
+        even, here = self._hessian(torch.zeros_like(self.raw)), self._hessian(self.raw)
+        weights = even.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / max(1 - 1 / classes, 0.5)  # of one class: 0
+        shaped = weights[..., None, None] * (chances.diag_embed() - chances[..., None] * chances[..., None, :])
+        is_so = float((here - shaped).norm()) <= LOSS.of(here.dtype) * float(weights.norm())
+        return (weights, 1.0) if is_so and bool((weights >= 0).all()) else None
 
     @property
     def terms(self) -> float:
@@ -110,20 +138,30 @@ class OutputSide:
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"]
     ) -> dict[str, Float[Tensor, "batch ..."]]:
-        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, in every parameter by its name; on the CPU."""
+        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, in every parameter by its name; on the CPU.
+
+        Raises UserError where these do not add up to what is sent back through the whole batch: samples see each other.
+        """
         held = {f"network.{name}": one for name, one in self.problem.network.named_parameters()}
         _check_bytes(
             len(sent) * sum(one.numel() * one.element_size() for one in held.values()), "gradients of single samples"
         )
         at = {name: one.detach().clone().requires_grad_() for name, one in held.items()}
-        found = []
-        with torch.enable_grad(), differentiable_twice():
-            for sample in range(len(sent)):
-                rows = slice(sample, sample + 1)
-                outputs = functional_call(self.body, at, (self.problem.batch.inputs[rows],))
-                found.append(gradients((outputs * sent[rows]).sum(), list(at.values())))
+        body, inputs = Evaluated(by_sample(self.problem).network, self._by_position), self.problem.batch.inputs
+        with torch.enable_grad(), differentiable_twice(), alone():
+            found = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
         stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*found, strict=True)]
-        return dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
+        each = dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
+        with torch.enable_grad(), differentiable_twice():
+            whole = dict(zip(each, _pulled(self.body, at, inputs, sent), strict=True))
+        sizes = [float(one.flatten(1).norm(dim=1).sum()) for one in each.values()]
+        check_sum(whole, {name: one.sum(dim=0) for name, one in each.items()}, sizes)
+        return each
+
+    @property
+    def counted(self) -> Bool[Tensor, " batch"]:
+        """Which samples count in the loss. Raises UserError for a loss in which samples see each other."""
+        return counted(self.problem, self.problem.batch).weights > 0
 
     def linear_of(self, weight: Weight) -> nn.Linear | None:
         """Return the linear map that holds a weight whole and is called; None where there is none."""
@@ -141,15 +179,17 @@ class OutputSide:
         module, roots = self.linear_of(weight), self.roots()
         assert module is not None, "weights of other modules were left out"
         inputs: list[Tensor] = []
-        leaves: list[Tensor] = []
-        with hooked([module], partial(_seen, inputs, leaves)), torch.enable_grad(), differentiable_twice():
-            outputs = self._through_leaves(weight)
+        calls: list[Tensor] = []
+        with torch.enable_grad(), differentiable_twice():
+            with hooked([module], partial(_seen, inputs, calls)):
+                outputs = self._through_leaves(weight)
             _, positions, width = outputs.shape
-            entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+            entries = positions * width * sum(call.numel() * call.element_size() for call in calls)
             _check_bytes(entries, f"what is sent back through {weight.parameter}")
-            self._check_samples(outputs, leaves, weight)
+            self._check_samples(outputs, calls, weight)
+            self._check_gradient(outputs, inputs, calls, weight)
             sent_back = [
-                self._joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), leaves))
+                self._joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), calls))
                 for place in range(positions)
                 for column in range(width)
             ]
@@ -171,21 +211,46 @@ class OutputSide:
         """Return the vectors of every use of a map by a sample, its calls one after the other: float64, on the CPU."""
         return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double().cpu()
 
-    def _check_samples(self, outputs: Tensor, leaves: list[Tensor], weight: Weight) -> None:
-        """Raise UserError where the first sample's outputs depend on another part of a call than its first."""
-        factors = torch.linspace(-1, 1, outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
-        found = gradients((outputs[0].flatten() * factors).sum(), leaves)
+    def _check_samples(self, outputs: Tensor, calls: list[Tensor], weight: Weight) -> None:
+        """Raise UserError where outputs of a sample depend on another part of a call than its own.
+
+        Samples are parted in two by each binary digit of their numbers: two samples differ in one of them.
+        """
         count = len(outputs)
-        if any(len(one) % count or bool(one.reshape(count, -1)[1:].any()) for one in found):
+        factors, numbers = _factors(outputs), torch.arange(count, device=outputs.device)
+        parts = [(numbers >> digit) % 2 == side for digit in range((count - 1).bit_length()) for side in (0, 1)]
+        is_apart = not any(len(call) % count for call in calls)
+        for chosen in parts if is_apart else ():
+            found = gradients((outputs * factors)[chosen].sum(), calls)
+            is_apart = is_apart and not any(bool(one.reshape(count, -1)[~chosen].any()) for one in found)
+        if not is_apart:
             raise UserError(
                 f"quantities=[approximations]: the inputs of {weight.parameter} are not one sample after the other",
-                got=f"calls of shape {', '.join(str(tuple(one.shape)) for one in found)} for {count} samples",
+                got=f"calls of shape {', '.join(str(tuple(one.shape)) for one in calls)} for {count} samples",
                 allowed="linear maps whose inputs have the samples as their first axis, each apart from the others",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 
-    def _hessian(self) -> Float[Tensor, "batch positions width width"]:
-        leaf = self.raw.detach().requires_grad_()
+    def _check_gradient(self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], weight: Weight) -> None:
+        """Raise UserError where the sum of g x^T over all uses is not the gradient: the weight acts elsewhere, too."""
+        factors = _factors(outputs)
+        held = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
+        body = Evaluated(self.problem.network, partial(self._by_position, everywhere=True))
+        again = functional_call(body, {f"network.{weight.parameter}": held}, (self.problem.batch.inputs,))
+        (whole,), sent = gradients((again * factors).sum(), [held]), gradients((outputs * factors).sum(), calls)
+        pairs = [(back.flatten(0, -2), given.flatten(0, -2)) for back, given in zip(sent, inputs, strict=True)]
+        size = sum(float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs)
+        off = float((torch.stack([back.T @ given for back, given in pairs]).sum(dim=0) - whole).norm())
+        if bool(whole.isfinite().all()) and not off <= SINGLES.of(whole.dtype) * size:
+            raise UserError(
+                f"quantities=[approximations]: {weight.parameter} acts outside of calls of its linear map, too",
+                got=f"the sum of g x^T over its calls is off by {off / size:.2g} of its terms",
+                allowed="a weight that acts in calls of one torch.nn.Linear alone",
+                remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
+            )
+
+    def _hessian(self, at: Tensor) -> Float[Tensor, "batch positions width width"]:
+        leaf = at.detach().requires_grad_()
         with torch.enable_grad():
             value = self.problem.loss(leaf, self.problem.batch.targets)
             (slope,) = gradients(value, [leaf], create_graph=True)
@@ -207,15 +272,28 @@ class OutputSide:
         )
 
 
-def _seen(
-    inputs: list[Tensor], leaves: list[Tensor], module: nn.Module, given: tuple[Tensor], output: Tensor
-) -> Tensor:
-    """Note inputs and outputs of a call, and let the network go on from a leaf in place of the output."""
+def _factors(outputs: Tensor) -> Tensor:
+    """Return a number of its own, and none of them 0, for every entry of outputs."""
+    return torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
+
+
+def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Tensor) -> list[Tensor]:
+    """Return what outputs send back to the parameters `at`."""
+    outputs = functional_call(body, dict(at), (inputs,))
+    if outputs.shape != sent.shape:
+        raise met(f"outputs of shape {tuple(outputs.shape)} where {tuple(sent.shape)} belong to the samples")
+    return gradients((outputs * sent).sum(), list(at.values()))
+
+
+def _seen(inputs: list[Tensor], calls: list[Tensor], module: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
+    """Note inputs and outputs of a call; the network goes on from a copy, which it may change in place.
+
+    Outputs keep their graph: what is sent back to an early call comes through later calls, too.
+    """
     del module
-    leaf = output.detach().requires_grad_()
     inputs.append(given[0].detach())
-    leaves.append(leaf)
-    return leaf
+    calls.append(output if output.requires_grad else output.detach().requires_grad_())
+    return calls[-1].clone()
 
 
 def _check_bytes(size: int, what: str) -> None:

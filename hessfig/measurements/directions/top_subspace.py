@@ -36,7 +36,7 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
     converged is `not_converged`.
     """
     samples, settings = samples_of(problem, request), request.at.config.landscape
-    found, drawn = _top(problem, samples.count, request), request.stream(0, POINTS)
+    found, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
     top, most = found.vectors.cpu(), found.vectors.shape[1]
     points = torch.randn(samples.dim, settings.draws, dtype=torch.float64, generator=drawn)
     inside = torch.randn(most, settings.draws, dtype=torch.float64, generator=drawn)

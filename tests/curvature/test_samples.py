@@ -1,0 +1,309 @@
+"""Samples taken alone: which count and how much, by which axes they are cut, and refusals where they see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.curvature.samples import single_gradients
+from hessfig.errors import UserError
+
+WORDS, IGNORED = 7, -100
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(*shape: int, classes: int = 3, seed: int = 0) -> Tensor:
+    return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+
+
+def number(problem: hessfig.Problem, quantity: str = "noise_scale") -> float:
+    table = hessfig.measure(problem, blocks="all", quantities=quantity, parts="H")
+    return float(table["value"].iloc[0])
+
+
+def noise(gradients: Tensor) -> float:
+    """tr C / |G|^2 of docs/conventions.md."""
+    n, mean = len(gradients), gradients.mean(0)
+    trace = float((gradients - mean).square().sum()) / (n - 1)
+    return trace / (float(mean.square().sum()) - trace / n)
+
+
+def pulled(network: nn.Module, loss: Tensor) -> Tensor:
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(network.parameters()))])
+
+
+X, COST = draws(6, 4, 4), torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
+Y = labels(6, 4)
+SOME = Y.masked_fill(torch.arange(4) >= torch.tensor([4, 1, 3, 0, 2, 4])[:, None], IGNORED)
+PLAIN: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
+    "ignored": ("cross_entropy", lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())),
+    "function": (lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),) * 2,
+    "function of weights": (lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), weight=COST),) * 2,
+    "function that sums": (lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum"),) * 2,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(name: str) -> None:
+    network, (loss, plain) = mlp(), PLAIN[name]
+    whole = pulled(network, plain(network(X), SOME))
+    counting = [row for row in range(len(X)) if bool((SOME[row] != IGNORED).any())]
+    leaf = network(X).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(plain(leaf, SOME), leaf)
+    shares = torch.stack([pulled(network, (network(X[row]) * slope[row]).sum()) for row in counting])
+    torch.testing.assert_close(shares.sum(0), whole)
+    problem = hessfig.Problem(network, X, SOME, loss)
+    assert number(problem) == pytest.approx(noise(len(counting) * shares), rel=1e-9)
+    found = torch.stack(list(single_gradients(problem.objective("float64"))))
+    torch.testing.assert_close(found.mean(0) / found.mean(0).norm(), whole / whole.norm())
+
+
+def test_samples_that_do_not_count_may_as_well_not_be_there() -> None:
+    network, kept = mlp(), [0, 1, 2, 4, 5]
+    whole = hessfig.Problem(network, X, SOME, "cross_entropy")
+    left = hessfig.Problem(network, X[kept], SOME[kept], "cross_entropy")
+    for quantity in ("noise_scale", "gradient_covariance"):
+        assert number(whole, quantity) == pytest.approx(number(left, quantity), rel=1e-12)
+    for name in ("adam_expected", "shampoo", "empirical_fisher"):
+        one, other = (problem.approximation(name, "0.weight") for problem in (whole, left))
+        torch.testing.assert_close(one @ torch.eye(12).double(), other @ torch.eye(12).double())
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_unequal_batches_are_the_whole_of_them(name: str) -> None:
+    network, (loss, _) = mlp(), PLAIN[name]
+    if name == "function that sums":  # of several batches a sum has to say that it is one
+        loss = nn.CrossEntropyLoss(reduction="sum")
+        apart = hessfig.Problem(network, [X[:2, 0], X[2:, 0]], [Y[:2, 0], Y[2:, 0]], loss)
+        joined = hessfig.Problem(network, X[:, 0], Y[:, 0], loss)
+        assert number(apart, "gradient_covariance") == pytest.approx(number(joined, "gradient_covariance"), rel=1e-12)
+        return
+    apart = hessfig.Problem(network, [X[:1], X[1:3], X[3:]], [SOME[:1], SOME[1:3], SOME[3:]], loss)
+    assert number(apart) == pytest.approx(number(hessfig.Problem(network, X, SOME, loss)), rel=1e-9)
+
+
+class Arguments(nn.Module):
+    """Tokens at positions (length,), attending under a mask (length, length), from a state (1, samples, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.out = nn.Embedding(WORDS, 3), nn.Embedding(9, 3), nn.Linear(3, 3)
+
+    def forward(self, places: Tensor, mask: Tensor, start: Tensor, words: Tensor) -> Tensor:
+        x = self.words(words) + self.places(places) + start.squeeze(0)[:, None]
+        return self.out(torch.tanh((x @ x.mT).masked_fill(mask, -1e9).softmax(-1) @ x))
+
+
+def arguments(samples: int, *, spread: bool) -> hessfig.Problem:
+    """Five tokens; `spread` gives every sample positions and a mask of its own, which cannot be mistaken."""
+    torch.manual_seed(4)
+    network, places, mask = Arguments().double(), torch.arange(5), torch.ones(5, 5).triu(1).bool()
+    if spread:
+        places, mask = places.expand(samples, 5).contiguous(), mask.expand(samples, 5, 5).contiguous()
+    batch = {"places": places, "mask": mask, "start": draws(1, samples, 3), "words": labels(samples, 5, classes=WORDS)}
+    return hessfig.Problem(network, batch, labels(samples, 5, seed=3), "cross_entropy")
+
+
+@pytest.mark.parametrize("samples", [2, 5, 6])
+def test_arguments_without_an_axis_of_samples_are_not_cut(samples: int) -> None:
+    one, other = (arguments(samples, spread=spread) for spread in (False, True))
+    assert number(one) == pytest.approx(number(other), rel=1e-12)
+    for name in ("empirical_fisher", "shampoo", "sampled_fisher"):
+        found, truth = (problem.approximation(name, "out.weight") @ torch.eye(9).double() for problem in (one, other))
+        torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(
+        torch.stack(list(single_gradients(one.objective("float64")))),
+        torch.stack(list(single_gradients(other.objective("float64")))),
+    )
+
+
+@pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
+def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(quantity: str) -> None:
+    tables = [
+        hessfig.measure(arguments(5, spread=spread), blocks="out.weight", parts="H", quantities=quantity)[
+            "value"
+        ].tolist()
+        for spread in (False, True)
+    ]
+    assert tables[0] == pytest.approx(tables[1], rel=1e-7, abs=1e-12, nan_ok=True)
+
+
+def test_batches_of_several_arguments_are_cut_each_by_itself() -> None:
+    whole = arguments(5, spread=True)
+    rows = [slice(0, 2), slice(2, 5)]
+    batches = [
+        {name: one[:, row] if name == "start" else one[row] for name, one in whole.inputs.items()} for row in rows
+    ]
+    apart = hessfig.Problem(whole.network, batches, [whole.targets[row] for row in rows], "cross_entropy")
+    assert number(apart, "gradient_covariance") == pytest.approx(number(whole, "gradient_covariance"), rel=1e-12)
+
+
+def test_classes_on_another_axis_than_the_last_are_refused() -> None:
+    torch.manual_seed(0)
+    network = nn.Conv1d(4, 3, 1).double()
+    problem = hessfig.Problem(network, draws(6, 4, 3), labels(6, 3), nn.CrossEntropyLoss())
+    with pytest.raises(UserError, match="classes are not the last axis"):
+        problem.approximation("sampled_fisher", "weight")
+
+
+def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.words = nn.Linear(3, WORDS, bias=False), nn.Embedding(WORDS, 3)
+            self.words.weight = self.out.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.words(ids)))
+
+    torch.manual_seed(0)
+    ids = labels(6, 3, classes=WORDS)
+    problem = hessfig.Problem(Tied().double(), ids, ids.roll(1, 1), "cross_entropy")
+    with pytest.raises(UserError, match="acts outside of calls"):
+        problem.approximation("kfac", "out.weight")
+
+
+class Seen(nn.Module):
+    """A network in which samples see each other in a way of their own."""
+
+    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.how = nn.Linear(4, 3), nn.Linear(3, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.how(torch.tanh(self.first(x))))
+
+
+def contrastive(out: Tensor, target: Tensor) -> Tensor:
+    unit = F.normalize(out, dim=1)
+    return F.cross_entropy(4 * unit @ unit.T, torch.arange(len(out)).roll(1)) + 0 * target.sum()
+
+
+def mixed(h: Tensor) -> Tensor:
+    return h + 0.3 * h.roll(1, 0)
+
+
+MEETING: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
+    "batch mean": (lambda h: h - h.mean(0), "cross_entropy"),
+    "batch norm of one's own": (lambda h: (h - h.mean(0)) / h.std(0), "cross_entropy"),
+    "neighbours": (mixed, "mse"),
+    "earlier samples": (lambda h: h.cumsum(0), "mse"),
+    "attention over samples": (lambda h: (h @ h.T).softmax(-1) @ h, "cross_entropy"),
+    "similarities": (lambda h: h @ h[:3].T, "cross_entropy"),
+    "contrastive loss": (lambda h: h, contrastive),
+    "spread of the outputs": (lambda h: h, lambda out, target: (out - out.mean(0)).square().mean()),
+}
+
+
+def meeting(name: str) -> hessfig.Problem:
+    torch.manual_seed(5)
+    how, loss = MEETING[name]
+    targets = draws(6, 3, seed=8) if loss == "mse" else labels(6)
+    return hessfig.Problem(Seen(how).double(), draws(6, 4, seed=7), targets, loss)
+
+
+@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"])
+def test_approximations_of_samples_that_meet_are_refused(name: str, approximation: str) -> None:
+    with pytest.raises(UserError, match=r"see each other|do not add up|number of terms is not known"):
+        meeting(name).approximation(approximation, "first.weight")
+
+
+@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("quantity", ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"])
+def test_quantities_of_samples_that_meet_are_refused(name: str, quantity: str) -> None:
+    with pytest.raises(UserError, match=r"see each other|do not add up|no mean over samples"):
+        number(meeting(name), quantity)
+
+
+def test_a_drawn_fisher_matrix_of_samples_that_meet_is_refused() -> None:
+    for name in [one for one, (_, loss) in MEETING.items() if isinstance(loss, str)]:
+        with pytest.raises(UserError, match="see each other"):
+            meeting(name).approximation("sampled_fisher", "first.weight")
+
+
+class Two(nn.Module):
+    """A network of two arguments, of which the second acts on all samples."""
+
+    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.out, self.how = nn.Linear(4, 3), how
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.out(x + self.how(other))
+
+
+def two(how: Callable[[Tensor], Tensor]) -> hessfig.Problem:
+    torch.manual_seed(0)
+    return hessfig.Problem(Two(how).double(), (draws(6, 4), draws(6, 4, seed=1)), labels(6), "cross_entropy")
+
+
+def test_an_argument_of_all_samples_is_handed_on_whole_whatever_its_length() -> None:
+    shared = draws(6, 4, seed=1).sum(0)
+    whole = two(lambda other: other.sum(0))
+    plain = hessfig.Problem(whole.network.out, draws(6, 4) + shared, labels(6), "cross_entropy")
+    assert number(whole) == pytest.approx(number(plain), rel=1e-12)
+
+
+def test_arguments_that_no_choice_of_axes_cuts_are_refused() -> None:
+    problem = two(lambda other: other.cumsum(0))
+    assert number(problem, "loss") > 0
+    with pytest.raises(UserError, match="see each other") as caught:
+        number(problem)
+    assert "input 1 (6, 4)" in caught.value.got
+
+
+class Several(nn.Module):
+    """A network of two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"one": self.one(x), "other": self.other(x)}
+
+
+def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike() -> None:
+    torch.manual_seed(0)
+    network, x, y = Several().double(), draws(6, 4), labels(6)
+
+    def loss(found: dict[str, Tensor], target: Tensor) -> Tensor:
+        return F.cross_entropy(found["one"], target) + found["other"].square().mean()
+
+    single = [loss(network(x[row : row + 1]), y[row : row + 1]) for row in range(6)]
+    truth = noise(torch.stack([pulled(network, one) for one in single]))
+    assert number(hessfig.Problem(network, {"x": x}, y, loss)) == pytest.approx(truth, rel=1e-9)
+    ignored = y.where(torch.arange(6) > 1, IGNORED)
+    for quantity in ("noise_scale", "gradient_covariance"):
+        with pytest.raises(UserError, match="see each other"):
+            number(hessfig.Problem(network, {"x": x}, ignored, loss), quantity)
+    with pytest.raises(UserError, match="see each other"):
+        hessfig.Problem(network, {"x": x}, y, loss).approximation("shampoo", "one.weight")
+
+
+@pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
+def test_samples_with_as_many_ignored_targets_count_alike(quantity: str) -> None:
+    last = Y.clone()
+    last[:, -1] = IGNORED
+    network, settings = mlp(), {"quantities": quantity, "blocks": "0.weight", "parts": "H"}
+    found = hessfig.measure(hessfig.Problem(network, X, last, "cross_entropy"), **settings)["value"].tolist()
+    cut = hessfig.Problem(network, X[:, :-1], Y[:, :-1], "cross_entropy")
+    assert found == pytest.approx(hessfig.measure(cut, **settings)["value"].tolist(), rel=1e-9)

@@ -1,0 +1,475 @@
+"""An identity for every approximation, asked of networks, batches and losses in which samples do not count alike."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import hessfig
+from hessfig.config.schema import Config
+from hessfig.curvature.approximations.signals import OutputSide
+from hessfig.curvature.problem import hooked
+from hessfig.errors import UserError
+from hessfig.terms import Approximation
+from tests.double_backward import hessian, jacobian
+
+A = Approximation
+ELSEWHERE = {A.adam, A.adam_mini_head}  # need a training's moments, or heads of the package: test_approximations.py
+CLASSES, WORDS, IGNORED = 3, 7, -100
+Loss = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Case:
+    """A problem as its user writes it: outputs (samples, ..., width), the loss of these, and what its mean divides by.
+
+    `weight` is that of a linear map; `uses` are its calls' inputs as (samples, uses, width). `counting`: how many
+    samples count. `rounding`: what a network that computes in float32 inside needs.
+    """
+
+    network: nn.Module
+    inputs: Any
+    targets: Any
+    loss: Any
+    outputs: Callable[[], Tensor]
+    plain: Loss
+    terms: float | None
+    weight: str
+    counting: int
+    rounding: float = 1e-9
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> hessfig.Problem:
+        return hessfig.Problem(self.network, self.inputs, self.targets, self.loss, **self.settings)
+
+    @property
+    def at(self) -> nn.Parameter:
+        return self.network.get_parameter(self.weight)
+
+    @cached_property
+    def jacobian(self) -> Tensor:
+        """(samples, entries of a sample's outputs, entries of the weight)."""
+        rows = jacobian(self.outputs, [self.at], self.rounding)
+        return rows.view(len(self.outputs()), -1, self.at.numel())
+
+    @cached_property
+    def curvature(self) -> Tensor:
+        """The Hessian of the loss in all outputs, (samples, entries, samples, entries)."""
+        leaf = self.outputs().detach().requires_grad_()
+        found = hessian(lambda: self.plain(leaf), [leaf])
+        return found.view(*[len(leaf), leaf[0].numel()] * 2)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """The samples' shares of the gradient, (samples, entries of the weight)."""
+        leaf = self.outputs().detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.plain(leaf), leaf)
+        return torch.einsum("ie,iew->iw", slope.flatten(1), self.jacobian)
+
+    @cached_property
+    def gauss_newton(self) -> Tensor:
+        return torch.einsum("iev,iejf,jfw->vw", self.jacobian, self.curvature, self.jacobian)
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        return hessian(lambda: self.plain(self.outputs()), [self.at], self.rounding)
+
+    @cached_property
+    def moment(self) -> Tensor:
+        """E u u^T over mini-batches, u the gradient of one: entry by entry, with what it divides by."""
+        return self.expected(lambda one, other: one * other)
+
+    def expected(self, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return E u_B v_B of docs/approximations.md over the samples that count."""
+        single = self.shares.view(-1, *self.at.shape)
+        whole, size = single.sum(0), Config().training.batch_size
+        square = product(whole, whole)
+        return square + (self.counting * sum(product(one, one) for one in single) - square) / size
+
+    @cached_property
+    def signals(self) -> tuple[Tensor, Tensor]:
+        """Inputs (samples, uses, n), and derivatives of outputs in what is added to the map's outputs, at every use."""
+        count, given, added = len(self.outputs()), list[Tensor](), list[Tensor]()
+
+        def add(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+            given.append(inputs[0].detach().clone().reshape(count, -1, inputs[0].shape[-1]))
+            added.append(torch.zeros_like(output).requires_grad_())
+            return output + added[-1]
+
+        module = self.network.get_submodule(self.weight.rpartition(".")[0])
+        with hooked([module], add):
+            outputs = self.outputs()
+        rows = [torch.autograd.grad(one, added, retain_graph=True, materialize_grads=True) for one in outputs.flatten()]
+        derivatives = torch.stack([torch.cat([p.reshape(count, -1, p.shape[-1]) for p in row], dim=1) for row in rows])
+        own = derivatives.view(count, -1, *derivatives.shape[1:])[range(count), :, range(count)]
+        return torch.cat(given, dim=1), own
+
+    def factors(self, *, reduce: bool) -> Tensor:
+        """Return K-FAC by its definition, from the Hessian in the outputs itself."""
+        inputs, own = self.signals
+        inputs, own = (inputs.mean(1, keepdim=True), own.sum(2, keepdim=True)) if reduce else (inputs, own)
+        blocks = self.curvature[range(len(own)), :, range(len(own))]
+        left = torch.einsum("ietm,ief,iftn->mn", own, blocks, own)
+        right = torch.einsum("ita,itb->ab", inputs, inputs) / inputs[..., 0].numel()
+        return torch.kron(left.contiguous(), right.contiguous())
+
+    def made(self, name: Approximation, block: str | None = None) -> Tensor:
+        found = self.problem.approximation(name, block or self.weight)
+        return found @ torch.eye(found.shape[0], dtype=torch.float64)
+
+
+def off(found: Tensor, truth: Tensor) -> float:
+    size = float(truth.norm())
+    return float((found - truth).norm()) / (size or 1.0)
+
+
+def is_projection(case: Case, name: Approximation, whole: Tensor, trace: bool) -> float:
+    """How far A is from a projection of B, <B - A, A> = 0, and in a basis of the whole space its trace from B's."""
+    made, size = case.made(name), float(whole.norm()) or 1.0
+    left = abs(float(((whole - made) * made).sum())) / size**2
+    return max(left, abs(float(made.trace() - whole.trace())) / size if trace else 0.0)
+
+
+def best(case: Case, name: Approximation, rank: int) -> float:
+    """How far ||B - A||^2 is from what the leading singular values of the rearranged block leave."""
+    m, n = case.at.shape
+    rearranged = case.hessian.view(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
+    least = float(torch.linalg.svdvals(rearranged)[rank:].square().sum())
+    size = float(case.hessian.square().sum()) or 1.0
+    return abs(float((case.hessian - case.made(name)).square().sum()) - least) / size
+
+
+def sampled(case: Case) -> float:
+    """The matrix is that of the gradients at the labels drawn, and what is drawn has the mean H_o: by all labels."""
+    drawn = list[Tensor]()
+    draw = OutputSide.sampled
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OutputSide, "sampled", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+        made = case.made(A.sampled_fisher)
+    rows = torch.einsum("ie,iew->iw", drawn[0].flatten(1), case.jacobian)
+    found, count = expectation(case), len(case.jacobian)
+    truth = case.curvature[range(count), :, range(count)]
+    return max(off(made, rows.T @ rows), off(found, truth))
+
+
+def expectation(case: Case) -> Tensor:
+    """Return E u u^T of every sample, exactly: over all classes of each position, or over the axes of normal draws."""
+    side, found, means = OutputSide(case.problem.objective("float64")), list[Tensor](), list[Tensor]()
+    samples, positions, width = side.outputs.shape
+
+    def one_class(chances: Tensor, count: int, *, generator: Any, label: int) -> Tensor:
+        means.append(chances[:, label] / chances.sum(dim=1))
+        return torch.full((len(chances), count), label)
+
+    def one_axis(shape: Any, *, axis: int, **settings: Any) -> Tensor:
+        means.append(torch.ones(samples * positions, dtype=torch.float64))
+        return F.one_hot(torch.full((samples, positions), axis), width).double()
+
+    with pytest.MonkeyPatch.context() as patched:
+        for one in range(width):
+            patched.setattr(torch, "multinomial", partial(one_class, label=one))
+            patched.setattr(torch, "randn", partial(one_axis, axis=one))
+            found.append(side.sampled(torch.Generator()))
+    chances = torch.stack(means).view(width, samples, positions)
+    each = torch.einsum("lip,lipc,lipd->ipcd", chances, torch.stack(found), torch.stack(found))
+    whole = torch.zeros(samples, positions, width, positions, width, dtype=torch.float64)
+    whole[:, range(positions), :, range(positions)] = each.transpose(0, 1)
+    return whole.view(samples, positions * width, positions * width)
+
+
+def apart(case: Case, name: Approximation) -> float:
+    """The blocks of single weights (of no layer) are those of the Hessian, and nothing else is there."""
+    names = [one for one, _ in case.network.named_parameters()]
+    held = [case.network.get_parameter(one) for one in names]
+    whole = hessian(lambda: case.plain(case.outputs()), held, case.rounding)
+    mask = torch.block_diag(*(torch.ones(one.numel(), one.numel()) for one in held))
+    return off(case.made(name, "all"), whole * mask)
+
+
+def kron_identity(left: Tensor, case: Case) -> Tensor:
+    return torch.kron(left, torch.eye(case.at.shape[1], dtype=torch.float64))
+
+
+def shampoo(case: Case) -> float:
+    made = case.made(A.shampoo)
+    left, right = case.expected(lambda a, b: a @ b.T), case.expected(lambda a, b: a.T @ b)
+    return off(made @ made, torch.kron(left, right))
+
+
+def empirical(case: Case) -> float:
+    """K times the sum of outer products of shares, whose sum is the gradient."""
+    (slope,) = torch.autograd.grad(case.plain(case.outputs()), case.at)
+    assert case.terms is not None
+    adds_up = off(case.shares.sum(0), slope.flatten())
+    return max(adds_up, off(case.made(A.empirical_fisher), case.terms * case.shares.T @ case.shares))
+
+
+def muon(case: Case) -> float:
+    made, gradient = case.made(A.muon), case.shares.sum(0).view(case.at.shape)
+    return off(made @ made, kron_identity(gradient @ gradient.T, case))
+
+
+def adam_mini(case: Case) -> float:
+    return off(case.made(A.adam_mini), case.moment.mean().sqrt() * torch.eye(case.at.numel(), dtype=torch.float64))
+
+
+IDENTITIES: dict[Approximation, Callable[[Case], float]] = {
+    A.diagonal: lambda case: off(case.made(A.diagonal), case.hessian.diagonal().diag()),
+    A.adam_expected: lambda case: off(case.made(A.adam_expected), case.moment.sqrt().flatten().diag()),
+    A.adam_mini: adam_mini,
+    A.empirical_fisher: empirical,
+    A.sampled_fisher: sampled,
+    A.muon: muon,
+    A.shampoo: shampoo,
+    A.soap: lambda case: is_projection(case, A.soap, case.hessian, trace=True),
+    A.kfac: lambda case: off(case.made(A.kfac), case.factors(reduce=False)),
+    A.kfac_reduce: lambda case: off(case.made(A.kfac_reduce), case.factors(reduce=True)),
+    A.ekfac: lambda case: is_projection(case, A.ekfac, case.gauss_newton, trace=True),
+    A.kfoc: lambda case: best(case, A.kfoc, 1),
+    A.kronecker_sum: lambda case: best(case, A.kronecker_sum, 3),
+    A.block_diagonal: lambda case: apart(case, A.block_diagonal),
+    A.layer_diagonal: lambda case: apart(case, A.layer_diagonal),
+}
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(*shape: int, classes: int = CLASSES, seed: int = 0) -> Tensor:
+    return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp(width: int = CLASSES) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, width)).double()
+
+
+X, Y = draws(5, 3), labels(5, seed=1)
+SOME = torch.tensor([0, IGNORED, 2, 1, IGNORED])
+COST = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
+LONG = draws(4, 3, 3)
+TAGS = torch.tensor([[0, 1, IGNORED], [IGNORED, IGNORED, IGNORED], [2, 2, 1], [IGNORED, 0, IGNORED]])
+
+
+def flat(target: Tensor, **settings: Any) -> Loss:
+    """Cross-entropy over all positions, as torch has it."""
+    return lambda out: F.cross_entropy(out.flatten(0, -2), target.flatten(), **settings)
+
+
+def of_mlp(loss: Any, plain: Loss, terms: float | None, *, x: Tensor = X, y: Any = Y, counting: int = 5) -> Case:
+    network = mlp()
+    return Case(network, x, y, loss, lambda: network(x), plain, terms, "0.weight", counting)
+
+
+def smoothed() -> Case:
+    settings: dict[str, Any] = {"weight": COST, "label_smoothing": 0.2}
+    terms = float(COST[SOME[SOME >= 0]].sum())
+    return of_mlp(nn.CrossEntropyLoss(**settings), flat(SOME, **settings), terms, y=SOME, counting=3)
+
+
+def soft() -> Case:
+    chances = draws(5, 3, seed=4).softmax(-1)
+    return of_mlp(nn.CrossEntropyLoss(), lambda out: F.cross_entropy(out, chances), 5.0, y=chances)
+
+
+def numbers(loss: Any, plain: Callable[[Tensor, Tensor], Tensor], terms: float | None, target: Tensor) -> Case:
+    return of_mlp(loss, lambda out: plain(out, target), terms, x=LONG, y=target, counting=4)
+
+
+def squares_of_classes(out: Tensor, target: Tensor) -> Tensor:
+    return (out - F.one_hot(target, CLASSES)).square().mean()
+
+
+def masked(out: Tensor, target: Tensor) -> Tensor:
+    """A padding of the user's own: the mean over positions that count."""
+    kept = target != IGNORED
+    return (
+        F.cross_entropy(out.flatten(0, 1), target.clamp(min=0).flatten(), reduction="none") * kept.flatten()
+    ).sum() / (kept.sum())
+
+
+class Positioned(nn.Module):
+    """Attention over tokens with positions (length,) and a mask (length, length) handed in by the user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 3), nn.Embedding(4, 3)
+        self.query, self.value, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, CLASSES)
+
+    def forward(self, mask: Tensor, position_ids: Tensor, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids) + self.places(position_ids)
+        scores = (self.query(x) @ x.mT).masked_fill(~mask, -1e9)
+        return self.out(x + torch.tanh(scores.softmax(-1) @ self.value(x)))
+
+
+def positioned(samples: int, *, by_sample: bool = False) -> Case:
+    """Length 4: with four samples, positions and mask could be cut by sample."""
+    torch.manual_seed(3)
+    network, ids = Positioned().double(), labels(samples, 4, classes=WORDS)
+    mask, places, target = torch.ones(4, 4).tril().bool(), torch.arange(4), labels(samples, 4, seed=2)
+    if by_sample:  # an encoder's mask, one of padding by sample
+        mask = (torch.arange(4) < torch.tensor([4, 2, 3, 4])[:, None])[:, None].expand(4, 4, 4).contiguous()
+        target = target.masked_fill(~mask[:, 0], IGNORED)
+    batch = {"mask": mask, "position_ids": places, "input_ids": ids}
+    terms = float((target != IGNORED).sum())
+    run = partial(network, **batch)
+    return Case(network, batch, target, "cross_entropy", run, flat(target), terms, "query.weight", samples)
+
+
+class Repeated(nn.Module):
+    """One map twice in sequence, its outputs changed in place."""
+
+    def __init__(self, *, beside: bool) -> None:
+        super().__init__()
+        self.twice, self.out, self.beside = nn.Linear(3, 3), nn.Linear(3, CLASSES), beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.twice(x).tanh_()
+        second = self.twice(first).tanh_()
+        return self.out(second + first if self.beside else second)
+
+
+class Recurrent(nn.Module):
+    """A cell of maps that every step of a sequence calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = x.new_zeros(len(x), 4), []
+        for step in x.unbind(1):
+            state = torch.tanh(self.inner(step) + self.outer(state))
+            found.append(self.out(state))
+        return torch.stack(found, dim=1)
+
+
+class Cell(nn.Module):
+    """torch's own recurrence, started from a state (1, samples, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.RNN(3, 4, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor, start: Tensor) -> Tensor:
+        return self.out(self.cell(x, start)[0])
+
+
+def of_network(network: nn.Module, weight: str, x: Tensor, y: Tensor) -> Case:
+    torch.manual_seed(1)
+    for parameter in network.double().parameters():
+        nn.init.normal_(parameter, std=0.7)
+    kept = y != IGNORED
+    counting = int(kept.flatten(1).any(1).sum()) if y.ndim > 1 else int(kept.sum())
+    return Case(network, x, y, "cross_entropy", lambda: network(x), flat(y), float(kept.sum()), weight, counting)
+
+
+def cell() -> Case:
+    case = of_network(Cell(), "out.weight", LONG, TAGS)
+    start = draws(1, 4, 4, seed=6)
+    case.inputs, case.outputs = (LONG, start), lambda: case.network(LONG, start)
+    return case
+
+
+def language(kind: str) -> Case:
+    """Next tokens of padded sequences by a model's own loss: the last position of every sequence is ignored."""
+    torch.manual_seed(2)
+    if kind == "gpt":
+        config = transformers.GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=4, n_layer=1, n_head=2, n_inner=3)
+        network, weight = transformers.GPT2LMHeadModel(config), "lm_head.weight"
+        network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())  # untied
+        network.transformer.wte.weight.data.normal_()
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=WORDS, hidden_size=4, intermediate_size=3, num_hidden_layers=1, num_attention_heads=2
+        )
+        network, weight = transformers.LlamaForCausalLM(config), "model.layers.0.mlp.up_proj.weight"
+        for parameter in network.parameters():
+            nn.init.normal_(parameter, std=0.6)
+    network = network.double().eval()
+    ids, mask = labels(3, 4, classes=WORDS), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
+    following = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+    run = lambda: network(input_ids=ids, attention_mask=mask, use_cache=False).logits  # noqa: E731
+    rounding = 1e-9 if kind == "gpt" else 3e-6
+    return Case(network, batch, None, None, run, flat(following), 6.0, weight, 3, rounding)
+
+
+PADDED = labels(4, 3).masked_fill(torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]).bool(), IGNORED)
+CASES: dict[str, Callable[[], Case]] = {
+    "classes": lambda: of_mlp("cross_entropy", flat(Y), 5.0),
+    "one sample": lambda: of_mlp("cross_entropy", flat(Y[:1]), 1.0, x=X[:1], y=Y[:1], counting=1),
+    "ignored": lambda: of_mlp("cross_entropy", flat(SOME), 3.0, y=SOME, counting=3),
+    "another ignored": lambda: of_mlp(
+        nn.CrossEntropyLoss(ignore_index=1),
+        flat(Y, ignore_index=1),
+        float((Y != 1).sum()),
+        counting=int((Y != 1).sum()),
+    ),
+    "class weights": lambda: of_mlp(nn.CrossEntropyLoss(weight=COST), flat(Y, weight=COST), float(COST[Y].sum())),
+    "weighted, ignored, smoothed": smoothed,
+    "summed": lambda: of_mlp(
+        nn.CrossEntropyLoss(reduction="sum"), flat(SOME, reduction="sum"), 1.0, y=SOME, counting=3
+    ),
+    "soft labels": soft,
+    "positions": lambda: of_mlp(
+        "cross_entropy", flat(PADDED.clamp(min=0)), 12.0, x=LONG, y=PADDED.clamp(min=0), counting=4
+    ),
+    "positions ignored": lambda: of_mlp("cross_entropy", flat(TAGS), 6.0, x=LONG, y=TAGS, counting=3),
+    "positions by a function": lambda: of_mlp(
+        lambda out, target: flat(target)(out), flat(PADDED), None, x=LONG, y=PADDED, counting=4
+    ),
+    "targets flattened": lambda: of_mlp(
+        lambda out, target: flat(target)(out), flat(PADDED), None, x=LONG, y=PADDED.flatten(), counting=4
+    ),
+    "a mask of one's own": lambda: of_mlp(masked, partial(masked, target=TAGS), None, x=LONG, y=TAGS, counting=3),
+    "squares": lambda: numbers("mse", F.mse_loss, 36.0, draws(4, 3, 3, seed=5)),
+    "sums of squares": lambda: numbers("mse_sum", partial(F.mse_loss, reduction="sum"), 1.0, draws(4, 3, 3, seed=5)),
+    "yes or no": lambda: numbers(
+        nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits, 36.0, draws(4, 3, 3, seed=5).sigmoid()
+    ),
+    "squares of classes": lambda: of_mlp(squares_of_classes, partial(squares_of_classes, target=Y), None),
+    "mask and positions": lambda: positioned(3),
+    "as many samples as positions": lambda: positioned(4),
+    "a mask by sample": lambda: positioned(4, by_sample=True),
+    "twice in sequence": lambda: of_network(Repeated(beside=False), "twice.weight", X, Y),
+    "twice, beside and in sequence": lambda: of_network(Repeated(beside=True), "twice.weight", LONG, TAGS),
+    "recurrent": lambda: of_network(Recurrent(), "outer.weight", LONG, PADDED),
+    "recurrent inputs": lambda: of_network(Recurrent(), "inner.weight", LONG, TAGS),
+    "a state of another axis": cell,
+    "causal, padded": lambda: language("gpt"),
+    "causal, float32 inside": lambda: language("llama"),
+}
+
+
+def deviation(case: Case, name: Approximation) -> float:
+    with warnings.catch_warnings(), sdpa_kernel([SDPBackend.MATH]):
+        warnings.filterwarnings("ignore", ".*plain double backward is used", RuntimeWarning)
+        return IDENTITIES[name](case)
+
+
+def test_every_approximation_has_an_identity() -> None:
+    assert {*IDENTITIES} | ELSEWHERE == {*Approximation}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_identities_hold(name: str) -> None:
+    case = CASES[name]()
+    names = [one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None]
+    found = {str(one): deviation(case, one) for one in names}
+    assert {one: value for one, value in found.items() if not value < case.rounding} == {}
+    if case.terms is None:
+        with pytest.raises(UserError, match="number of terms is not known"):
+            case.made(A.empirical_fisher)
