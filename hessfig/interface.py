@@ -69,7 +69,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable, once: every measurement is of the same batches."""
-        from hessfig.models.kept_batches import kept
+        from hessfig.models.own.kept_batches import kept
 
         for name in ("inputs", "targets"):
             object.__setattr__(self, name, kept(getattr(self, name), name))
@@ -80,7 +80,7 @@ class Problem:
         Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs; and for a function
         that cannot be measured as it is.
         """
-        from hessfig.models.witnessing import foreign
+        from hessfig.models.own.witnessing import foreign
 
         real = one_of("dtype", dtype, DType)
         return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)

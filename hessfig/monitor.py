@@ -27,8 +27,8 @@ from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.lens_bridge import followed, is_bridge
-from hessfig.models.own_checks import check_network, check_scripted, original
-from hessfig.models.own_function import TRAINABLE
+from hessfig.models.own.own_checks import check_network, check_scripted, original
+from hessfig.models.own.own_function import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
 from hessfig.record import digest

@@ -13,10 +13,10 @@ from hessfig.errors import UserError, first_few
 from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
-from hessfig.models.kept_batches import held, kept
-from hessfig.models.own_network import data_content
-from hessfig.models.preserved import evaluating
-from hessfig.models.witnessing import Witnessing, asked_of_user
+from hessfig.models.own.kept_batches import held, kept
+from hessfig.models.own.own_network import data_content
+from hessfig.models.own.preserved import evaluating
+from hessfig.models.own.witnessing import Witnessing, asked_of_user
 from hessfig.record import digest
 
 

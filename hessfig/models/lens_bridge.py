@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from hessfig.curvature.losses import IGNORED
 from hessfig.errors import UserError
-from hessfig.models.any_batch import Shell, is_plain
-from hessfig.models.own_checks import results
+from hessfig.models.own.any_batch import Shell, is_plain
+from hessfig.models.own.own_checks import results
 
 _PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_ln1", "_capture_mlp_in")
 WRAPPED = "_original_component."  # what a bridge puts between a module and the one that it stands for

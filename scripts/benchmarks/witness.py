@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import hessfig
-from hessfig.models.own_function import Asked, OwnFunction
+from hessfig.models.own.own_function import Asked, OwnFunction
 
 QUICK = {"rounds": 1}
 

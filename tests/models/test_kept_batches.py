@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import hessfig
 from hessfig.errors import UserError
-from hessfig.models import kept_batches
-from hessfig.models.kept_batches import kept
+from hessfig.models.own import kept_batches
+from hessfig.models.own.kept_batches import kept
 
 SAMPLES, SIZE = 10, 4
 

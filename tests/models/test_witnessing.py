@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hessfig
-from hessfig.models.witnessing import as_drawn
+from hessfig.models.own.witnessing import as_drawn
 from tests.odd_functions import REFUSED, RIGHT, Odd
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}

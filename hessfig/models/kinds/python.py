@@ -69,7 +69,7 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
 
     Raises UserError when it cannot be found or returns something else than a network with data and a loss.
     """
-    from hessfig.models.witnessing import as_drawn
+    from hessfig.models.own.witnessing import as_drawn
     from hessfig.rng import one_thread
 
     with one_thread():  # weights that the factory trains, say, have the same bits in every process

@@ -22,7 +22,7 @@ from hessfig.curvature.rounding import OUTPUTS, ROWS
 from hessfig.curvature.witness import Derivatives, apart, derivatives
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
-from hessfig.models.own_function import Directions
+from hessfig.models.own.own_function import Directions
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ModelSizes, architecture, public
 from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases

@@ -13,8 +13,8 @@ from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, plain, unknown_name
 from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import check_causal, following
+from hessfig.models.own.witnessing import foreign
 from hessfig.models.stored.lens_settings import LensSizes
-from hessfig.models.witnessing import foreign
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from hessfig.models.own_checks import differentiable
-from hessfig.models.preserved import preserved
+from hessfig.models.own.own_checks import differentiable
+from hessfig.models.own.preserved import preserved
 from hessfig.rng import TURN
 
 _RUNNING = set[int]()  # networks whose tensors are in their place already: a call within a call

@@ -16,12 +16,12 @@ from hessfig.curvature.rounding import CAST, ROWS
 from hessfig.curvature.smoothness import DIFFERENCES, refusal_of
 from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, leaves_of, terms_of
 from hessfig.errors import UserError, plain
-from hessfig.models.any_batch import read_batches
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
-from hessfig.models.own_function import Asked, OwnFunction
-from hessfig.models.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
+from hessfig.models.own.any_batch import read_batches
+from hessfig.models.own.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
+from hessfig.models.own.own_function import Asked, OwnFunction
+from hessfig.models.own.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
 from hessfig.rng import kept_draws, made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
@@ -35,7 +35,7 @@ def foreign(
     """Check and name everything, and return what is measured: it was compared with the user's own function.
 
     The network is copied, or run in place where a copy computes something else. `inputs` and `targets` are tensors or
-    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.any_batch reads, or
+    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.own.any_batch reads, or
     lens_bridge.opened of a bridge, whose weights are found where none are named; `outputs` names what the loss takes of
     several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module with `reduction`; None: the network's
     own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a list of these}; a name may be pinned to

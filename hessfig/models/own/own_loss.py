@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from hessfig.curvature.losses import IGNORED, LOSSES, CrossEntropy, Inside, SquaredError
 from hessfig.errors import UserError, first_few
-from hessfig.models.any_batch import LABELS, Given, Rows
-from hessfig.models.own_checks import Raised, shape_of, words_of
+from hessfig.models.own.any_batch import LABELS, Given, Rows
+from hessfig.models.own.own_checks import Raised, shape_of, words_of
 
 _ULPS = 4  # of the value of a loss that is taken for a known one, until its derivatives are compared
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hessfig.curvature.double_backward import differentiable_twice, length
 from hessfig.curvature.witness import Derivatives, derivatives
-from hessfig.models.any_batch import Given, is_plain, read_batches
-from hessfig.models.own_checks import differentiable
-from hessfig.models.own_loss import ForeignCall, Reading
-from hessfig.models.preserved import preserved, requiring_gradients
+from hessfig.models.own.any_batch import Given, is_plain, read_batches
+from hessfig.models.own.own_checks import differentiable
+from hessfig.models.own.own_loss import ForeignCall, Reading
+from hessfig.models.own.preserved import preserved, requiring_gradients
 from hessfig.rng import stream
 
 TRAINABLE = "trainable"

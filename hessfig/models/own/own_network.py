@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from hessfig.curvature.losses import LOSSES, Called, Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
-from hessfig.models import own_checks
-from hessfig.models.any_batch import KeptInputs, labels, only_trainable, read_batches, typed
 from hessfig.models.identity import identities, tensor_bytes
-from hessfig.models.in_place import InPlace, cast
-from hessfig.models.own_checks import shape_of
-from hessfig.models.own_function import TRAINABLE, Asked
-from hessfig.models.own_loss import adapted
+from hessfig.models.own import own_checks
+from hessfig.models.own.any_batch import KeptInputs, labels, only_trainable, read_batches, typed
+from hessfig.models.own.in_place import InPlace, cast
+from hessfig.models.own.own_checks import shape_of
+from hessfig.models.own.own_function import TRAINABLE, Asked
+from hessfig.models.own.own_loss import adapted
 from hessfig.rng import lay_out
 from hessfig.weights import Layout, Weight, every_parameter
 

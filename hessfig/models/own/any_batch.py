@@ -16,9 +16,9 @@ from hessfig.curvature.problem import evaluating
 from hessfig.curvature.rounding import SINGLES
 from hessfig.curvature.samples import met
 from hessfig.errors import UserError, first_few, plain
-from hessfig.models.in_place import in_its_place
-from hessfig.models.kept_batches import kept
-from hessfig.models.own_checks import check_tensor, oddity, shape_of
+from hessfig.models.own.in_place import in_its_place
+from hessfig.models.own.kept_batches import kept
+from hessfig.models.own.own_checks import check_tensor, oddity, shape_of
 from hessfig.rng import row_major
 
 LABELS = "labels"
