@@ -56,12 +56,12 @@ def counted(problem: Objective, batch: Batch) -> Counted:
     """Return which samples of a batch count, and how much. Raises UserError for a loss in which samples meet."""
     count, loss = len(batch.inputs), problem.loss
     if isinstance(loss, Inside):  # of which the sum of the gradients tells
-        return Counted(torch.ones(count, dtype=torch.float64), float(count))
+        return Counted(torch.ones(count, dtype=torch.float64), float(count) if loss.reduction == "mean" else 1.0)
     if of_classes(loss, batch.targets):
         outputs = [torch.empty(0)] * count  # targets alone are read
     else:
-        with torch.no_grad():
-            outputs = list(scored_outputs(problem.network, batch.inputs, batch.scored).split(1))
+        with torch.set_grad_enabled(not isinstance(problem.network, Layered)):  # others may differentiate inside
+            outputs = list(scored_outputs(problem.network, batch.inputs, batch.scored).detach().split(1))
     if len(outputs) != count or len(batch.targets) % count:
         raise met(f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}")
     with alone():
@@ -157,7 +157,7 @@ def alone() -> Iterator[None]:
     """Turn what a network or loss raises of a sample alone into a UserError."""
     try:
         yield
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:
         if isinstance(error, UserError | torch.OutOfMemoryError):
             raise
         raise met(f"{type(error).__name__} of a sample alone: {plain(str(error), most=200)}") from error

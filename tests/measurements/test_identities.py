@@ -376,6 +376,30 @@ def of_network(network: nn.Module, weight: str, x: Tensor, y: Tensor) -> Case:
     return Case(network, x, y, "cross_entropy", lambda: network(x), flat(y), float(kept.sum()), weight, counting)
 
 
+class Encoder(nn.Module):
+    """torch's encoder, with a mask of padding (samples, length) and one of attention (length, length)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor, allowed: Tensor, padding: Tensor) -> Tensor:
+        return self.out(self.layer(x, src_mask=allowed, src_key_padding_mask=padding))
+
+
+def encoder() -> Case:
+    """As many samples as positions: each of the masks could be cut along either axis."""
+    torch.manual_seed(7)
+    network, x = Encoder().double().eval(), draws(4, 4, 4)
+    padding = torch.arange(4) >= torch.tensor([4, 2, 3, 4])[:, None]
+    target = labels(4, 4).masked_fill(padding, IGNORED)
+    batch = {"x": x, "allowed": torch.ones(4, 4).triu(1).bool(), "padding": padding}
+    run = partial(network, **batch)
+    terms = float((~padding).sum())
+    return Case(network, batch, target, "cross_entropy", run, flat(target), terms, "layer.linear1.weight", 4)
+
+
 def cell() -> Case:
     case = of_network(Cell(), "out.weight", LONG, TAGS)
     start = draws(1, 4, 4, seed=6)
@@ -449,6 +473,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "recurrent": lambda: of_network(Recurrent(), "outer.weight", LONG, PADDED),
     "recurrent inputs": lambda: of_network(Recurrent(), "inner.weight", LONG, TAGS),
     "a state of another axis": cell,
+    "an encoder's two masks": encoder,
     "causal, padded": lambda: language("gpt"),
     "causal, float32 inside": lambda: language("llama"),
 }

@@ -154,7 +154,7 @@ class OutputSide:
         each = dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
         with torch.enable_grad(), differentiable_twice():
             whole = dict(zip(each, _pulled(self.body, at, inputs, sent), strict=True))
-        sizes = [float(one.flatten(1).norm(dim=1).sum()) for one in each.values()]
+        sizes = [float(one.reshape(len(one), -1).norm(dim=1).sum()) for one in each.values()]
         check_sum(whole, {name: one.sum(dim=0) for name, one in each.items()}, sizes)
         return each
 

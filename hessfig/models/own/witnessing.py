@@ -13,8 +13,16 @@ from torch import nn
 
 from hessfig.curvature.problem import Objective, Witness
 from hessfig.curvature.rounding import CAST, ROWS
-from hessfig.curvature.smoothness import DIFFERENCES, refusal_of
-from hessfig.curvature.witness import Derivatives, Tensors, apart, derivatives, leaves_of, terms_of
+from hessfig.curvature.witness import (
+    DIFFERENCES,
+    Derivatives,
+    Tensors,
+    apart,
+    derivatives,
+    leaves_of,
+    refusal_of,
+    terms_of,
+)
 from hessfig.errors import UserError, plain
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.lens_bridge import is_bridge, opened, wrapped
@@ -174,7 +182,7 @@ class Witnessing:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
             own = self._own(built, 2)
-        except Exception as error:  # whatever the user's code raises is the reason
+        except (Exception, SystemExit) as error:  # whatever the user's code raises is the reason
             why = plain(f"{type(error).__name__}: {error}", most=300)
             warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
             return Witness(self.route.words, not_taken=why)
@@ -217,7 +225,7 @@ class Witnessing:
         """Whether the user's own function runs, as it was given."""
         try:
             return bool(self.own.values())
-        except Exception:  # what was raised for a copy of it says why
+        except (Exception, SystemExit):  # what was raised for a copy of it says why
             return False
 
     @cached_property
