@@ -18,7 +18,8 @@ from hessfig.models.naming.uses import Change, Use, Watch
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 _SAMPLES, _LENGTH = 2, 5  # of tokens that are made up; a decoder is given one position less
-_SIDES = (8, 16, 32, 224)  # of pictures
+_MOST = 258  # positions of a table that a made-up input may have to fill
+_SIDES = (8, 16, 32)  # of pictures
 
 
 class CannotRun(Exception):
@@ -241,7 +242,7 @@ def made_up(network: nn.Module) -> Iterator[Call]:
 
 def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield what is made up, and a shorter one for what further inputs a network has."""
-    lengths = list(dict.fromkeys([_LENGTH, *(one.shape[-2] for one in _outside(network) if 1 < one.shape[-2] < 1025)]))
+    lengths = list(dict.fromkeys([_LENGTH, *(one.shape[-2] for one in _outside(network) if 1 < one.shape[-2] < _MOST)]))
     for length in lengths:
         if words := _words(network):
             yield _tokens(network, length, words), _tokens(network, length - 1, words)
