@@ -22,6 +22,7 @@ from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError, command_line, plain
+from hessfig.files import fingerprint
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
 from hessfig.predictions.network_series import SIGMA, Regime
@@ -201,9 +202,22 @@ def _folder_of(what: Any, scratch: Path) -> Path:
     folder, filled = scratch / "given", what.assign(**{k: v for k, v in _GIVEN.items() if k not in what.columns})
     folder.mkdir()
     filled.assign(sweep="given").reindex(columns=COLUMNS).to_csv(folder / TABLE, index=False)
-    config = what.attrs.get("config") or _of_a_network(what)
-    (folder / MANIFEST).write_text(json.dumps({"config": config}))
+    config, arrays = what.attrs.get("config") or _of_a_network(what), list(_written_arrays(what, folder))
+    (folder / MANIFEST).write_text(json.dumps({"config": config, "arrays": arrays}))
     return folder
+
+
+def _written_arrays(table: pd.DataFrame, folder: Path) -> Iterator[dict[str, Any]]:
+    """Write the arrays that hessfig.measure leaves with its table, and yield how a manifest lists each file."""
+    import numpy
+
+    at = {"variant": "", "num_layers": 0, "sigma": None, "step": None}
+    for quantity, stored in (table.attrs.get("arrays") or {}).items():
+        seed = int(table["seed"].iloc[0]) if "seed" in table else 0
+        label = {**at, "seed": seed, "quantity": quantity}
+        path = folder / f"{quantity}.npz"
+        numpy.savez(path, label=json.dumps(label), **stored)
+        yield {**label, "file": path.name, "sha256": fingerprint(path)}
 
 
 def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:

@@ -334,7 +334,7 @@ def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) 
         tmp_path / "kept.safetensors",
     )
     loaded = ("state=loaded", f"state.path={tmp_path}/kept.safetensors")
-    answer = cli("export", *SMALL, *loaded, "seeds=1", "into=mine.zip")
+    answer = cli("export", *SMALL[:-1], *loaded, "seeds=1", "into=mine.zip")
     assert answer.code == 0, answer.err
     with zipfile.ZipFile(tmp_path / "mine.zip") as opened:
         texts = {name: opened.read(name) for name in opened.namelist()}
@@ -347,6 +347,13 @@ def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) 
     assert about["settings"]["state"]["path"] == "kept.safetensors"
     assert about["loss"] == {"module": "CrossEntropy", "reduction": "mean"}
     assert [one["name"] for one in about["weights"]][:3] == ["W_E", "W_pos", "W_Q"]
+
+
+@pytest.mark.parametrize(("name", "mlp"), [("plain", "relu"), ("model.mlp=gelu", "gelu")])
+def test_every_variant_has_a_name(cli: Cli, tmp_path: Path, name: str, mlp: str) -> None:
+    answer = cli("export", *SMALL, "seeds=1", "sweep.variants=[{}, {model.mlp: gelu}]", f"variant={name}", "into=mine")
+    assert answer.code == 0, answer.err
+    assert json.loads((tmp_path / "mine/network.json").read_text())["settings"]["model"]["mlp"] == mlp
 
 
 def _small() -> Config:

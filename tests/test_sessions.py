@@ -15,8 +15,10 @@ from matplotlib import image
 from torch import nn
 
 import hessfig
+from hessfig.config.compose.overrides import as_word
 from hessfig.errors import UserError
 from hessfig.record import TABLE
+from hessfig.verbs import VERBS
 
 SMALL = ("model.d_model=4", "model.n_heads=1", "task.digits=1", "task.batch_size=2", "grid.points=3", "blocks=[W_V]")
 
@@ -135,6 +137,34 @@ def test_tables_show_value_and_error_first() -> None:
     assert "config" not in table._repr_html_()
     assert "Problem of Linear" in problem._repr_html_() and "<td>8</td>" in problem._repr_html_()
     assert hessfig.plot(table, layout="bars").axes
+
+
+def test_arrays_of_a_measured_table_are_drawn() -> None:
+    torch.manual_seed(0)
+    problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+    for quantity, layout, panels in (("density", "spectra", 2), ("spectrum", "spectra", 2), ("slices", "slices", 5)):
+        table = hessfig.measure(problem, blocks=["all"], parts=["H"], quantities=[quantity])
+        assert len(hessfig.plot(table, layout=layout).axes) == panels
+
+
+def test_tables_of_several_runs_stand_in_one_figure(swept: Path) -> None:
+    table = hessfig.read(swept).table
+    both = [table.assign(variant=f"model.options.run={name}") for name in ("first", "second")]
+    figure = hessfig.plot(pd.concat(both, ignore_index=True), layout="lines", x="sigma", colour="run")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["run: first", "second"]
+    with pytest.raises(UserError, match=r"variant='model\.options\.NAME=VALUE'"):
+        hessfig.plot(table.assign(variant="mine"), layout="lines", x="sigma")
+
+
+def test_predictions_of_a_pair_can_be_stated(swept: Path) -> None:
+    """Its name holds a comma: a key in quotes on a command line, a text or a tuple in Python."""
+    zero = {"H_f": "zero"}
+    for key in ("W_Q,W_V", ("W_Q", "W_V")):
+        (job,) = VERBS["run"].jobs([as_word("sweep.predictions", {key: zero, "W_Q": {"H": 5}})])
+        assert job.config.sweep.predictions == {"W_Q,W_V": zero, "W_Q": {"H": 5}}
+    (job,) = VERBS["run"].jobs(["sweep.predictions={'W_Q,W_V': {H_f: zero}}"])
+    assert job.config.sweep.predictions == {"W_Q,W_V": zero}
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,8 @@ def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) ->
             f"the settings in {MANIFEST} do not fit a variant of the table",
             got=f"{variant} ({type(error).__name__}: {error})",
             allowed="settings that the manifest's config has, with values of this version",
-            remedy="run the sweep again (finished cells are reused)",
+            remedy="run the sweep again (finished cells are reused); of a table that is put together by hand, name the "
+            "parts variant='model.options.NAME=VALUE'",
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,9 +63,15 @@ def markdown_text(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+def unmarked(text: str) -> str:
+    """Return a text of which no character is markup of Markdown, for a cell of a table."""
+    return re.sub(r"([\\*_~`\[\]])", r"\\\1", text)
+
+
 _OF_LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": "$<$", ">": "$>$", "|": "$|$"},
     **{"±": r"$\pm$", "σ": r"$\sigma$", "≤": r"$\le$", "≥": r"$\ge$", "−": "$-$"},
 }
 

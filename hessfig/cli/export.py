@@ -59,6 +59,7 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
+PLAIN = "plain"  # as a variant without a name is called on a command line
 _CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into", CODE)
 
 
@@ -119,7 +120,7 @@ def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
     same = values if text is None else [one for one in values if _is_named(one, text)]
     if len(same) == 1:
         return same[0]
-    shown = [plain(one) for one in values if one is not None and one != ""]
+    shown = [PLAIN if one == "" else plain(one) for one in values if one is not None]
     example = f"for example {key}={shown[0]}" if shown else "leave it out"
     raise UserError(
         f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),
@@ -139,7 +140,8 @@ def _another(key: str, text: str) -> str:
 
 
 def _is_named(value: object, text: str) -> bool:
-    """Whether a text names a value: letter by letter, or the same number."""
-    with suppress(ValueError):
-        return isinstance(value, int | float) and float(text) == value
-    return str(value) == text
+    """Whether a text names a value: letter by letter, or the same number; a variant that changes nothing is PLAIN."""
+    if isinstance(value, int | float):
+        with suppress(ValueError):
+            return float(text) == value
+    return (PLAIN if value == "" else str(value)) == text

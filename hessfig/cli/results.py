@@ -122,8 +122,10 @@ def _print(frame: pd.DataFrame, job: Job) -> None:
         show(printed.rich_table(lines))
         return
     _, heads, rows = printed.cells(lines)
-    is_latex = job.config.format == Printed.latex
-    say(*(presented.latex_table if is_latex else presented.markdown_table)(heads, rows))
+    if job.config.format == Printed.latex:
+        say(*presented.latex_table(heads, rows))
+    else:
+        say(*presented.markdown_table(heads, (map(presented.unmarked, row) for row in rows)))
 
 
 def _levels(job: Job) -> int:

@@ -28,9 +28,9 @@ def check(config: Config) -> None:
     network_checks = import_module(NETWORK_CHECKS)
     check_grid(config.grid)
     network_checks.check_model(config.model)
-    network_checks.check_idle(config)
     _check_estimator(config)
     network_checks.check_task(config)
+    network_checks.check_idle(config)
     check_training(config)
     _check_seeds(config)
     if config.shard is not None:

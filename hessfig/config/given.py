@@ -59,7 +59,7 @@ def refused(config: Config, key: str, where: str | tuple[str, ...], reader: str 
         return None
     others = dict.fromkeys(_key(word) for way in ways for word in way.split() if _key(word) != key)
     got = ", ".join(f"{one}={typed(value_of(config, one))}" for one in (key, *others))
-    allowed = " or ".join(" ".join(map(_typed, way.split())) for way in ways)
+    allowed = " or ".join(" ".join(map(_shown, way.split())) for way in ways)
     what = f"{key}: {reader} reads it" if reader else f"{key} is read"
     remedy = f"{_remedy(config, ways[0], key)}leave {key} out"
     return UserError(f"{what} with {allowed} alone", got=got, allowed=allowed, remedy=remedy)
@@ -75,9 +75,7 @@ def _of_preset(given: Given, first: UserError) -> UserError:
 
 
 def _is_so(config: Config, word: str) -> bool:
-    key, _, values = word.partition("=")
-    is_one = _text(value_of(config, key.rstrip("!"))) in values.split("|")
-    return is_one != key.endswith("!")
+    return (_text(value_of(config, _key(word))) in _values(word).split("|")) != ("!" in word)
 
 
 def _key(word: str) -> str:
@@ -89,16 +87,29 @@ def _text(value: object) -> str:
 
 
 def _remedy(config: Config, way: str, key: str) -> str:
-    """Return the words that would make it hold, as far as they can be said, before an `or`."""
-    words = [_typed(word).partition("|")[0] for word in way.split() if not _is_so(config, word) and _key(word) != key]
+    """Return the words that would make it hold, before an `or`."""
+    words = [_typed(word) for word in way.split() if not _is_so(config, word) and _key(word) != key]
     return f"{' '.join(words)}, or " if words else ""
 
 
 def _typed(word: str) -> str:
-    """Return key!=value as the values that are left."""
-    key, _, values = word.partition("=")
-    if not key.endswith("!"):
+    """Return a word as one may type it."""
+    if "!" not in word or _left(word):
+        return _shown(word).partition("|")[0]
+    return f"{_key(word)}={settings()[_key(word)].says.example or 'VALUE'}"
+
+
+def _shown(word: str) -> str:
+    """Return a word as it is told: key!=value as the values that are left, where they have names."""
+    if "!" not in word:
         return word
-    setting = settings()[key.rstrip("!")]
-    left = [one for one in setting.named if one not in values.split("|")]
-    return f"{setting.key}={'|'.join(left) or setting.says.example or 'VALUE'}"
+    return f"{_key(word)}={'|'.join(_left(word))}" if _left(word) else f"{_key(word)} other than {_values(word)}"
+
+
+def _left(word: str) -> list[str]:
+    """Return the named values that key!=value leaves."""
+    return [one for one in settings()[_key(word)].named if one not in _values(word).split("|")]
+
+
+def _values(word: str) -> str:
+    return word.partition("=")[2]

@@ -168,7 +168,9 @@ class ModelConfig:
         enums.Initialisation.paper, "scales of the drawn weights: the paper's, or GPT-2's"
     )
     sink: enums.Sink = added(
-        enums.Sink.none, "an attention sink put in by hand: on the first key's scores, in its embedding"
+        enums.Sink.none,
+        "an attention sink put in by hand: on the first key's scores, in its embedding",
+        where="model.sink_beta!=0.0",
     )
     sink_beta: float = added(
         0.0,
@@ -178,7 +180,7 @@ class ModelConfig:
         where="model.sink!=none",
     )
     scaled_weight: enums.ScaledWeight | None = added(
-        None, "the weight whose draw model.weight_scale multiplies, in every layer"
+        None, "the weight whose draw model.weight_scale multiplies, in every layer", where="model.weight_scale!=1.0"
     )
     weight_scale: float = added(
         1.0, "factor on the draw of model.scaled_weight", above=0, example="2", where="model.scaled_weight!=null"
@@ -397,7 +399,13 @@ class TrainingConfig:
     batch_size: int = setting(
         128, "sums of a batch; gd takes the whole fixed set", least=1, most=_MOST_STEPS, where=_of_rules("batch_size")
     )
-    steps: int = setting(4000, "updates of a whole run", least=1, most=_MOST_STEPS)
+    steps: int = setting(
+        4000,
+        "updates of a whole run",
+        least=1,
+        most=_MOST_STEPS,
+        where=("state.kind=trained", "training.schedule=cosine"),
+    )
     data: enums.TrainingData = setting(
         enums.TrainingData.fresh, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
     )

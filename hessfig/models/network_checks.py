@@ -17,6 +17,7 @@ from hessfig.models.protocol import NetworkKind, kind, kinds, kinds_where
 from hessfig.terms import Matrix
 
 _SIZES = tuple(f"model.{name}" for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary"))
+_BY_SIZE = ("model.sink", "model.scaled_weight")  # sweeps take a size of none of them among others
 _DATA = (Data.gaussian, Data.digits, Data.tokens, Data.masked_tokens, Data.text, Data.addition)  # with a kind's name
 
 
@@ -72,7 +73,11 @@ def _never_idle() -> tuple[str, ...]:
 
     Sizes, and the settings of data that version 0.1 had, are in presets and sweeps whose network may be another.
     """
-    told = {"model": lambda one: one.key not in _SIZES, "state": lambda one: True, "task": lambda one: one.added}
+    told = {
+        "model": lambda one: one.key not in (*_SIZES, *_BY_SIZE),
+        "state": lambda one: True,
+        "task": lambda one: one.added,
+    }
     found = (one for one in settings().values() if one.role in VARIED and one.key.partition(".")[0] in told)
     return tuple(one.key for one in found if told[one.key.partition(".")[0]](one))
 

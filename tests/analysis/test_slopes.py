@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis.manifest import architectures
-from hessfig.analysis.presented import latex_table, markdown_table
+from hessfig.analysis.presented import latex_table, markdown_table, unmarked
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes import gate, levels
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
@@ -265,12 +265,13 @@ def test_a_manifest_that_states_no_exponents_is_refused(stated: Any) -> None:
 
 def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:
     """Every row has as many cells as the head, and neither LaTeX nor Markdown reads a name as its own."""
-    _, heads, rows = cells(fitted(make_table()).assign(variant="model.mlp=a&b_c|d"))
-    markdown, latex = markdown_table(heads, rows), latex_table(heads, rows)
+    _, heads, rows = cells(fitted(make_table()).assign(variant="model.mlp=a&b_c|d<e>*~"))
+    markdown, latex = markdown_table(heads, (map(unmarked, row) for row in rows)), latex_table(heads, rows)
+    assert r"a&b\_c\|d&lt;e>\*\~" in markdown[2] and r"W\_Q" in markdown[2]
     assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1 and len(markdown) == len(rows) + 2
     body = latex[4:-2]
     assert len(body) == len(rows) and {line.replace(r"\&", "").count("&") for line in body} == {len(heads) - 1}
-    assert r"a\&b\_c|d" in body[0] and r"W\_Q" in body[0] and r"$\sigma$ $\le$ 1" in body[0]
+    assert r"a\&b\_c$|$d$<$e$>$*\textasciitilde{}" in body[0] and r"W\_Q" in body[0] and r"$\sigma$ $\le$ 1" in body[0]
     assert latex[0] == rf"\begin{{tabular}}{{{'l' * len(heads)}}}" and "_" not in "".join(body).replace(r"\_", "")
 
 

@@ -352,3 +352,10 @@ def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(pages: D
     table = make_table(networks=[(one, 1) for one in variants])
     (page,) = pages("lines", table, colour="mlp")
     assert sorted(legend(page)) == sorted({"mlp: relu", "gelu"} if not variants[0] else {"mlp: gelu", "relu"})
+
+
+def test_variants_that_differ_in_several_settings_have_a_colour_each(pages: Draw) -> None:
+    several = "model.mlp=gelu,model.norm=pre,model.n_heads=2,model.temperature=2.0"
+    (page,) = pages("lines", make_table(networks=[("", 1), (several, 1)]), colour="variant")
+    assert legend(page) == ["variant: plain", "mlp gelu, pre-LN, heads 2, temperature 2.0"]
+    assert len({to_hex(line.get_color()) for line in drawn(page.figure.axes[0])}) == 2

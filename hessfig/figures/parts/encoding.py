@@ -24,13 +24,15 @@ from hessfig.analysis.axis import (
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec
-from hessfig.figures.parts.labels import plain, symbol, weight_words
+from hessfig.figures.parts.labels import plain, symbol, variant_words, weight_words
 from hessfig.figures.parts.lettering import width_of
 from hessfig.terms import Matrix
 
 COLUMNS = ("layer", "num_layers", "part", "index")
 WEIGHT = "weight"  # diagonal blocks together in one panel, a colour each
+VARIANT = "variant"  # whole variants, which may differ in several settings at once
 MOST_DASHES = 4
+PLAIN = "plain"  # the variant that changes nothing
 
 
 def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
@@ -47,6 +49,7 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
             remedy="leave one of them out",
         )
     told = {"part", *_told_by(curves, list(named.values()))}
+    told |= set(varied_settings(curves["variant"].unique())) if VARIANT in named.values() else set()
     free = [name for name in _varying(curves) if name not in told]
     colour = named["colour"] or next(iter(free), "")
     few = [name for name in free if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES]
@@ -55,7 +58,7 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
 
 def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
     """Return what `name` is for each point: a column's value, or the value of a setting as text."""
-    if name in (*COLUMNS, WEIGHT):
+    if name in (*COLUMNS, WEIGHT, VARIANT):
         return curves["row" if name == WEIGHT else name]
     return with_settings(curves, name)[name].astype(object)
 
@@ -71,7 +74,8 @@ def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     """Return what else tells the points apart, in columns variant, num_layers, layer, part and index."""
     told = _told_by(curves, used)
     rest = {name: curves[name] if name not in told else 0 for name in COLUMNS}
-    return pd.DataFrame({"variant": curves["variant"].map(lambda one: without(one, *used)), **rest})
+    variants = curves["variant"].map(lambda one: "" if VARIANT in used else without(one, *used))
+    return pd.DataFrame({"variant": variants, **rest})
 
 
 def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
@@ -84,9 +88,9 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
     word = getattr(spec, key)
     if word is None:
         return ""
-    if word in (*COLUMNS, *DEPTHS, *([WEIGHT] if key == "colour" else [])):
+    if word in (*COLUMNS, VARIANT, *DEPTHS, *([WEIGHT] if key == "colour" else [])):
         return "num_layers" if word in DEPTHS else word
-    return varied_key(word, curves["variant"].unique(), asked=f"figure.{key}", others=COLUMNS)
+    return varied_key(word, curves["variant"].unique(), asked=f"figure.{key}", others=(*COLUMNS, VARIANT))
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:
@@ -208,6 +212,8 @@ class Encoding:
         """Return a value in words; of a setting that a variant does not change, the one that it has."""
         if name == "part":
             return symbol(value) or "(whole)"
+        if name == VARIANT:
+            return variant_words(value) or PLAIN
         text = str(value) or self.unchanged.get(name, "")
         return f"{float(text):.3g}" if name == "sigma" and text else weight_words(text) or "(none)"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data
-from hessfig.config.schema import Config
+from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import NetworkKind
-from hessfig.models.stored.architectures import ModelSizes, is_private, layout_of, public, sizes_of
+from hessfig.models.stored.architectures import ModelSizes, architecture, is_private, layout_of, public, sizes_of
 from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
 from hessfig.models.stored.token_batches import Stored, check_measured
 from hessfig.weights import Layout
@@ -78,6 +78,21 @@ def _check(config: Config) -> None:
     from hessfig.models.stored.causal_model import check  # weights are read, which takes torch
 
     check(config, _sizes(config), layout(config), STORED.ids(config))
+
+
+def _check_sizes(model: ModelConfig) -> None:
+    """Raise UserError for a size that the architecture of random weights has not."""
+    if model.path is not None:
+        return
+    known = architecture(model.architecture, "model.architecture").sizes
+    for name in ("d_head", "d_mlp"):
+        if getattr(model, name) is not None and name not in known:
+            raise UserError(
+                f"model.{name}: model.architecture={model.architecture} has no such size",
+                got=f"model.{name}={getattr(model, name)}",
+                allowed=", ".join(known),
+                remedy=f"leave model.{name} out",
+            )
 
 
 def _check_settings(config: Config) -> None:
@@ -149,6 +164,7 @@ KIND = NetworkKind(
     data=Data.tokens,
     also_takes=(Data.masked_tokens,),
     place=KEY,
+    check_model=_check_sizes,
     reads={
         **dict.fromkeys(("path", "sha256", "random"), ""),
         **dict.fromkeys(("n_layers", "n_heads", "d_model", "d_head", "d_mlp"), _BY_SIZES),

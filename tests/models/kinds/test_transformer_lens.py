@@ -258,8 +258,8 @@ def test_folders_that_hold_no_state(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"random": True}, {"download": True}, {"options": {"n_layer": 2}}])
 def test_settings_of_another_kind_are_refused(changes: dict[str, Any], home: Path, tmp_path: Path) -> None:
     folder = written(tmp_path / "gpt2", GPT2, state(GPT2))
-    with pytest.raises(UserError, match=r"is for model\.kind=huggingface"):
-        KIND.check(config(folder, home / "ids.npy", model=changes))
+    with pytest.raises(UserError, match=rf"model\.{next(iter(changes))}: kind=transformer_lens (does not read|reads)"):
+        check(config(folder, home / "ids.npy", model=changes))
 
 
 def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_another_key(

@@ -1,0 +1,279 @@
+"""Every setting given to every kind of network, data and state: it changes a key, is of none, or is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from hessfig.config.compose.job import Job, compose
+from hessfig.config.compose.overrides import command_settings
+from hessfig.config.facts import Role
+from hessfig.config.settings import Setting, settings, value_of
+from hessfig.errors import UserError, typed
+from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.quantity import At, asked_of
+from hessfig.states.point import drawn
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.variant import Variant
+from hessfig.verbs import VERBS
+
+SIZES = ("model.d_model=8", "task.batch_size=3", "seeds=1")
+SMALL = (*SIZES, "estimator=hutchinson", "blocks=each")
+SUMS = (*SMALL, "task.digits=1")
+NETWORKS = {
+    "transformer": (*SUMS, "model.n_heads=2"),
+    "normed": (*SUMS, "model.n_heads=2", "model.norm=pre", "model.scores=softcap", "model.attention=sigmoid"),
+    "differential": (
+        *SUMS,
+        "model.n_heads=2",
+        "model.attention=differential",
+        "model.sink=embedding",
+        "model.sink_beta=2",
+    ),
+    "text": (*SMALL, "task=text", "task.length=8", "model.n_heads=2"),
+    "self_attention": (*SUMS, "model=self_attention", "task=gaussian", "model.n_heads=2"),
+    "mlp": (*SUMS, "model=mlp"),
+    "mlp of a width": (*SUMS, "model=mlp", "model.d_mlp=6"),
+    "linear_mlp": (*SUMS, "model=linear_mlp"),
+    "vit": (*SMALL, "model=vit", "task=digits"),
+    "cnn": (*SMALL, "model=cnn", "task=digits"),
+    "cnn with norms": (*SMALL, "model=cnn", "task=digits", "model.norm=post"),
+    "huggingface": (*SMALL, "model=huggingface", "task=tokens", "task.length=6", "model.n_heads=2", "model.n_layers=1"),
+    "python": (*SMALL[2:], "model=python", "task=python", "model.factory=net.py:make"),
+}
+STATES = {
+    "loaded": ("state=loaded", "state.path=weights.pt"),
+    "trained": ("state=trained", "training.steps=20", "state.step=[0,20]"),
+    "descent": ("state=trained", "training=gd", "training.steps=20", "state.step=20"),
+}
+MEASURED = {
+    "losses": ("quantities=[loss,held_out_loss]",),
+    "updates": ("quantities=[critical_step,batch_sharpness]", "training.schedule=constant"),
+    "landscape": ("quantities=[landscape_difference,landscape_subspace]", "landscape.distance=0.1"),
+    "walks": ("quantities=[descent,critical_points]",),
+    "spectra": ("quantities=[density,largest_eigenvalue]",),
+    "compressed": ("quantities=[pruning,quantisation,approximations]", "estimator=dense"),
+}
+VALUES: dict[str, tuple[str, ...]] = {
+    "task.path": ("words.txt",),
+    "task.sha256": ("0" * 64,),
+    "model.kind": ("mlp",),
+    "model.factory": ("other.py:make",),
+    "model.path": ("folder",),
+    "model.sha256": ("0" * 64,),
+    "model.options": ("{b: 2}", "{activation_function: relu}"),
+    "model.n_kv_heads": ("1",),
+    "model.name": ("GPT2LMHeadModel",),
+    "model.architecture": ("gpt_neo",),
+    "model.vocabulary": ("40",),
+    "state.path": ("other.pt",),
+    "state.sha256": ("0" * 64,),
+    "state.step": ("[0,5]",),
+    "grid.values": ("[0.3,2]",),
+    "quantities": ("[frobenius]",),
+    "blocks": ("all",),
+    "parts": ("[H_o]",),
+    "dtype": ("float32",),
+    "device": ("cuda",),
+    "sweep.vary": ("{task.seed: [3, 4]}",),
+    "sweep.variants": ("[{}, {task.seed: 5}]",),
+    "sweep.axis": ("sigma",),
+    "landscape.dimensions": ("[2]",),
+    "landscape.samples": ("2",),
+    "compression.shares": ("[0.5]",),
+    "compression.bits": ("[2]",),
+    "approximation.names": ("[kfac]",),
+    "directions.along": ("[gradient]",),
+    "directions.plane": ("[gradient,random]",),
+    "directions.named": ("[gradient]",),
+    "directions.rules": ("[sgd]",),
+    "training.betas": ("[0.5,0.6]",),
+    "training.checkpoints": ("[3]",),
+    "training.steps": ("30",),
+    "reuse": ("sources",),
+    "memory": ("7GB",),
+}
+# Nothing of these is a number: who measures, where, how tables are read and named.
+NOT_OF_KEYS = {Role.machine, Role.command, Role.reading, Role.flag, Role.fit, Role.label, Role.means}
+
+
+def values(one: Setting) -> tuple[str, ...]:
+    """Return values that are not the default."""
+    if one.key in VALUES:
+        return VALUES[one.key]
+    if one.named:
+        return tuple(value for value in one.named if value != one.default)
+    if one.default in ("true", "false"):
+        return ("false" if one.default == "true" else "true",)
+    number = float(one.default) if one.default != "null" else 2.0
+    if "whole number" in one.kind or one.type is int:
+        return (str(int(number) + 1), str(max(1, int(number) - 1)))
+    return (f"{number * 0.7 or 0.3:g}",)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder with a network of one's own, and weights for the first network here."""
+    body = "import torch\n\n\ndef make(seed=0, sigma=1.0, b=1):\n    torch.manual_seed(seed)\n"
+    body += "    net = torch.nn.Linear(3, 2)\n"
+    body += "    return net, b * torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), 'cross_entropy'\n"
+    (tmp_path / "net.py").write_text(body)
+    (tmp_path / "other.py").write_text(body.replace("Linear(3, 2)", "Linear(3, 2, bias=False)"))
+    network = drawn(compose(NETWORKS["transformer"]).config, sigma=0.3, seed=1).network
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    torch.save({name: 2 * weight for name, weight in network.state_dict().items()}, tmp_path / "other.pt")
+    monkeypatch.chdir(tmp_path)
+
+
+def changed(base: Job, key: str, value: str) -> Job:
+    """Return what a further word asks, as `hessfig run` does, without composing all of it again."""
+    composed, word = base.composed.copy(), f"{key}={value}"
+    OmegaConf.update(composed, key, command_settings([word])[key], force_add=True)
+    return Job(composed, (*base.words, word), None)
+
+
+def keys(job: Job) -> set[str]:
+    """Return the keys of the cells that are planned. Raises UserError where something is refused."""
+    job.check_read()
+    planned = Sweep(job.variants, job.asked)
+    return {cell.key for cell in (*planned.cells, *planned.pilots)}
+
+
+def others(base: Job, one: Setting) -> list[str]:
+    """Return values that are not what it has."""
+    return [value for value in values(one) if value != typed(value_of(base.first, one.key))]
+
+
+def outcome(base: Job, known: set[str], one: Setting) -> str:
+    """Return what becomes of a setting that is given: it changes a key, is refused, or neither."""
+    found = []
+    for value in others(base, one):
+        try:
+            found.append("changes" if keys(changed(base, one.key, value)) != known else "same")
+        except UserError:
+            found.append("refused")
+    return "changes" if "changes" in found else "same" if "same" in found else "refused"
+
+
+def outcomes(words: tuple[str, ...]) -> dict[str, str]:
+    """Return what becomes of every setting that does not stand in `words` already."""
+    base = compose(words)
+    known = keys(base)
+    given = {word.partition("=")[0] for word in words}
+    told = [one for key, one in settings().items() if key not in given and one.role not in NOT_OF_KEYS]
+    return {one.key: outcome(base, known, one) for one in told}
+
+
+EVERY = {
+    **NETWORKS,
+    **{name: (*NETWORKS["transformer"], *words) for name, words in STATES.items()},
+    **{name: (*SIZES, "task.digits=1", *words) for name, words in MEASURED.items()},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EVERY)
+def test_a_setting_changes_a_key_or_is_of_none_or_is_refused(name: str, here: None) -> None:
+    found = outcomes(EVERY[name])
+    idle = {key for key, what in found.items() if what == "same"}
+    assert not {key for key in idle if not settings()[key].says.watches} - {"estimator.variance_share"}
+    # Its share settles probes only once pilots are measured: it is taken where there are some, and refused elsewhere.
+    pilots = Sweep(compose(EVERY[name]).variants).pilots
+    assert ("estimator.variance_share" in idle) == bool(pilots)
+    assert {"changes", "refused"} <= set(found.values())
+
+
+WITHOUT_EFFECT = {
+    "mlp": {"model.norm"},  # a change of the size that is matched may be less than half a hidden unit
+    "huggingface": {"model.random"},  # as it is without a folder
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "python"])
+def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(name: str, here: None) -> None:
+    """Keys hold all settings of network and data, so that they do not tell."""
+    base = compose(NETWORKS[name])
+    known, given = measured(base), {word.partition("=")[0] for word in NETWORKS[name]}
+    told = [one for key, one in settings().items() if key.startswith(("model.", "task.")) and key not in given]
+    idle = set()
+    for one in told:
+        found = [measured_or_refused(changed(base, one.key, value)) for value in others(base, one)]
+        if known in found and not set(found) - {"refused", known}:
+            idle.add(one.key)
+    assert idle <= WITHOUT_EFFECT.get(name, set())
+
+
+def measured_or_refused(job: Job) -> str:
+    try:
+        keys(job)
+        return measured(job)
+    except UserError:
+        return "refused"
+
+
+def measured(job: Job) -> str:
+    """Return what tells a network at its weights with its data and loss from others, to the bit."""
+    problem = drawn(job.first, sigma=0.7, seed=5)
+    blocks = Variant("", job.first).blocks
+    numbers = [
+        row["value"]
+        for name in ("loss", "gradient_norm")
+        for row in quantity(name).measured(problem, asked_of(quantity(name), blocks, At(job.first, 0.7, 5))).rows
+    ]
+    weights = hashlib.sha256()
+    for key, weight in problem.network.state_dict().items():
+        weights.update(key.encode() + weight.detach().contiguous().numpy().tobytes())
+    return f"{weights.hexdigest()} {numbers} {problem.decay}"
+
+
+IMPLIED = {
+    ("model.factory=net.py:make",): {"model.kind": "python", "task.data": "python"},
+    ("state.path=weights.pt", *NETWORKS["transformer"]): {"state.kind": "loaded"},
+}
+
+
+@pytest.mark.parametrize("words", IMPLIED)
+def test_a_setting_that_means_another_implies_it_and_says_so(
+    words: tuple[str, ...], here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = VERBS["run"].jobs([*words, "blocks=each", "seeds=1"][: len(words) + 2])
+    assert {key: str(value_of(job.first, key)) for key in IMPLIED[words]} == IMPLIED[words]
+    said = capsys.readouterr().err
+    assert f"note: {words[0].partition('=')[0]} implies" in said and job.words[-1].split("=")[0] in said
+
+
+def test_what_contradicts_an_implication_is_refused(here: None) -> None:
+    for words in (["model.factory=net.py:make", "model=gpt2"], ["state.path=weights.pt", "state=initialised"]):
+        with pytest.raises(UserError, match=rf"^{words[0].partition('=')[0]}"):
+            VERBS["run"].jobs(words)
+
+
+def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    file = tmp_path / "sweep" / "mine.yaml"
+    file.write_text("# @package _global_\nsweep: {name: mine}\nmodel: {softcap: 7}\n")
+    with pytest.raises(UserError, match=r"model.softcap is read with model.scores=softcap"):
+        VERBS["run"].jobs(["sweep=mine"], tmp_path)
+    file.write_text("# @package _global_\nsweep: {name: mine}\ntraining: {steps: 7}\n")
+    (job,) = VERBS["run"].jobs(["sweep=mine"], tmp_path)
+    with pytest.raises(UserError, match=r"training.steps: nothing is trained"):
+        Sweep(job.variants, job.asked)
+
+
+@pytest.mark.parametrize("words", [("training=gd",), ("spectrum=zhang",), ("grid=linear", "model=cnn", "task=digits")])
+def test_a_preset_of_which_nothing_is_read_is_refused(words: tuple[str, ...]) -> None:
+    (job,) = VERBS["run"].jobs([*words, "blocks=each"])
+    with pytest.raises(UserError, match=f"^{words[0]}: nothing that it sets is read here") as caught:
+        Sweep(job.variants, job.asked)
+    assert f"leave {words[0].partition('=')[0]} out" in caught.value.remedy
+
+
+def test_one_variant_that_reads_a_setting_is_enough() -> None:
+    vary = "sweep.variants=[{model.scores: softcap}, {model.scores: plain}]"
+    VERBS["run"].jobs([vary, "model.softcap=50.0"])
+    with pytest.raises(UserError, match=r"model.n_heads: kind=linear_mlp does not read it"):
+        VERBS["run"].jobs(["model=linear_mlp", "sweep.vary={model.n_heads: [1, 2]}"])
