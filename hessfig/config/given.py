@@ -12,7 +12,7 @@ _OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})  # nothing is claimed b
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenSetting:
     """What is given, as the user says it (`word`): a setting, or a preset of the settings `keys`.
 
     `of`: the places of the variants that have it; None: all.
@@ -26,7 +26,7 @@ class Given:
 Refusal = Callable[[int, str], UserError | None]
 
 
-def check_given(given: Iterable[Given], count: int, refusal: Refusal) -> None:
+def check_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) -> None:
     """Raise UserError for the first that none of `count` variants reads; `refusal` says why a variant does not."""
     for one in given:
         places = range(count) if one.of is None else one.of
@@ -65,7 +65,7 @@ def refused(config: Config, key: str, where: str | tuple[str, ...], reader: str 
     return UserError(f"{what} with {allowed} alone", got=got, allowed=allowed, remedy=remedy)
 
 
-def _of_preset(given: Given, first: UserError) -> UserError:
+def _of_preset(given: GivenSetting, first: UserError) -> UserError:
     return UserError(
         f"{given.word}: nothing that it sets is read here ({first.what})",
         got=f"{given.word}; {first.got}",

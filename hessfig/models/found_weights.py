@@ -13,11 +13,11 @@ from torch import nn
 
 from hessfig.errors import UserError, first_few
 from hessfig.models.lens_bridge import is_bridge, wrapped
-from hessfig.models.naming import checks, views
-from hessfig.models.naming.checks import Part, Verdict
+from hessfig.models.naming import tried_names, views
 from hessfig.models.naming.outside import Outside
 from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
-from hessfig.models.naming.trial import Trial, undisturbed
+from hessfig.models.naming.trial import NetworkTrial, undisturbed
+from hessfig.models.naming.tried_names import MatrixPart, Verdict
 from hessfig.models.naming.uses import axes_in
 from hessfig.terms import Matrix
 from hessfig.weights import Layout, Weight, every_parameter
@@ -83,7 +83,7 @@ class _Named:
     """The parameters of a network, each under the name that it had in use."""
 
     def __init__(self, network: nn.Module, roles: dict[str, str], inputs: Any) -> None:
-        self.trial = Trial(network, inputs)
+        self.trial = NetworkTrial(network, inputs)
         self.places = Places(network, roles, axes_in(self.trial.uses))
         self.outside = Outside(network, self.trial)
         self.held = {one.path: one for one in self.places.held}
@@ -142,7 +142,7 @@ class _Named:
             if one.is_of_attention:
                 groups[one.stack, one.layer, one.module].append(one)
         verdicts = {
-            key: checks.attention(self.trial, self._parts(one), self._biases(one)) for key, one in groups.items()
+            key: tried_names.attention(self.trial, self._parts(one), self._biases(one)) for key, one in groups.items()
         }
         suffixes = {key: _suffix(groups[key], verdict) for key, verdict in verdicts.items()}
         for key, members in groups.items():
@@ -161,7 +161,7 @@ class _Named:
                 groups[one.stack, one.layer, one.suffix, one.module].append(one)
         for key, members in groups.items():
             twins = [other for other in groups if other[:3] == key[:3]]
-            verdict = checks.mlp(self.trial, self._parts(members), self._biases(members))
+            verdict = tried_names.mlp(self.trial, self._parts(members), self._biases(members))
             if len(twins) > 1 and not all("experts." in other[3] for other in twins):
                 verdict = Verdict(reason=f"{first_few([other[3] for other in twins])} are alike in one layer")
             self._take(members, verdict, key[2])
@@ -178,14 +178,16 @@ class _Named:
                 1 if one.suffix else max([len(lists), *(other.shape[0] for other in beside if len(other.shape) > 2)])
             )
             (part,) = self._parts([one])
-            self._take([one], checks.router(self.trial, part, [other.path for other in beside], experts), one.suffix)
+            self._take(
+                [one], tried_names.router(self.trial, part, [other.path for other in beside], experts), one.suffix
+            )
 
     def _matrices(self, names: Sequence[str]) -> Iterator[Held]:
         for one in self.held.values():
             if one.layer and not one.is_bias and {*one.names} & {*names}:
                 yield one
 
-    def _parts(self, members: Sequence[Held]) -> list[Part]:
+    def _parts(self, members: Sequence[Held]) -> list[MatrixPart]:
         return [part for one in members for part in _parts_of(one)]
 
     def _biases(self, members: Sequence[Held]) -> list[str]:
@@ -219,7 +221,7 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
     return None if is_named else ""
 
 
-def _parts_of(one: Held) -> Iterator[Part]:
+def _parts_of(one: Held) -> Iterator[MatrixPart]:
     """Yield the weights of a map as the checks take them."""
     is_behind = one.role in (Matrix.W_O, Matrix.W_out)
     axis = _inputs_axis(one) if is_behind else one.outputs
@@ -228,7 +230,7 @@ def _parts_of(one: Held) -> Iterator[Part]:
         columns = [views.columns_of(weight, one.shape, axis) for weight in weights if weight.name == name]
         in_heads = [weight for weight in weights if weight.name.startswith(f"{name}.head")]
         heads = tuple(views.columns_of(weight, one.shape, axis) for weight in in_heads)
-        yield Part(name, one.path, one.outputs, torch.cat(columns), heads)
+        yield MatrixPart(name, one.path, one.outputs, torch.cat(columns), heads)
 
 
 def _inputs_axis(one: Held) -> int:

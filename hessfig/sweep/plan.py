@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.given import Given, check_given
+from hessfig.config.given import GivenSetting, check_given
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
 from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few
@@ -92,7 +92,7 @@ class Sweep:
     setting that is `given` and that nothing reads.
     """
 
-    def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[Given] = ()) -> None:
+    def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[GivenSetting] = ()) -> None:
         self.variants = [Variant(name, point.pinned(config)) for name, config in asked]
         check(self.variants)
         check_given(given, len(self.variants), lambda place, key: unread(self.variants[place], key))

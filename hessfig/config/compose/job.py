@@ -21,7 +21,7 @@ from hessfig.config.compose.overrides import command_settings, for_hydra, quoted
 from hessfig.config.compose.refusals import REFUSED, refusal
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
-from hessfig.config.given import Given, check_given
+from hessfig.config.given import GivenSetting, check_given
 from hessfig.config.presets import figures, names, settings_in
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import settings, top_level
@@ -65,12 +65,12 @@ class Job:
         return next(self._each())[1]
 
     @cached_property
-    def asked(self) -> list[Given]:
+    def asked(self) -> list[GivenSetting]:
         """What the user gives: words, what a sweep file of their own sets, and what the sweep varies, by variant."""
         found = [_given(key, value, self.own) for key, value in self._of_user.items()]
         choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
         varied = {key: [place for place, one in enumerate(choices) if key in one] for one in choices for key in one}
-        return [*found, *(Given(key, (key,), tuple(places)) for key, places in varied.items())]
+        return [*found, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
 
     def check_read(self) -> None:
         """Raise UserError for a setting that is given and that no network, data or state of the job reads."""
@@ -169,10 +169,10 @@ class Job:
         return config
 
 
-def _given(key: str, value: Any, own: Path | None) -> Given:
+def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     if key not in GROUPS:
-        return Given(key, (key,))
-    return Given(f"{key}={value}", tuple(one for one in settings_in(key, str(value), own) if one not in GROUPS))
+        return GivenSetting(key, (key,))
+    return GivenSetting(f"{key}={value}", tuple(one for one in settings_in(key, str(value), own) if one not in GROUPS))
 
 
 def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:

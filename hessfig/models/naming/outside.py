@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hessfig.models.blocks import TIED
 from hessfig.models.lens_bridge import WRAPPED
-from hessfig.models.naming.checks import alike
 from hessfig.models.naming.suggested import Held
-from hessfig.models.naming.trial import CannotRun, Trial, part_of
+from hessfig.models.naming.trial import CannotRun, NetworkTrial, part_of
+from hessfig.models.naming.tried_names import alike
 from hessfig.models.naming.uses import Use
 from hessfig.models.naming.views import own
 from hessfig.terms import Group, Matrix
@@ -30,7 +30,7 @@ _OUTSIDE = {
 class Outside:
     """The parameters outside of the layers, under the names that a run bears out."""
 
-    def __init__(self, network: nn.Module, trial: Trial) -> None:
+    def __init__(self, network: nn.Module, trial: NetworkTrial) -> None:
         self.network, self.trial = network, trial
         self._called = _called(network)
         self._uses = defaultdict[str, list[Use]](list)

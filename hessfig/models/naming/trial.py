@@ -51,7 +51,7 @@ def undisturbed(network: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-class Trial:
+class NetworkTrial:
     """A network on the first input that it runs on: its calls, the uses of its parameters, its outputs.
 
     `problem` says why there is none. To be made and used inside `undisturbed`.

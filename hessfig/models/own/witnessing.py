@@ -93,7 +93,7 @@ def _original(network: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Route:
+class Way:
     """A way to measure a user's function: what is run, and whether the loss is part of the network."""
 
     words: str
@@ -106,11 +106,11 @@ class Route:
         return build(asked, self.made(asked, real), real)
 
 
-ROUTES = (
-    Route("a copy of the network", copy_of, is_whole=False),
-    Route("the network itself, in place", in_place_of, is_whole=False),
-    Route("network and loss of a copy in one", copy_of, is_whole=True),
-    Route("network and loss in one, in place", in_place_of, is_whole=True),
+WAYS = (
+    Way("a copy of the network", copy_of, is_whole=False),
+    Way("the network itself, in place", in_place_of, is_whole=False),
+    Way("network and loss of a copy in one", copy_of, is_whole=True),
+    Way("network and loss in one, in place", in_place_of, is_whole=True),
 )
 
 
@@ -136,12 +136,12 @@ class Witnessing:
     """What a user asks for, and the user's own function that every problem made of it is compared with."""
 
     def __init__(self, asked: Asked) -> None:
-        self.asked, self.own, self.route = asked, OwnFunction(asked), ROUTES[0]
+        self.asked, self.own, self.route = asked, OwnFunction(asked), WAYS[0]
 
     def measured(self, real: torch.dtype) -> Built:
-        """Return the first problem of ROUTES that is the user's function. Raises UserError where none is."""
+        """Return the first problem of WAYS that is the user's function. Raises UserError where none is."""
         refusals, others = list[UserError](), dict[str, str]()
-        for self.route in ROUTES:
+        for self.route in WAYS:
             try:
                 built = self.route.build(self.asked, real)
             except UserError as error:

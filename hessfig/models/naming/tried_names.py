@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hessfig.models.naming.trial import CannotRun, Trial
+from hessfig.models.naming.trial import CannotRun, NetworkTrial
 from hessfig.models.naming.uses import Use
 from hessfig.terms import Matrix
 
@@ -20,7 +20,7 @@ _ROUNDING = 8  # times the precision of the type, and the largest entry: what co
 
 
 @dataclass(frozen=True)
-class Part:
+class MatrixPart:
     """A weight under the name that its parameter's name suggests: these outputs of a map, inputs of W_O and W_out."""
 
     role: str
@@ -62,11 +62,13 @@ ZERO, OTHER = Put(factor=0), Put(other=True)
 class _Runs:
     """Runs of the smallest part that holds some weights, and what enters one of them."""
 
-    def __init__(self, trial: Trial, parts: Sequence[Part], into: str, blank: Collection[str], *, once: bool) -> None:
+    def __init__(
+        self, trial: NetworkTrial, parts: Sequence[MatrixPart], into: str, blank: Collection[str], *, once: bool
+    ) -> None:
         self.trial, self.blank, self.once = trial, blank, once
         self.parts = {part.role: part for part in parts}
         self.into = self.parts[into]
-        self.replaced = defaultdict[str, list[Part]](list)
+        self.replaced = defaultdict[str, list[MatrixPart]](list)
         for part in parts:
             if part.role != into:
                 self.replaced[part.path].append(part)
@@ -118,7 +120,7 @@ def _drawn(use: Use, rows: int, total: int, seed: int) -> Tensor:
     return _SIZE * torch.randn(rows, total, generator=generator)
 
 
-def attention(trial: Trial, parts: Sequence[Part], blank: Collection[str]) -> Verdict:
+def attention(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:
     """Return whether queries ask, keys are asked for and values are mixed, in front of W_O; and head by head.
 
     With keys of zero queries do nothing, with queries of zero keys do nothing and values do; or with equal values at
@@ -194,7 +196,7 @@ def _numbers(runs: _Runs, usual: Tensor, name: str, put: Put) -> list[int]:
     return numbers
 
 
-def mlp(trial: Trial, parts: Sequence[Part], blank: Collection[str]) -> Verdict:
+def mlp(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:
     """Return whether W_in acts on what enters W_out, linearly where a gate, which does not, is beside it."""
     roles = sorted(part.role for part in parts)
     if roles not in (["W_in", "W_out"], ["W_gate", "W_in", "W_out"]):
@@ -216,7 +218,7 @@ def _is_affine(runs: _Runs, usual: Tensor, name: str) -> bool:
     return alike(usual + back, 2 * none) and alike(usual + none, 2 * half) and not alike(usual, none)
 
 
-def router(trial: Trial, part: Part, beside: Collection[str], experts: int) -> Verdict:
+def router(trial: NetworkTrial, part: MatrixPart, beside: Collection[str], experts: int) -> Verdict:
     """Return whether a map with an output for each expert acts on what the smallest part around it returns."""
     try:
         place = trial.owner([part.path, *beside])
