@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from hessfig.config.enums import DType, Method, State
-from hessfig.config.given import is_off
+from hessfig.config.given import is_off, setting_of
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
 from hessfig.config.settings import value_of
@@ -35,6 +35,7 @@ _OF_QUANTITIES = ("estimator", "spectrum", "landscape", "approximation", "direct
 def unread(variant: Variant, key: str) -> UserError | None:
     """Return what is said of a setting that neither network, data and state nor what is measured reads."""
     group, config, read = key.partition(".")[0], variant.config, variant.keys_read
+    key = setting_of(key)
     said = network_checks.unread(config, key)
     if said or is_off(config, key):
         return said

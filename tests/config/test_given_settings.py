@@ -277,3 +277,10 @@ def test_one_variant_that_reads_a_setting_is_enough() -> None:
     VERBS["run"].jobs([vary, "model.softcap=50.0"])
     with pytest.raises(UserError, match=r"model.n_heads: kind=linear_mlp does not read it"):
         VERBS["run"].jobs(["model=linear_mlp", "sweep.vary={model.n_heads: [1, 2]}"])
+
+
+def test_an_entry_of_an_open_setting_is_read_with_it(here: None) -> None:
+    (job,) = VERBS["run"].jobs([*NETWORKS["python"], "model.options.b=2", "sweep.vary={model.options.seed: [1, 2]}"])
+    assert len(Sweep(job.variants, job.asked).variants) == 2
+    with pytest.raises(UserError, match=r"model.options: kind=transformer does not read it"):
+        VERBS["run"].jobs(["model.options.b=2"])

@@ -146,7 +146,7 @@ def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPa
     class Asked:
         first = toy_config(copied, quantities=BOTH)
         variants = [("", first)]  # noqa: RUF012
-        words, own = (), None
+        words, own, asked = (), None, ()
 
     monkeypatch.setattr(experiment, "title", lambda job: "a toy sweep")
     assert run_verb(Asked()) == 0  # type: ignore[arg-type]
