@@ -78,7 +78,7 @@ def global_state(network: nn.Module) -> State:
 
 
 _SHOWN = warnings.showwarning
-_IS_ALONE = "PYTEST_CURRENT_TEST" not in os.environ and "-c" in sys.argv
+_IS_ALONE = "pytest" not in sys.modules
 ROOT = Path(__file__).parent.parent
 
 

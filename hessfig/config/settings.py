@@ -63,9 +63,14 @@ def settings() -> dict[str, Setting]:
     return {key: one for key, one in _every().items() if one.role != Role.flag}
 
 
-def value_of(config: Config, key: str) -> Any:
+def value_of(config: Any, key: str) -> Any:
     """Return the value of a setting."""
-    return reduce(getattr, key.split("."), config)
+    return reduce(_entry, key.split("."), config)
+
+
+def _entry(held: Any, name: str) -> Any:
+    """Return an attribute, or an entry of an open setting."""
+    return held.get(name) if isinstance(held, dict) else getattr(held, name)
 
 
 @cache

@@ -16,7 +16,7 @@ from hessfig.curvature.witness import Derivatives, derivatives
 from hessfig.models.own.any_batch import Given, is_plain, read_batches
 from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.own_loss import ForeignCall, Reading
-from hessfig.models.own.preserved import preserved, requiring_gradients
+from hessfig.models.own.preserved import laid_out, preserved, requiring_gradients
 from hessfig.rng import stream
 
 TRAINABLE = "trainable"
@@ -158,6 +158,7 @@ class OwnFunction:
         with ExitStack() as stack:
             stack.enter_context(preserved(self.network, self.asked.loss))
             stack.enter_context(differentiable(self.network))
+            stack.enter_context(laid_out(self.network))
             stack.enter_context(requiring_gradients(self.parameters.values()))
             yield
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hessfig.models.identity import is_library, names_in
-from hessfig.rng import kept_draws
+from hessfig.rng import is_row_major, kept_draws, lay_out
 
 _CONTAINERS = (dict, list, set, deque)
 _DEEPEST = 12  # containers inside of containers that are looked into
@@ -55,6 +55,18 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def laid_out(network: nn.Module) -> Iterator[None]:
+    """Have parameters and buffers in row-major order: torch's batch norms misread others in their backward pass."""
+    held = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
+    try:
+        lay_out(network)
+        yield
+    finally:
+        for one, data in held:
+            one.data = data
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from hessfig.models.own.own_network import Built, Uncopied, copy_of, in_place_of
 from hessfig.rng import kept_draws, made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
+_DIGITS = 100  # roundings of an evaluation, in units of what four of the last digit of every weight move
 _NOT_COMPARED = "what is measured was not compared with the network itself, which cannot be run as it was given"
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
@@ -208,9 +209,24 @@ class Witnessing:
         if max(seen.off.values()) <= max(map(ROWS.of, (real, own, seen.own.here.value.dtype))):
             return True
         if real == own or seen.off["value"] > CAST.of(own):
-            return False
+            return self._is_rounding(built.problem, seen)
         alike = self.route.build(self.asked, own)
         return max(self._compared(alike.problem, seen.own).off.values()) <= ROWS.of(own)
+
+    def _is_rounding(self, problem: Objective, seen: _Comparison) -> bool:
+        """Whether weights that differ in their last digits give derivatives that are as far apart.
+
+        Where a softmax or tanh saturates, few digits of derivatives are left.
+        """
+        eps, rows = torch.finfo(problem.dtype).eps, ROWS.of(problem.dtype)
+        leaves = leaves_of(problem, self.own.parameters)
+        signs = self.own.directions.like(leaves)[0]
+        shaken = {name: (one.detach() * (1 + 4 * eps * signs[name])).requires_grad_() for name, one in leaves.items()}
+        vectors = self.own.directions.like(leaves)[: len(seen.here.products)]
+        there = derivatives(terms_of(problem, shaken), shaken, vectors, 2 if vectors else 1)
+        moved = apart(seen.here, there, self.own.directions.ratio)
+        allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
+        return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
 
     def _refusal(self, problem: Objective, here: Derivatives) -> UserError | None:
         """Return why autograd's second derivatives are none of the function, if so."""
