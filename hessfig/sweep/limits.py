@@ -6,7 +6,7 @@ from hessfig.config.enums import DType, Method, State
 from hessfig.config.given import is_off, setting_of
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
-from hessfig.config.settings import value_of
+from hessfig.config.settings import settings, value_of
 from hessfig.config.user_code import is_own
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import CATALOGUE
@@ -41,7 +41,8 @@ def unread(variant: Variant, key: str) -> UserError | None:
         return said
     if group == "grid" and "sigma" not in variant.axes:
         return _idle(key, config, "sigma changes nothing of this network", "networks that sigma changes")
-    if group == "training" and config.state.kind != State.trained and not {"training", key} & read:
+    every = set() if settings()[key].says.watches else {"training"}  # of an update, all that makes it
+    if group == "training" and config.state.kind != State.trained and not {key, *every} & read:
         return _idle(key, config, "nothing is trained, and no quantity takes updates", "state=trained", "state=trained")
     if group in _OF_QUANTITIES and key not in read and not any(map(is_own, config.quantities)):
         readers = [row.name for row in CATALOGUE.values() if key in keys_read(row.settings(config, variant.layout))]

@@ -180,7 +180,8 @@ EVERY = {
 def test_a_setting_changes_a_key_or_is_of_none_or_is_refused(name: str, here: None) -> None:
     found = outcomes(EVERY[name])
     idle = {key for key, what in found.items() if what == "same"}
-    assert not {key for key in idle if not settings()[key].says.watches} - {"estimator.variance_share"}
+    watching = {key for key, one in settings().items() if one.says.watches and name in STATES}
+    assert idle <= watching | {"estimator.variance_share"}
     # Its share settles probes only once pilots are measured: it is taken where there are some, and refused elsewhere.
     pilots = Sweep(compose(EVERY[name]).variants).pilots
     assert ("estimator.variance_share" in idle) == bool(pilots)

@@ -189,7 +189,7 @@ def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False
 def _with_implied(job: Job) -> Job:
     """Return the job with what its settings imply, which is said on stderr."""
     for key, words in job.implied.items():
-        print(f"note: {key} implies {' '.join(words)}", file=sys.stderr)
+        print(f"note: {key} implies {' '.join(words)}", file=sys.stderr, flush=True)
     words = [word for implied in job.implied.values() for word in implied]
     return compose([*job.words, *words], job.own) if words else job
 
