@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import beta
-from toy_sweeps import toy
+from toy_sweeps import read_alone, toy
 
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.judges import PASSING, ClaimVerdict
@@ -121,7 +121,7 @@ def miniature(sweep: str) -> dict[str, object]:
         settings |= {key: value for key, value in STEPS.items() if key in settings}
     elif "task.digits" in settings:
         settings |= SIGMAS
-    return settings | BESIDE.get(sweep, {})
+    return read_alone(sweep, settings | BESIDE.get(sweep, {}))
 
 
 def evidence_of(claim: Claim, outputs: Path) -> Evidence:

@@ -20,7 +20,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hessfig.config.compose.job import compose
 from hessfig.config.presets import choices
+from hessfig.errors import UserError
+from hessfig.sweep.limits import unread
+from hessfig.sweep.plan import Sweep
 
 SMALL = {
     **{"model.d_model": 4, "task.digits": 1, "task.batch_size": 3, "seeds": 2, "grid.values": "[0.1,1.0]"},
@@ -86,7 +90,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         if sweep != "network":
             yield sweep, ["run", f"sweep={sweep}", *_words(toy(sweep))]
     for name, own in _own_runs():
-        settings = {**SMALL, **own}
+        settings = read_alone("sigma", {**SMALL, **own})
         yield name, ["run", "sweep=sigma", f"sweep.name={name}", *_words(settings)]
     for figure in choices("figure"):
         if figure != "none":
@@ -145,7 +149,18 @@ def toy(sweep: str) -> dict[str, object]:
         found["sweep.vary"] = "{training.optimiser: [sgd, adam], training.learning_rate: [0.01, 0.1, 1, 1000]}"
     if "axis: index" in text:
         found |= ALONG_SAMPLES
-    return found
+    return read_alone(sweep, found)
+
+
+def read_alone(sweep: str, given: dict[str, object]) -> dict[str, object]:
+    """Return the settings that something in a sweep reads: others are refused when they are given."""
+    try:
+        variants = Sweep(compose([f"sweep={sweep}", *_words(given)]).variants).variants
+    except UserError:  # a network of the user's own has to be named first
+        return given
+    dotted = [key for key in given if "." in key and not key.startswith("sweep.")]
+    idle = {key for key in dotted if all(unread(variant, key) for variant in variants)}
+    return {key: value for key, value in given.items() if key not in idle}
 
 
 def _words(settings: dict[str, object]) -> list[str]:

@@ -82,7 +82,8 @@ VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape
 MIXING = ["component_ratios", "ratio_training", "ratio_rates"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
-MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
+_MAY_STOP = (*quantity("critical_points").gives, *quantity("norm_sharpness").gives)  # before they have converged
+MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *_MAY_STOP)
 NETWORK = """
 import torch
 
