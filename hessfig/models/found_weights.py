@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessfig.curvature.double_backward import differentiating
 from hessfig.errors import UserError, first_few
 from hessfig.models.lens_bridge import is_bridge, wrapped
 from hessfig.models.naming import tried_names, views
@@ -19,6 +20,7 @@ from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, He
 from hessfig.models.naming.trial import NetworkTrial, undisturbed
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
 from hessfig.models.naming.uses import axes_in
+from hessfig.rng import kept_draws, made_on
 from hessfig.terms import Matrix
 from hessfig.weights import Layout, Weight, every_parameter
 
@@ -62,9 +64,11 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     >>> hessfig.find_weights(network).names
     ['W_E', 'W_Q', 'W_K', 'W_V', 'W_O', 'W_gate', 'W_in', 'W_out', 'W_U']
     """
-    network = wrapped(network) if is_bridge(network) else network
-    with undisturbed(network):
-        return _Named(network, _checked(roles or {}), inputs).layout()
+    device = next((one.device for one in network.parameters()), torch.device("cpu"))
+    with differentiating(), kept_draws(), made_on(device):
+        network = wrapped(network) if is_bridge(network) else network
+        with undisturbed(network):
+            return _Named(network, _checked(roles or {}), inputs).layout()
 
 
 def _checked(roles: Mapping[str, str]) -> dict[str, str]:

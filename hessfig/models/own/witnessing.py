@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessfig.curvature.double_backward import differentiating
 from hessfig.curvature.problem import Objective, Witness
 from hessfig.curvature.rounding import CAST, ROWS
 from hessfig.curvature.witness import (
@@ -51,7 +52,7 @@ def foreign(
     a layer (W_V@2). Raises UserError for what does not fit, and where nothing computes what the user's function does.
     """
     check_network(network := _original(network))
-    with torch.inference_mode(False), kept_draws(), made_on(next(network.parameters()).device):
+    with differentiating(), kept_draws(), made_on(next(network.parameters()).device):
         asked = asked_of_user(network, inputs, targets, loss, weights, outputs)
         return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
