@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import hydra
@@ -296,14 +297,18 @@ def _shipped(words: tuple[str, ...]) -> DictConfig:
 
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
-    _register_schema()
-    for name in figures():
-        if own or name in ("none", command_settings(words).get("figure")):  # a file of the user's may name any
-            _register_figure(name)
-    GlobalHydra.instance().clear()
     searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []
-    with hydra.initialize_config_module("hessfig.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=[*searched, *map(for_hydra, words)])
+    with _ONE_AT_A_TIME:
+        _register_schema()
+        for name in figures():
+            if own or name in ("none", command_settings(words).get("figure")):  # a file of the user's may name any
+                _register_figure(name)
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_module("hessfig.conf", version_base="1.3"):
+            return hydra.compose("config", overrides=[*searched, *map(for_hydra, words)])
+
+
+_ONE_AT_A_TIME = RLock()  # Hydra has one state a process
 
 
 def _check_own_names(job: Job) -> None:
