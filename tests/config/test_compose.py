@@ -82,8 +82,8 @@ VECTORS = ["along_vision", "along_updates", "edge_norms", "rounding", "landscape
 MIXING = ["component_ratios", "ratio_training", "ratio_rates"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
-_MAY_STOP = (*quantity("critical_points").gives, *quantity("norm_sharpness").gives)  # before they have converged
-MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *_MAY_STOP)
+MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
+MAY_STOP = {"edge_norms": {"blockwise_sharpness"}}  # of a toy training that diverges: 500 steps do not converge there
 NETWORK = """
 import torch
 
@@ -138,6 +138,7 @@ def test_every_sweep_measures_at_toy_size(
         found = measure(cell)
         assert found.rows or found.arrays
         odd = {row["quantity"] for row in found.rows if row["status"] not in ("ok", "structural_zero")}
+        odd -= MAY_STOP.get(sweep, set())
         assert all(one == "condition_number" or one.endswith(MAY_BE_ODD) for one in odd), cell
         assert cell.config.sweep.name == sweep
         assert cell.config.sweep.about
