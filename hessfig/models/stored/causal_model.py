@@ -1,6 +1,6 @@
 """The door to transformers: models made of our own tensors, causal or for masked tokens, checked to be those meant."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from hessfig.curvature.problem import Objective
 from hessfig.curvature.rounding import OUTPUTS, ROWS
 from hessfig.curvature.witness import Derivatives, apart, derivatives
 from hessfig.errors import UserError, first_few
-from hessfig.files import check_pin
 from hessfig.models.own.own_function import Directions
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ModelSizes, architecture, public
 from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases
 from hessfig.models.stored.families import Encoder, Names
+from hessfig.models.stored.stored_weights import check_finite, check_report, check_surplus, listed_names, read_tensors
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
-from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
+from hessfig.models.stored.weight_files import FLOATING, in_batches
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.batch import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text
@@ -268,7 +268,7 @@ def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
 def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     """Return the model of a folder, and the weights there that it has not."""
     place = model_folder.folder(str(config.model.path), config.model.download)
-    tensors = _tensors(config, place)
+    tensors = read_tensors(config, place)
     known, _ = _configuration(config)
     encoder = _encoder(config)
     models = transformers.MODEL_FOR_MASKED_LM_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -288,89 +288,13 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     except _ODD as error:
         raise _unmade(str(place), error) from error
     odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in held}
-    _check_report(str(place), report, odd)
-    _check_finite(model, str(place))
-    surplus = _names(report["unexpected_keys"])
+    check_report(str(place), report, odd)
+    check_finite(model, str(place))
+    surplus = listed_names(report["unexpected_keys"])
     if encoder:
-        _check_surplus(str(place), surplus, encoder)
+        check_surplus(str(place), surplus, encoder)
         tied_biases(model, encoder)
     return model, surplus
-
-
-def _tensors(config: Config, place: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder, parsed from the bytes that are hashed; a file's are freed before the next."""
-    found: dict[str, Tensor] = {}
-    hashes = []
-    for path in model_folder.weight_files(place):
-        content, own = hashed(path, model_folder.KEY)
-        hashes.append(own)
-        tensors = tensors_of(content, path, model_folder.KEY)
-        del content
-        _check_once([*found], [*tensors], path)
-        found |= tensors
-    check_pin(
-        place,
-        model_folder.KEY,
-        found=model_folder.digest(model_folder.json_of(place / model_folder.CONFIG), hashes),
-        planned=model_folder.pin_of(config, 0),
-    )
-    return found
-
-
-def _check_once(before: list[str], now: list[str], path: Path) -> None:
-    if twice := sorted({*before} & {*now}):
-        raise UserError(
-            f"{model_folder.KEY}: a weight is contained in two files",
-            got=f"{path.name}: {first_few(twice)}",
-            allowed="every weight once",
-            remedy="save the model again: model.save_pretrained(DIR)",
-        )
-
-
-def _check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
-    """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew.
-
-    `odd` has the types of tensors that are no weights: masks may be among them.
-    """
-    missing, other = _names(report["missing_keys"]), _names(report["mismatched_keys"])
-    if missing or other:
-        lists = {"missing": missing, "of another shape": other, "surplus": _names(report["unexpected_keys"])}
-        types = [f"{name} ({kind.removeprefix('torch.')})" for name, kind in sorted(odd.items())]
-        lists |= {"of another type": types} if types else {}
-        raise UserError(
-            f"{model_folder.KEY}: the weights in {place} are not those of its config.json",
-            got="; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
-            allowed="every weight of the architecture that config.json names, in floating point",
-            remedy="save the model again: model.save_pretrained(DIR)",
-        )
-
-
-def _check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
-    """Raise UserError for weights inside the encoder or its head that its config.json has no place for."""
-    base, head = encoder.embeddings.rpartition(".")[0], encoder.bias.rpartition(".")[0]
-    inside = tuple(f"{path}." for path in (encoder.embeddings, f"{base}.encoder", head))
-    if within := [name for name in surplus if name.startswith(inside)]:
-        raise UserError(
-            f"{model_folder.KEY}: the network in {place} has more than its config.json says",
-            got=first_few(within),
-            allowed="poolers and further heads, which are left out",
-            remedy="fix the numbers in config.json (layers, kinds of positions)",
-        )
-
-
-def _check_finite(model: transformers.PreTrainedModel, place: str) -> None:
-    bad = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if bad:
-        raise UserError(
-            f"{model_folder.KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",
-            got=first_few(bad),
-            allowed="finite floating-point numbers",
-            remedy="save the weights again, from before the training diverged; or dtype=float64",
-        )
-
-
-def _names(keys: Iterable[Any]) -> list[str]:
-    return sorted(str(key[0] if isinstance(key, tuple) else key) for key in keys)
 
 
 def _unmade(where: str, error: Exception) -> UserError:

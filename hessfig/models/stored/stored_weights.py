@@ -1,0 +1,90 @@
+"""Reads the weights in the folder of a model, and checks that they are those of its config.json."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hessfig.config.schema import Config
+from hessfig.errors import UserError, first_few
+from hessfig.files import check_pin
+from hessfig.models.stored import model_folder
+from hessfig.models.stored.families import Encoder
+from hessfig.models.stored.weight_files import hashed, tensors_of
+
+
+def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder, parsed from the bytes that are hashed; a file's are freed before the next."""
+    found: dict[str, Tensor] = {}
+    hashes = []
+    for path in model_folder.weight_files(place):
+        content, own = hashed(path, model_folder.KEY)
+        hashes.append(own)
+        tensors = tensors_of(content, path, model_folder.KEY)
+        del content
+        _check_once([*found], [*tensors], path)
+        found |= tensors
+    check_pin(
+        place,
+        model_folder.KEY,
+        found=model_folder.digest(model_folder.json_of(place / model_folder.CONFIG), hashes),
+        planned=model_folder.pin_of(config, 0),
+    )
+    return found
+
+
+def _check_once(before: list[str], now: list[str], path: Path) -> None:
+    if twice := sorted({*before} & {*now}):
+        raise UserError(
+            f"{model_folder.KEY}: a weight is contained in two files",
+            got=f"{path.name}: {first_few(twice)}",
+            allowed="every weight once",
+            remedy="save the model again: model.save_pretrained(DIR)",
+        )
+
+
+def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
+    """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew.
+
+    `odd` has the types of tensors that are no weights: masks may be among them.
+    """
+    missing, other = listed_names(report["missing_keys"]), listed_names(report["mismatched_keys"])
+    if missing or other:
+        lists = {"missing": missing, "of another shape": other, "surplus": listed_names(report["unexpected_keys"])}
+        types = [f"{name} ({kind.removeprefix('torch.')})" for name, kind in sorted(odd.items())]
+        lists |= {"of another type": types} if types else {}
+        raise UserError(
+            f"{model_folder.KEY}: the weights in {place} are not those of its config.json",
+            got="; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
+            allowed="every weight of the architecture that config.json names, in floating point",
+            remedy="save the model again: model.save_pretrained(DIR)",
+        )
+
+
+def check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
+    """Raise UserError for weights inside the encoder or its head that its config.json has no place for."""
+    base, head = encoder.embeddings.rpartition(".")[0], encoder.bias.rpartition(".")[0]
+    inside = tuple(f"{path}." for path in (encoder.embeddings, f"{base}.encoder", head))
+    if within := [name for name in surplus if name.startswith(inside)]:
+        raise UserError(
+            f"{model_folder.KEY}: the network in {place} has more than its config.json says",
+            got=first_few(within),
+            allowed="poolers and further heads, which are left out",
+            remedy="fix the numbers in config.json (layers, kinds of positions)",
+        )
+
+
+def check_finite(model: nn.Module, place: str) -> None:
+    bad = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if bad:
+        raise UserError(
+            f"{model_folder.KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",
+            got=first_few(bad),
+            allowed="finite floating-point numbers",
+            remedy="save the weights again, from before the training diverged; or dtype=float64",
+        )
+
+
+def listed_names(keys: Iterable[Any]) -> list[str]:
+    return sorted(str(key[0] if isinstance(key, tuple) else key) for key in keys)
