@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.enums import Data, DType, Heading, Method, Probes, Products
+from hessfig.config.enums import Data, DType, Method, NamedDirection, Probes, Products
 from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
@@ -192,7 +192,7 @@ def _spectrum(given: Any) -> SpectrumConfig:
 
 
 def _directions(given: Any) -> DirectionsConfig:
-    of = {"named": Heading, "rules": Optimiser}
+    of = {"named": NamedDirection, "rules": Optimiser}
     found = _by_name("directions", given, [*of, "gradients", "starts"])
     for key, value in found.items():
         if key in of:

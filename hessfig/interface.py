@@ -11,7 +11,7 @@ from hessfig.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.config.enums import DType
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few, plain
-from hessfig.measurements.catalogue import MAY_BE_UNDEFINED, quantity
+from hessfig.measurements.catalogue import quantity, undefined_rows
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
@@ -330,14 +330,14 @@ def _frame(found: Mapping[str, Measured], seed: int, witness: Witness | None) ->
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
-    lost = frame[frame["status"] == Status.nonfinite]
+    lost, may_be = frame[frame["status"] == Status.nonfinite], undefined_rows(found)
     if len(lost) < len(frame):  # where nothing is finite, something is wrong
-        lost = lost[~lost["quantity"].isin(MAY_BE_UNDEFINED)]
+        lost = lost[~lost["quantity"].isin(may_be)]
     if len(lost):
         names = first_few(list(dict.fromkeys(lost["quantity"])))
         warnings.warn(
             f"{len(lost)} of {len(frame)} numbers are not finite ({names}): look for nan, inf or overflow in inputs, "
-            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(MAY_BE_UNDEFINED).all())}",
+            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(may_be).all())}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.errors import UserError, run_command
-from hessfig.terms import OF_INFLUENCE, OF_PRUNING, OF_QUANTISATION, ROUNDED
 
 
 class Status(StrEnum):
@@ -35,12 +34,6 @@ COLUMNS = [
 ]
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
-# of a weight or of a direction, not of a block of the Hessian: without a part
-_OF_WEIGHTS = {
-    *("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters", "singular_direction_value", "singular_decay"),
-    *(*OF_PRUNING, *OF_QUANTISATION, *ROUNDED, *OF_INFLUENCE),
-}
-_OF_DIRECTIONS = tuple(f"_{name}_{number}" for name in ("direction", "update") for number in ("slope", "length"))
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
 # the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
@@ -53,11 +46,6 @@ _PARTS: dict[str, type] = {
     **{"config.sweep": dict, "config.sweep.axis": str, "config.first_seed": int, "variants": list, "arrays": list},
     **{SEAL: str, SEAL_BEFORE: str},
 }
-
-
-def has_no_part(quantity: str) -> bool:
-    """Whether a quantity's numbers of a block are of its weights or of a direction, not of a part of the Hessian."""
-    return quantity in _OF_WEIGHTS or quantity.endswith(_OF_DIRECTIONS)
 
 
 def checksum(content: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ import pytest
 
 from hessfig.config.compose.job import compose
 from hessfig.states.exported import plain_files
+from hessfig.studies.removal.row_names import ROUNDINGS, SALIENCIES
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Sweep
-from hessfig.terms import ROUNDINGS, SALIENCIES, Approximation
+from hessfig.terms import Approximation
 from tests.pages import ROOT, text_of
 from tests.runs import here, script
 

@@ -9,7 +9,8 @@ import pandas as pd
 from hessfig.analysis.axis import variants_in_order
 from hessfig.errors import UserError, plain, run_command
 from hessfig.files import is_file
-from hessfig.record import COLUMNS, CURVE, FROBENIUS, NETWORK, NUMBER, Status, has_no_part
+from hessfig.record import COLUMNS, CURVE, FROBENIUS, NETWORK, NUMBER, Status
+from hessfig.registry import facts_of
 from hessfig.terms import Part, name_order
 
 Broken = Callable[[str, str, str], UserError]
@@ -47,7 +48,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
     depth, sigma = table["num_layers"], table["sigma"]
-    without_part = [one for one in table["quantity"].unique() if has_no_part(str(one))]
+    without_part = [name for name in table["quantity"].unique() if _may_lack_part(str(name))]
     rules = {
         "the sweep is no plain name": ~table["sweep"].map(_is_plain),
         "there is no quantity": table["quantity"] == "",
@@ -70,6 +71,12 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
         if bad.any():
             row = _describe(table[bad].iloc[0], ["sweep", *NUMBER, "value", "error", "status"])
             raise broken(what, row, "rows as `hessfig run` writes them")
+
+
+def _may_lack_part(quantity: str) -> bool:
+    """Return whether rows of a block need no part: by the facts of the quantity; one of the user's own may lack it."""
+    facts = facts_of(quantity)
+    return facts is None or not facts.has_part
 
 
 def _is_plain(name: str) -> bool:

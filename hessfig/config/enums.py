@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hessfig import terms
-from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores
+from hessfig.terms import (
+    MLP,
+    Attention,
+    AttentionBias,
+    Gate,
+    Kind,
+    NamedDirection,
+    Norm,
+    NormKind,
+    Positions,
+    QueryKey,
+    Scores,
+    SliceDirection,
+)
 
 
 class Printed(StrEnum):
@@ -287,32 +300,8 @@ class TrainingData(StrEnum):
     fixed = "fixed"
 
 
-class Direction(StrEnum):
+class SampleDirection(StrEnum):
     """Which way from the state the landscape is looked at."""
 
     random = "random"
     gradient = "gradient"
-
-
-class Ray(StrEnum):
-    """A direction of unit length: eigenvectors of the largest and smallest eigenvalue of H, and one of the bulk; the
-    gradient; a random one."""
-
-    largest = "largest"
-    smallest = "smallest"
-    bulk = "bulk"
-    gradient = "gradient"
-    random = "random"
-
-
-class Heading(StrEnum):
-    """A direction that means something: the gradient, its signs, the next update of each rule, the singular directions
-    of a weight's gradient, a random one, and eigenvectors of the block's largest and smallest eigenvalue."""
-
-    gradient = "gradient"
-    sign = "sign"
-    update = "update"
-    singular = "singular"
-    random = "random"
-    largest = "largest"
-    smallest = "smallest"

@@ -22,8 +22,8 @@ class LandscapeConfig:
     distance: float | None = setting(
         None, "|w - w*|; null: at w* itself", above=0, allowed="a finite number > 0; null is w* itself"
     )
-    direction: enums.Direction = setting(
-        enums.Direction.random,
+    direction: enums.SampleDirection = setting(
+        enums.SampleDirection.random,
         "of w - w*: a random unit vector, or along the gradient of the batch",
         where="landscape.distance!=null",
     )
@@ -60,19 +60,19 @@ class ApproximationConfig:
 class DirectionsConfig:
     """How the loss is compared with its second-order expansion: on rays, along gradient descent, at critical points."""
 
-    along: list[enums.Ray] = setting(
-        list(enums.Ray),
+    along: list[enums.SliceDirection] = setting(
+        list(enums.SliceDirection),
         "directions of slices: eigenvectors of H (largest, smallest, bulk), the gradient, random",
         once=True,
-        allowed=f"a list of {', '.join(enums.Ray)}",
+        allowed=f"a list of {', '.join(enums.SliceDirection)}",
         example="[largest,gradient]",
     )
-    plane: list[enums.Ray] = setting(
-        [enums.Ray.largest, enums.Ray.smallest],
+    plane: list[enums.SliceDirection] = setting(
+        [enums.SliceDirection.largest, enums.SliceDirection.smallest],
         "the two directions that span the plane of a slice",
         size=2,
         once=True,
-        allowed=f"two of {', '.join(enums.Ray)}",
+        allowed=f"two of {', '.join(enums.SliceDirection)}",
         example="[largest,gradient]",
     )
     reach: float | None = setting(
@@ -93,11 +93,11 @@ class DirectionsConfig:
     steps: int = setting(100, "steps of descent", least=2, most=_MOST_STEPS)
     evaluations: int = setting(200, "gradients that a search for a critical point may take", least=1, most=_MOST_STEPS)
     tolerance: float = setting(1e-8, "a critical point is found where the gradient's norm is no larger", above=0)
-    named: list[enums.Heading] = added(
-        [one for one in enums.Heading if one != enums.Heading.smallest],
+    named: list[enums.NamedDirection] = added(
+        [one for one in enums.NamedDirection if one != enums.NamedDirection.smallest],
         "directions of the quantity along: gradient, its signs, update, singular, random, eigenvectors",
         once=True,
-        allowed=f"a list of {', '.join(enums.Heading)}",
+        allowed=f"a list of {', '.join(enums.NamedDirection)}",
         example="[gradient,update]",
     )
     rules: list[Optimiser] = added(

@@ -1,48 +1,25 @@
 """The quantities: one row each with where its numbers are made, and those of the user's own files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from hessfig import terms
-from hessfig.config.enums import Heading, Ray
+from hessfig import registry
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
-from hessfig.measurements.quantity import Quantity
-from hessfig.terms import Approximation, Optimiser, StepNorm
+from hessfig.measurements.quantity import Measured, Quantity, Request, Row
+from hessfig.row_facts import OF_APPROXIMATIONS
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
-_EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measurements.sample_hessians"
+_EIGENVALUES, _MOMENTS = "hessfig.measurements.eigenvalues", "hessfig.measurements.moments"
 _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
-_COMPRESSION, _DIRECTIONS = "hessfig.measurements.compression", "hessfig.measurements.directions"
-_LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
-_OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in terms.NUMBERS_OF_APPROXIMATIONS)
-_WHOLE_DIRECTIONS = (
-    *(f"{one}_direction" for one in Heading if one not in (Heading.update, Heading.singular)),
-    *(f"{rule}_update" for rule in Optimiser),
-)
-_OF_PARTS = ("curvature", "product", "cosine")
-_OF_DIRECTIONS = (
-    *(*_OF_PARTS, "within_weights", "across_weights", "within_layers", "across_layers"),
-    *("slope", "length"),
-)
-_ALONG = (
-    *(f"{name}_{number}" for name in _WHOLE_DIRECTIONS for number in _OF_DIRECTIONS),
-    *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
-    *("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive"),
-)
-
-
-def _walking(config: Config) -> bool:
-    """Return that a quantity leaves the weights, whatever the settings."""
-    return True
 
 
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
@@ -90,7 +67,6 @@ _ROWS = (
         ),
         version=2,  # since 2, condition_number and effective_rank are those of indefinite blocks too
         knows_decay=True,
-        may_be_undefined=("condition_number",),
     ),
     Quantity(
         "accuracy",
@@ -108,7 +84,7 @@ _ROWS = (
         needs=need.OF_A_STEP,
         gives=("critical_step", "critical_sharpness"),
         needs_optimiser="any",
-        walks=_walking,
+        walks=need.leaves_the_weights,
     ),
     Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
     Quantity("gradient_norm", _STATES, of.reads("blocks"), order=1),
@@ -138,7 +114,7 @@ _ROWS = (
         of.reads("training"),
         needs=(need.EXAMPLES, need.NEXT_UPDATE),
         gives=("predicted_decrease", "true_decrease", "decrease_ratio"),
-        walks=_walking,
+        walks=need.leaves_the_weights,
     ),
     _of_blocks("num_parameters", _STATES, of.reads("blocks"), of_loss=False),
     Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm"), knows_decay=True),
@@ -162,171 +138,19 @@ _ROWS = (
         of_loss=False,
     ),
     Quantity("weight_norm", _STATES, of.reads("blocks"), order=0, of_loss=False, knows_decay=True),
-    Quantity(
-        "hessian_distance",
-        _SAMPLES,
-        of.distance_settings,
-        need.check_distance,
-        gives=(
-            *("hessian_distance", "hessian_distance_null", "subset_norm"),
-            *("subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"),
-        ),
-        may_be_undefined=("subset_condition_number",),
-    ),
-    Quantity(
-        "landscape_difference",
-        _LANDSCAPE,
-        of.reads(landscape=(*of.SAMPLES, "distance", "direction", "curvatures")),
-        need.check_samples,
-        gives=(
-            *("landscape_difference", "landscape_rms", "landscape_prediction", "landscape_null", "landscape_bound"),
-            *("largest_loss", "largest_curvature", "directional_curvature"),
-            *("prediction_correlation", "prediction_slope"),
-        ),
-        may_be_undefined=("prediction_correlation", "prediction_slope"),
-        walks=lambda config: config.landscape.distance is not None,
-    ),
     _of_blocks(
         "approximations",
         "hessfig.measurements.approximations",
         approximable.approximation_settings,
         approximable.check_approximations,
         needs=(need.MORE_THAN_NORMS,),
-        gives=_OF_APPROXIMATIONS,
+        gives=OF_APPROXIMATIONS,
         version=2,  # since 2, K-FAC's inputs are those at all positions, and shared keys have their own heads
-        may_be_undefined=_OF_APPROXIMATIONS,
-    ),
-    _of_blocks(
-        "pruning",
-        _COMPRESSION,
-        of.reads("blocks", "products", compression=("damping", "shares")),
-        need.check_dense,
-        gives=terms.OF_PRUNING,
-        version=2,  # since 2, K-FAC as in approximations, no rounding to float32, and ties where weights change nothing
-        walks=_walking,
-    ),
-    _of_blocks(
-        "quantisation",
-        _COMPRESSION,
-        of.reads("blocks", "products", compression=("damping", "bits")),
-        need.check_dense,
-        gives=terms.OF_QUANTISATION,
-        version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
-        walks=_walking,
-    ),
-    _of_blocks(
-        "rounding",
-        _COMPRESSION,
-        of.reads("blocks", "products", compression=("bits",)),
-        need.check_dense,
-        gives=(*terms.ROUNDED, *(f"{name}_rank_correlation" for name in terms.OF_ROUNDING)),
-        may_be_undefined=tuple(f"{name}_rank_correlation" for name in terms.OF_ROUNDING),
-        walks=_walking,
-    ),
-    _of_blocks(
-        "influence",
-        f"{_DIRECTIONS}.influence",
-        of.reads(
-            *("blocks", "products", "training", "size"),
-            **{"compression": ("damping",), "approximation": ("subsets", "left_out")},
-        ),
-        need.check_dense,
-        needs=(need.EXAMPLES, need.FIXED_SET),
-        gives=("influence_spread", *terms.OF_INFLUENCE),
-        may_be_undefined=terms.OF_INFLUENCE,
-        walks=_walking,
-    ),
-    Quantity(
-        "landscape_integrals",
-        _LANDSCAPE,
-        of.reads(landscape=(*of.SAMPLES, "draws", "spread")),
-        need.check_samples,
-        gives=("delta_1", "delta_2", "delta_2_null"),
-        walks=_walking,
-    ),
-    Quantity(
-        "landscape_subspace",
-        f"{_DIRECTIONS}.top_subspace",
-        of.reads(landscape=("samples", "draws", "spread", "dimensions"), spectrum=("tolerance", "steps")),
-        need.check_subspace,
-        gives=(
-            *("landscape_start", "landscape_full", "landscape_top", "landscape_top_share", "landscape_random_share"),
-            *(f"landscape_{name}_quadratic" for name in ("full", "top", "random")),
-        ),
-        may_be_undefined=("landscape_top_share", "landscape_random_share"),
-        walks=_walking,
-    ),
-    Quantity(
-        "stationarity",
-        _LANDSCAPE,
-        of.reads(landscape=of.SAMPLES),
-        need.check_samples,
-        gives=("stationarity", "stationarity_rms", "stationarity_expected", "stationarity_null"),
-    ),
-    Quantity(
-        "slices",
-        f"{_DIRECTIONS}.slices",
-        of.reads(
-            "products",
-            directions=("along", "plane", "reach", "points", "departure"),
-            spectrum=("tolerance", "steps", "cut"),
-        ),
-        need.check_slices,
-        gives=(
-            *(f"{ray}_ray_{number}" for ray in Ray for number in ("slope", "curvature", "departure")),
-            *("convex_directions", "flat_directions", "concave_directions"),
-        ),
-        knows_decay=True,
-        may_be_undefined=tuple(f"{ray}_ray_departure" for ray in Ray),
-        walks=_walking,
-    ),
-    Quantity(
-        "critical_points",
-        f"{_DIRECTIONS}.walks",
-        of.reads("products", directions=("evaluations", "tolerance"), spectrum=("cut",)),
-        need.check_critical,
-        gives=(
-            *("critical_gradient", "critical_loss", "critical_index", "critical_flat"),
-            *("critical_distance", "critical_start"),
-        ),
-        knows_decay=True,
-        walks=_walking,
-    ),
-    Quantity(
-        "descent",
-        f"{_DIRECTIONS}.walks",
-        of.reads("products", directions=("rate", "steps", "departure"), spectrum=("tolerance", "steps")),
-        gives=("descent_horizon", "descent_rate", "descent_run_curvature", "descent_line_curvature"),
-        knows_decay=True,
-        may_be_undefined=("descent_horizon",),
-        walks=_walking,
-    ),
-    _of_blocks(
-        "along",
-        f"{_DIRECTIONS}.along",
-        of.reads(
-            *(*of.OF_BLOCKS, "training"), directions=("named", "rules", "gradients"), spectrum=("tolerance", "steps")
-        ),
-        need.check_rules,
-        gives=_ALONG,
-        version=2,  # since 2, entries of a gradient that are rounding have no sign
-        needs_optimiser="any",
-        may_be_undefined=_ALONG,
-    ),
-    Quantity(
-        "norm_sharpness",
-        f"{_DIRECTIONS}.norm_sharpness",
-        of.reads("training", directions=("starts",), spectrum=("tolerance", "steps")),
-        gives=(
-            *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
-            "sharpness_edge",
-        ),
-        version=2,  # since 2, searches go on until they are stationary, and state no error
-        needs_optimiser="any",
     ),
 )
 CATALOGUE = {row.name: row for row in _ROWS}
-MAY_BE_UNDEFINED = frozenset(name for row in _ROWS for name in row.may_be_undefined)
+for _module in registry.modules_of("quantities"):
+    CATALOGUE |= {row.name: row for row in _module.QUANTITIES}
 
 
 def quantities() -> list[str]:
@@ -351,6 +175,14 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
     return CATALOGUE[name]
 
 
+def undefined_rows(names: Iterable[str], config_dir: str | None = None) -> set[str]:
+    """Return the rows of these quantities that may be undefined although nothing is wrong."""
+    facts = registry.row_facts()
+    asked = [quantity(name, config_dir) for name in names]
+    known = {name for row in asked for name in row.rows if name in facts and facts[name].may_be_undefined}
+    return known.union(*(row.may_be_undefined for row in asked))
+
+
 def walks(name: str, config: Config) -> bool:
     """Return whether a quantity leaves the weights; one of the user's own may."""
     return is_own(name) or quantity(name).walks(config)
@@ -368,7 +200,7 @@ def check_decay(config: Config) -> None:
             raise UserError(
                 f"task.weight_decay: {name} is measured without it",
                 got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
-                allowed=", ".join(row.name for row in _ROWS if row.knows_decay),
+                allowed=", ".join(row.name for row in CATALOGUE.values() if row.knows_decay),
                 remedy=f"leave {name} or task.weight_decay out",
             )
 
@@ -383,10 +215,26 @@ def _guarded(own: Quantity, name: str) -> Quantity:
 
         return run
 
+    def measured(problem: Any, request: Request) -> Measured:
+        result = own.measured(problem, request)
+        _check_parts(own, name, result.rows)
+        return result
+
     functions: dict[str, Any] = {
         name: guard(getattr(own, name)) for name in ("settings", "check", "operations", "serves")
     }
-    return replace(own, measure=guard(own.measured), **functions)
+    return replace(own, measure=guard(measured), **functions)
+
+
+def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
+    """Raise UserError for rows of a block without a part, unless the quantity says that it has none."""
+    if own.has_part and any(row["row"] and not row["part"] for row in rows):
+        raise UserError(
+            f"{KEY}: {name} gives rows of a block without a part",
+            got="part=''",
+            allowed="rows of H, H_o or H_f, or a quantity of weights",
+            remedy="Quantity(..., has_part=False)",
+        )
 
 
 def _checked(name: str, found: object) -> Quantity:

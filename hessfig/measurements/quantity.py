@@ -115,8 +115,9 @@ class Quantity:
     `version` is part of the key: increase it when numbers change. `gives` names the rows if they do not have the name
     of the quantity; two quantities with rows of the same name cannot be measured together. `order`: the numbers follow
     from as many derivatives of the loss at the measured point (hessfig.Monitor's fingerprint takes as many).
-    `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. `may_be_undefined`: rows that
-    are not finite at times, and nothing is wrong (of a zero block, too few samples, an expansion that never departs).
+    `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. For quantities of the user's
+    own, `may_be_undefined` names rows that are not finite at times although nothing is wrong, and `has_part` says
+    whether rows of a block are of a part of the Hessian; for the package's, hessfig.registry.row_facts says so.
     `needs_optimiser`: it is of the next update of a training that hessfig.Monitor follows: of `any` optimiser (none: of
     gradient descent), or of a `given` one. `walks`: it takes the loss away from the weights (on lines, in updates and
     searches, at zero, rounded): a cell of a network of the user's own is reused only if that is the same there, too;
@@ -137,6 +138,7 @@ class Quantity:
     needs: tuple[Requirement, ...] = ()
     knows_decay: bool = False
     may_be_undefined: tuple[str, ...] = ()
+    has_part: bool = True
     needs_optimiser: Literal["", "any", "given"] = ""
     holds: str = ""
     walks: Callable[[Config], bool] = lambda config: False

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from operator import itemgetter
 
-from hessfig.config.checks import check_installed, number_of_samples
-from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, Ray, State, TrainingData
+from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, State
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
@@ -116,7 +115,7 @@ def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
     found = columns(blocks_of(config.blocks, layout, config.model))
     entries, column = max(
-        ((sum(_entries(one, layout) for one in held), col) for _, col, held in found), key=itemgetter(0)
+        ((sum(entries_of(one, layout) for one in held), col) for _, col, held in found), key=itemgetter(0)
     )
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
 
@@ -153,7 +152,7 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        entries = sum(_entries(one, layout) for one in blocks) * len(config.parts)
+        entries = sum(entries_of(one, layout) for one in blocks) * len(config.parts)
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
         return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
@@ -184,9 +183,9 @@ def check_spectrum(config: Config, layout: Layout) -> None:
     check_count(config, layout)
     for block in diagonal(config, layout):
         size = layout.size(block.layer, block.col)
-        needed = 8 * size**2 * _matrices(config.parts)
+        needed = 8 * size**2 * num_matrices(config.parts)
         if needed > MATRIX_BYTES:
-            most = int((MATRIX_BYTES / (8 * _matrices(config.parts))) ** 0.5)
+            most = int((MATRIX_BYTES / (8 * num_matrices(config.parts))) ** 0.5)
             raise UserError(
                 f"quantities=[spectrum]: all eigenvalues of block {block}, {size} parameters, would take "
                 f"{needed / 1e9:.1f} GB of memory in each worker",
@@ -229,13 +228,6 @@ NEXT_UPDATE = Requirement(
     "state={state.kind}",
     "state=trained",
     "state=trained, or leave {quantity} out",
-)
-FIXED_SET = Requirement(
-    lambda config: config.state.kind == State.trained and _sees_all(config),
-    "samples can be left out of a training only if every update sees all of a fixed set",
-    "state={state.kind}, training.data={training.data}, training.batch_size={training.batch_size}",
-    "state=trained, training.data=fixed, training.batch_size at least task.batch_size",
-    "training.data=fixed training.batch_size={task.batch_size}, or leave {quantity} out",
 )
 OWN_RATE = Requirement(
     lambda config: config.training.curvature == Curvature.none,
@@ -291,85 +283,9 @@ def without_layers(quantity: str, got: str) -> UserError:
     )
 
 
-def check_samples(config: Config, layout: Layout) -> None:
-    """Raise UserError for samples that are not there, and for a loss that single samples have not."""
-    del layout
-    if config.task.data != Data.python:
-        number_of_samples(config)
-
-
-def _sees_all(config: Config) -> bool:
-    training = config.training
-    whole = training.optimiser.facts.is_full_batch or training.batch_size >= config.task.batch_size
-    return whole and training.data == TrainingData.fixed
-
-
-def check_subspace(config: Config, layout: Layout) -> None:
-    """Raise UserError as check_samples does, and for more directions than the network has weights."""
-    check_samples(config, layout)
-    size, asked = layout.size(0, Group.all.value), config.landscape.dimensions
-    if not asked or max(asked) > size:
-        raise UserError(
-            "landscape.dimensions: the network has not so many directions",
-            got=asked,
-            allowed=f"a list of whole numbers from 1 to {size}",
-            remedy="landscape.dimensions=[1]",
-        )
-
-
-def check_distance(config: Config, layout: Layout) -> None:
-    """Raise UserError as check_samples does, and for matrices that would exceed MATRIX_BYTES in a worker."""
-    check_samples(config, layout)
-    if config.estimator.method != Method.dense:
-        return
-    for block in blocks_of(config.blocks, layout, config.model):
-        needed = 8 * _entries(block, layout) * _matrices(config.parts) * (config.landscape.points + 1)
-        if needed > MATRIX_BYTES:
-            raise UserError(
-                f"quantities=[hessian_distance]: the matrices of block {block} at every k would take "
-                f"{needed / 1e9:.1f} GB",
-                got=f"{needed / 1e9:.1f} GB for landscape.points={config.landscape.points}",
-                allowed=f"at most {MATRIX_BYTES / 1e9:g} GB",
-                remedy="estimator=hutchinson, which needs products alone (and gives no eigenvalues)",
-            )
-
-
 def is_dense(size: int) -> bool:
     """Whether all eigenvectors of a Hessian of this size are computed."""
     return size <= MOST_DENSE
-
-
-def check_rules(config: Config, layout: Layout) -> None:
-    """Raise UserError for a step rule of a package that is not installed."""
-    del layout
-    for rule in config.directions.rules:
-        check_installed(rule, f"directions.rules: {rule}")
-
-
-def check_slices(config: Config, layout: Layout) -> None:
-    """Raise UserError for a direction of the bulk in a network whose eigenvectors are not all computed."""
-    size, asked = layout.size(0, Group.all.value), {*config.directions.along, *config.directions.plane}
-    if not is_dense(size) and Ray.bulk in asked:
-        others = ",".join(one for one in config.directions.along if one != Ray.bulk)
-        raise UserError(
-            "directions.along, directions.plane: an eigenvector of the bulk takes all eigenvectors of the Hessian",
-            got=f"bulk, with {size} weights",
-            allowed=f"bulk with at most {MOST_DENSE} weights",
-            remedy=f"'directions.along=[{others}]', or a smaller model.d_model",
-        )
-
-
-def check_critical(config: Config, layout: Layout) -> None:
-    """Raise UserError for a network that is too large for a search that takes its whole Hessian at every step."""
-    del config
-    size = layout.size(0, Group.all.value)
-    if not is_dense(size):
-        raise UserError(
-            "quantities=[critical_points]: every step of the search takes the whole Hessian",
-            got=f"{size} weights",
-            allowed=f"at most {MOST_DENSE} weights (minutes from a few hundred on)",
-            remedy="model.d_model=4",
-        )
 
 
 def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> None:
@@ -420,7 +336,7 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
         )
 
 
-def _entries(block: Block, layout: Layout) -> int:
+def entries_of(block: Block, layout: Layout) -> int:
     return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
 
 
@@ -429,6 +345,11 @@ def _is_drawn(weight: Weight) -> bool:
     return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
 
 
-def _matrices(parts: list[Part]) -> int:
+def num_matrices(parts: list[Part]) -> int:
     """Return how many matrices are held at once: H is the sum of both parts of a split where these are there."""
     return len(parts) - (Part.H in parts and bool(split_in(parts)))
+
+
+def leaves_the_weights(config: Config) -> bool:
+    """Return that a quantity takes the loss away from the weights, whatever the settings."""
+    return True

@@ -95,7 +95,6 @@ _KEYS = {
     **{"size": "training.evaluation_size", "batch_size": "training.batch_size"},
 }
 OF_BLOCKS, SCALED = ("products", "blocks", "parts"), ("tolerance", "steps", "products")
-SAMPLES = ("samples", "first", "points", "permutations")
 
 
 def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], dict[str, Any]]:
@@ -117,20 +116,6 @@ def keys_read(found: Mapping[str, Any]) -> frozenset[str]:
     groups = {group: part for group, part in found.items() if isinstance(part, Mapping) and group != "training"}
     single = (_KEYS.get(name, name) for name, value in found.items() if name not in groups and value is not None)
     return frozenset((*single, *(f"{group}.{name}" for group, part in groups.items() for name in part)))
-
-
-def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the settings of norms at the places k; their test vectors are the same for all k, whatever the method."""
-    places = reads(landscape=SAMPLES[:-1])(config, layout)["landscape"]
-    norms = norm_settings(config, layout)
-    dense = config.estimator.method == Method.dense
-    probes = {
-        "method": Method.hutchinson.value,
-        "num_probes": config.estimator.num_probes,
-        "products": config.estimator.products.value,
-    }
-    method = norms["estimator"] if dense else probes
-    return {**norms, "estimator": method, "landscape": places, "cut": config.spectrum.cut if dense else None}
 
 
 def norm_operations(config: Config, layout: Layout) -> float:

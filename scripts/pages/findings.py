@@ -19,9 +19,9 @@ from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
 from hessfig.analysis.presented import markdown_table, marked
-from hessfig.analysis.spectral_distances import KERNELS, pair_distances
 from hessfig.analysis.training_runs import against_plain, late_shares, race
 from hessfig.record import TABLE
+from hessfig.studies.spectra.spectral_distances import KERNELS, pair_distances
 from hessfig.terms import Approximation
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -22,7 +22,7 @@ from hessfig.config.science import GridConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.directions import slices
+from hessfig.studies.directions import slices
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
 from tests.config.composing import configs, job

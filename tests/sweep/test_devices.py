@@ -15,7 +15,7 @@ from hessfig.config.enums import DType, Method, Norm, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.measurements.catalogue import quantities
-from hessfig.measurements.directions import slices
+from hessfig.studies.directions import slices
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant

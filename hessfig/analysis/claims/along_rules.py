@@ -8,7 +8,8 @@ import pandas as pd
 from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.rule import Evidence, at_equal_losses, by_seed, claim, in_logs, wide
 from hessfig.analysis.intervals import fisher_interval
-from hessfig.terms import INFLUENCES, Part
+from hessfig.studies.removal.row_names import INFLUENCES
+from hessfig.terms import Part
 
 KIND, OPTIMISER, RATE = "model.kind", "training.optimiser", "training.learning_rate"
 LEAST_DECADES = 0.1  # a quarter more

@@ -12,8 +12,8 @@ from hessfig.analysis.claims.growth_rules import SMALL, least_squares
 from hessfig.analysis.claims.rule import Evidence, at_equal_losses, by_seed, claim, diagonal
 from hessfig.analysis.intervals import Interval, welch_interval
 from hessfig.analysis.slopes.printed import Window, label, within
-from hessfig.analysis.spectral_distances import KERNELS, NOISE, Kernel, is_weight, pair_distances
 from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
+from hessfig.studies.spectra.spectral_distances import KERNELS, NOISE, Kernel, is_weight, pair_distances
 from hessfig.terms import Part
 
 KIND, ATTENTION, NORM = "model.kind", "model.attention", "model.norm"

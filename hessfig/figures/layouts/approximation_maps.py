@@ -1,24 +1,22 @@
-"""Approximations of blocks: maps of their errors, and how well they predict what leaving samples out does."""
+"""Maps of the errors of approximations of blocks."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
-from matplotlib.ticker import MaxNLocator
 
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
-from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Page, Sheet, width_in
+from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
 from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides, reach
-from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, counted, in_order, networks_of, where
+from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
-from hessfig.terms import INFLUENCES, NUMBERS_OF_APPROXIMATIONS, Approximation
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
 _STYLE = OWN_Y.but(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
@@ -135,41 +133,3 @@ def _square(points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[A
 
 def _cell(value: float) -> str:
     return f"{value:.2f}".replace("-", "−") if np.isfinite(value) else ""
-
-
-_LEFT = 0.9  # inches for names of matrices
-_MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton", "identity": "identity"}
-
-
-def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw how well each matrix predicts what leaving samples out of a training does, next to how far it is from H.
-
-    How to read it: dots are means over seeds at the last step, bars 95 % intervals. Left: the linear datamodelling
-    score, the rank correlation of predicted with true losses over trainings without some samples (intervals by Fisher's
-    z). Right: the relative error of the matrix in the Frobenius norm. If nearness to the Hessian made a
-    predictor good, scores would fall from line to line as errors grow.
-    Requires: the sweep's table.csv with the quantity `influence`.
-    """
-    table = counted(source.table)
-    last = table[table["step"] == table["step"].max()]
-    numbers = {"score": fisher_interval, "error": student_interval}
-    rows = []
-    for name in INFLUENCES:
-        for number, interval in numbers.items():
-            values = where(last, quantity=f"{name}_influence_{number}")["value"]
-            rows.append({"matrix": name, "number": number, **vars(interval(values))})
-    found = pd.DataFrame(rows)
-    note = f"Score: rank correlation with retraining, step {last['step'].max():g}. Mean over {last['seed'].nunique()}"
-    note += " seeds with 95% intervals."
-    style = APART.but(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
-    sheet = Sheet.grid(spec.paper, [list(numbers)], note, style)
-    for _, column, ax in sheet:
-        one = where(found, number=list(numbers)[column])
-        ends = [one["mean"] - one["low"], one["high"] - one["mean"]]
-        ax.errorbar(one["mean"], range(len(one)), xerr=ends, fmt="o", markersize=3, color="black", elinewidth=0.7)
-        names = [_MATRICES.get(name) or Approximation(name).facts.label for name in one["matrix"]]
-        ax.set_yticks(range(len(one)), names if column == 0 else [""] * len(one))
-        ax.set_ylim(len(one) - 0.5, -0.5)
-        ax.xaxis.set_major_locator(MaxNLocator(3))
-        ax.set_xlabel(["score", "distance from H"][column])
-    yield sheet.page("", found)

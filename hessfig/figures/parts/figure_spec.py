@@ -1,8 +1,9 @@
 """What is asked of a figure, the sweep that it is drawn from, and what its layout requires of that."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean, run_command
 from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.record import FROBENIUS
 
 
@@ -197,3 +199,39 @@ class RequiresSteps(Requires):
 
 
 STEPS = RequiresSteps("steps")
+
+
+@dataclass(frozen=True)
+class FigureLayout:
+    """A way of drawing a sweep: a row of hessfig.figures.layouts.core_layouts, or of a study.
+
+    Attributes
+    ----------
+    drawn_by : str
+        "MODULE:FUNCTION" of the function that yields its pages, imported when a figure is drawn.
+    options : tuple of str
+        The names of figure.options that it takes.
+    requires : tuple of Requires
+        What it requires of the table.
+    takes : tuple of str
+        Those of x, colour and dashes that it takes.
+    """
+
+    drawn_by: str
+    options: tuple[str, ...] = ("quantity", "index")
+    requires: tuple[Requires, ...] = ()
+    takes: tuple[str, ...] = ()
+
+    def draw(self, spec: FigureSpec, folder: Path) -> Iterator[Page]:
+        """Yield the pages of a sweep. Raises UserError where it lacks what the layout requires."""
+        source = Source(folder, spec.where)
+        for requirement in self.requires:
+            requirement.check(spec, source)
+        yield from self.pages(spec, source)
+
+    @property
+    def pages(self) -> Callable[[FigureSpec, Source], Iterator[Page]]:
+        """The function behind `drawn_by`."""
+        module, _, name = self.drawn_by.partition(":")
+        function: Callable[[FigureSpec, Source], Iterator[Page]] = getattr(import_module(module), name)
+        return function

@@ -9,6 +9,7 @@ import pandas as pd
 from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, setting_name, settings_of, without
 from hessfig.errors import plain_lines
 from hessfig.record import FROBENIUS, Status
+from hessfig.registry import facts_of
 from hessfig.terms import Group, Matrix, Part, weight_label
 
 ONE_SEED = "one seed"
@@ -39,36 +40,6 @@ _SETTINGS = {
 }
 
 _OF_CNN = {("model.norm", "post"): "GroupNorm"}
-_QUANTITIES = {
-    FROBENIUS: "block norm",
-    "hessian_distance": "distance to H of all samples",
-    "hessian_distance_null": "the same by chance",
-    "subset_norm": "norm for k samples",
-    "subset_largest_eigenvalue": "largest eigenvalue",
-    "subset_condition_number": "condition number",
-    "landscape_difference": "change of the loss by one more sample",
-    "landscape_rms": "its root mean square",
-    "delta_1": "Δ₁",
-    "delta_2": "Δ₂",
-    "delta_2_null": "Δ₂ by chance",
-    "curvature_exponent": "exponent α of the curvature",
-    "adamw_update_curvature": "along AdamW's update",
-    "muon_update_curvature": "along Muon's update",
-    "euclidean_sharpness": "sharpness",
-    "spectral_sharpness": "spectral sharpness",
-    "largest_entry_sharpness": "sharpness, largest entry",
-    "quadratic_rank_correlation": "by second order",
-    "fisher_rank_correlation": "by the Fisher trace",
-    "landscape_top_share": "share of top eigenvectors",
-    "landscape_random_share": "share of random directions",
-    "stationarity": "length of the gradient of k samples",
-    "stationarity_rms": "its root mean square",
-    "sink_mass": "attention on the sink",
-    "key_mass": "attention on a key",
-    "num_parameters": "number of parameters",
-    "gradient_norm": "length of the gradient",
-    "jacobian_norm": "norm of the Jacobian",
-}
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
 _ESTIMATORS |= dict.fromkeys(("unseen sums", "unseen examples"), "held-out examples")
 _FEW = 3  # quantities that a caption names; of more the panels say what they show
@@ -157,7 +128,8 @@ def quantity_label(quantity: str) -> str:
 
 def quantity_words(quantity: str) -> str:
     """Return a quantity in words."""
-    return _QUANTITIES.get(quantity, quantity.replace("_", " "))
+    facts = facts_of(quantity)
+    return (facts and facts.label) or quantity.replace("_", " ")
 
 
 def note_words(

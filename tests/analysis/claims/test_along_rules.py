@@ -12,7 +12,7 @@ from hessfig.analysis.claims.along_rules import NORM_OF
 from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.ledger import claim_of
 from hessfig.analysis.claims.rule import Evidence
-from hessfig.terms import INFLUENCES
+from hessfig.studies.removal.row_names import INFLUENCES
 from tests.analysis import claim_tables as tables
 
 DRAWS, MOST = 60, 0.1  # an interval of 95 % may be wrong on one side in 2.5 %, and what that varies by

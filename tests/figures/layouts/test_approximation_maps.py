@@ -11,7 +11,7 @@ import pytest
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
-from hessfig.terms import INFLUENCES
+from hessfig.studies.removal.row_names import INFLUENCES
 from tests.analysis.spectral import spectral_table
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 

@@ -1,0 +1,146 @@
+"""Heat maps by layer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, SymLogNorm
+from matplotlib.image import AxesImage
+
+from hessfig.analysis.axis import settings_of, without
+from hessfig.analysis.curves import growth_curves
+from hessfig.errors import UserError
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.lettering import points as points_of
+from hessfig.figures.parts.measured import read_numbers
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, width_in
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
+from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, parts_of, where
+from hessfig.figures.parts.saving import file_words
+
+_ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
+_WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
+_WEIGHTS = {"False": "trained", "True": "random"}
+_OUTSIDE = "outside"  # the row of weights that belong to no layer
+
+
+def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw the value of every weight's diagonal block, layers from top to bottom, weights across, a panel per part.
+
+    How to read it: the colour (and the number, where there is room) is log10 of the mean over seeds; one scale for
+    all panels. Quantities that can be negative are coloured themselves, blue below zero and red above. `= 0`: the
+    block vanishes identically. Grey: not measured, or no such weight in that layer. The row `outside` holds
+    weights outside the layers.
+    Requires: the sweep's table.csv with diagonal blocks (options `quantities`: a page each, frobenius by default;
+    `index`; `at`: the nearest place on the axis is drawn).
+    """
+    quantities = spec.words("quantities") or [spec.quantity]
+    for quantity in quantities:
+        one = replace(spec, options={**spec.options, "quantity": quantity})
+        yield from _pages(one, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
+
+
+def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
+    run, numbers = read_numbers(spec, source)
+    diagonal = numbers[numbers["row"] == numbers["col"]]
+    if diagonal.empty:
+        raise UserError(
+            "figure.layout=heat draws diagonal blocks, and the table has none",
+            got=f"{spec.quantity} of pairs",
+            allowed="blocks=each, or a list of weights",
+            remedy="figure.layout=blocks",
+        )
+    curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
+    here, place = at_one_place(curves, spec.number("at"), run.axis)
+    paired = here["variant"].map(lambda variant: without(variant, _RANDOM))
+    for suffix, (variant, _), network in by_network(here.assign(variant=paired)):
+        rows = here.loc[network.index]
+        note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
+        sheet = draw_heat(rows, spec.quantity, note, spec)
+        yield sheet.page(suffix + end, as_written(rows, run.axis))
+
+
+_RANDOM = "model.random"  # trained weights and random ones of one network stand on one page
+
+
+def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
+    """Draw one network's panels next to each other, trained weights above random ones, with one colour bar."""
+    layers, names, states = sorted(points["layer"].unique()), in_order(points["row"]), list(points["variant"].unique())
+    parts = [*map(str, parts_of(points))] or [""]
+    words = [labels.weight_words(name) for name in names]
+    longest = max((len(one) for one in words if "$" not in one), default=6)
+    style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
+    narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
+    style = style.but(narrowest=narrowest, height=height)
+    kinds = [settings_of(one).get(_RANDOM, "") for one in states]
+    rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
+    sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
+    widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
+    in_full = widest <= width_in(sheet.first) + style.across
+    signed = bool((points["mean"] < 0).any())
+    scale = _scale(points["mean"], signed)
+    for row, column, ax in sheet:
+        square, zero = _matrix(where(points, part=parts[column], variant=states[row]), layers, names)
+        image = _draw_panel(ax, square, zero, scale, signed=signed)
+        name_sides(ax, columns=words if row == len(states) - 1 or sheet.is_folded else ())
+        if row == 0 or sheet.is_folded:
+            ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
+    for line in sheet.lines:
+        name_sides(sheet.panels[line[0]], rows=[str(layer) if layer else _OUTSIDE for layer in layers])
+        kind = _WEIGHTS.get(kinds[line[0][0]], "")
+        sheet.panels[line[0]].set_ylabel(f"{kind}: layer" if kind and len(states) > 1 else "layer")
+    label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
+    colour_bar(sheet.outermost, image, wide=0.09, label=label)
+    return sheet
+
+
+def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return means by layer and weight, nan where there is none, and which of the blocks vanish identically."""
+    square = np.full((len(layers), len(names)), np.nan)
+    zero = np.zeros(square.shape, dtype=bool)
+    for row in points.itertuples():
+        place = layers.index(row.layer), names.index(row.row)
+        square[place], zero[place] = row.mean, row.is_zero
+    return square, zero
+
+
+def _scale(means: pd.Series, signed: bool) -> Normalize:
+    """Return a scale for log10 of the means, or for the means themselves where some are negative."""
+    if signed:
+        largest = float(means.abs().max())
+        smallest = float(means.abs().where(means != 0).min())
+        return SymLogNorm(max(smallest, 1e-3 * largest), vmin=-largest, vmax=largest)
+    logs = np.log10(means.where(means > 0))
+    return Normalize(float(logs.min()), float(logs.max())) if logs.notna().any() else Normalize(0, 1)
+
+
+def _draw_panel(ax: Axes, square: np.ndarray, zero: np.ndarray, scale: Normalize, *, signed: bool) -> AxesImage:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = square if signed else np.log10(square)
+    words = None
+    if width_in(ax) / square.shape[1] >= _WRITTEN_CELLS:
+        pairs = zip(shown.flat, zero.flat, strict=True)
+        words = np.array([_cell(value, is_zero, signed) for value, is_zero in pairs]).reshape(shown.shape)
+    colours: dict[str, Any] = {"cmap": "RdBu_r", "dark": 0.0} if signed else {}
+    return draw_matrix(ax, shown, scale, words=words, size=TINY - 1.4, **colours)
+
+
+def _cell(value: float, is_zero: bool, signed: bool) -> str:
+    if is_zero:
+        return "= 0"
+    words = f"{value:.0e}" if signed else f"{value:z.1f}"
+    return words.replace("-", "−") if np.isfinite(value) else ""
+
+
+def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
+    repeats = labels.seeds_words(numbers)
+    over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
+    what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
+    told = ", ".join(filter(None, (what, place)))
+    return f"{told}; grey: no such weight. {labels.estimator_words(numbers)}."

@@ -1,0 +1,229 @@
+"""Quantities along the axis of a sweep, with the slope of every curve."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.axis import Axis, X, along, check_places, setting_name, varied_key, with_settings, without
+from hessfig.analysis.curves import growth_curves, of_quantity
+from hessfig.analysis.manifest import RecordedRun
+from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, part_colour, shades
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.measured import fits_of
+from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, height_in, in_sheets, say
+from hessfig.figures.parts.panels import draw_curve, fitted, positive, why_no_line
+from hessfig.figures.parts.rows import as_written, counted, different, numbers_behind, where
+from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale
+from hessfig.record import CURVE, FROBENIUS, NUMBER
+from hessfig.terms import Group, name_order
+
+_ROWS = 6  # of panels on a page
+_BLOCK = ["layer", "row_layer", "row", "col"]
+_SHORT = 30  # ratio below which powers of ten are too far apart for ticks
+_COLOUR = "#4575b4"
+_LINE = 0.125  # inches that a line of a legend takes
+_MOST = 0.6  # share of a panel that a legend gets at most
+_STROKES: Sequence[Any] = ((0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_STRAIGHT = 0.9  # share of the variance that a line explains at least where a slope is written
+
+
+@dataclass(frozen=True)
+class Laws:
+    """Curves of one sweep with a slope each; `nulls` are the quantities that chance alone gives, by quantity."""
+
+    curves: pd.DataFrame
+    slopes: pd.DataFrame
+    table: pd.DataFrame
+    axis: Axis
+    window: Window
+    nulls: Mapping[str, Sequence[str]]
+    published: Mapping[str, float]
+
+
+def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
+
+    How to read it: a dot is a mean over seeds; up to five seeds are thin lines, more the band of their 95 % interval.
+    Slopes are least squares in logarithms on the sweep's first window, with errors from resampling seeds; none is
+    written where a straight line explains less than 0.9 of the means' variance there: flat or bent curves have no
+    power. Colours are parts of the Hessian (shades: variants). Grey dashed lines are what chance alone gives, with
+    their own slopes: a slope like theirs is no property of the network. Shares (accuracies) have linear axes.
+    Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
+    slope}), `repeats` (a varied setting whose values are the repeats, each a mean over seeds: batches, say). Requires:
+    the sweep's table.csv.
+    """
+    repeats = str(spec.options.get("repeats", ""))
+    run = _over_repeats(source.run, repeats)
+    quantities = spec.words("quantity") or [FROBENIUS]
+    laws = _laws(spec, run, quantities)
+    check_places(along(run.table, run.axis), run.axis)
+    keys = different(laws.curves, *_BLOCK)
+    rank = name_order([key[2] for key in keys])
+    keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
+    note = _law_note(run, laws, quantities).replace("seeds", _repeats_words(repeats) or "seeds")
+    for blocks, suffix in in_sheets(keys, _ROWS):
+        sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
+        yield sheet.page(suffix, drawn)
+
+
+def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws:
+    nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
+    windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
+    curves, slopes, tables = [], [], []
+    for name in [*quantities, *(name for names in nulls.values() for name in names)]:
+        table = along(_of_whole(of_quantity(run.table, name)), run.axis)
+        curves.append(growth_curves(table, axis=run.axis, quantity=name))
+        slopes.append(fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name))
+        tables.append(table)
+    means, fitted_to, numbers = (pd.concat(every) for every in (curves, slopes, tables))
+    return Laws(means, fitted_to, numbers, run.axis, windows[0], nulls, spec.options.get("published", {}))
+
+
+def _of_whole(table: pd.DataFrame) -> pd.DataFrame:
+    """Return numbers with those of the network (an accuracy, say) as numbers of its whole Hessian: in one row."""
+    return table.assign(row=table["row"].replace("", Group.all.value), col=table["col"].replace("", Group.all.value))
+
+
+def _repeats_words(asked: str) -> str:
+    """Return what the repeats are where they are the values of a setting: batches of a task's seed."""
+    words = asked and f"values of {labels.plain(setting_name(asked))}"
+    return "batches" if asked == "task.seed" else words
+
+
+def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
+    """Return a sweep whose seeds are the values of a varied setting, each with the means over its own seeds."""
+    if not asked:
+        return run
+    key = varied_key(asked, run.table["variant"].unique(), asked="figure.options.repeats")
+    rest, own = run.table["variant"].map(lambda variant: without(variant, key)), with_settings(run.table, key)[key]
+    table = run.table.assign(variant=rest, seed=pd.factorize(own)[0])
+    numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
+    means = numbers.agg({name: "mean" if name == "value" else "first" for name in table if name not in NUMBER})
+    return replace(run, table=means[list(table)])
+
+
+def _law_sheet(
+    spec: FigureSpec, laws: Laws, blocks: Sequence[tuple[Any, ...]], quantities: Sequence[str], note: str
+) -> tuple[Sheet, pd.DataFrame]:
+    titles = [_title(block) for block in blocks]
+    names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
+    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.but(height=1.3, down=0.2, narrowest=None))
+    drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
+    set_x_scale(sheet.axes[-1], laws.curves[X])
+    sheet.label(
+        labels.plain(laws.axis.symbol),
+        [labels.plain(labels.quantity_words(quantity)) for quantity in quantities],
+        titles,
+    )
+    return sheet, as_written(pd.concat(drawn), laws.axis)
+
+
+def _panel_name(block: tuple[Any, ...]) -> str:
+    layer, row_layer, row, col = block
+    name = labels.block_name(row, col) or "network"
+    return name + (f"@{row_layer},{layer}" if layer != row_layer else f"{layer}" if layer > 1 else "")
+
+
+def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
+    """Draw one panel and return its numbers, the slope of its curve next to each."""
+    curves, slopes = (_of(frame, block, quantity) for frame in (laws.curves, laws.slopes))
+    nulls = pd.concat([_of(laws.curves, block, name) for name in laws.nulls[quantity]] or [curves[:0]])
+    shown = pd.concat([curves, nulls])
+    if not positive(shown).any():
+        say(ax, why_no_line(curves))
+        return _beside(shown, laws)
+    _set_scale(ax, shown, quantity)
+    for rank, (_, null) in enumerate(nulls.groupby("quantity", sort=False)):
+        _draw_null(ax, laws, block, null, rank)
+    several = list(curves["variant"].unique())
+    for part, here in curves.groupby("part", sort=False):
+        tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
+        for tone, variant in zip(tones, several, strict=True):
+            curve, slope = where(here, variant=variant), where(slopes, part=part, variant=variant).iloc[0]
+            names = [labels.symbol(str(part)) if len(set(curves["part"])) > 1 else "", labels.variant_words(variant)]
+            label = _labelled(", ".join(filter(None, names)), curve, slope, laws)
+            draw_curve(ax, curve, numbers_behind(curve, laws.table), colour=tone, label=label)
+    _write_slopes(ax, laws.published.get(quantity))
+    return _beside(shown, laws)
+
+
+def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
+    """Make the y axis logarithmic, with ticks that its length holds; linear for shares."""
+    if quantity.endswith("accuracy"):
+        return
+    set_decades(ax, "y")
+    drawn = shown.loc[positive(shown), "mean"]
+    if drawn.max() < _SHORT * drawn.min():
+        between_decades(ax, "y")
+
+
+def _labelled(name: str, curve: pd.DataFrame, slope: pd.Series, laws: Laws) -> str:
+    """Return the name of a curve with its slope, if a straight line describes it on the window."""
+    value = f"slope {fitted(slope['slope'], slope['slope_se'])}" if _is_straight(curve, laws) else ""
+    return ": ".join(filter(None, [name, value]))
+
+
+def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
+    """Return whether a power law describes a curve on the window: by the share of variance that a line explains."""
+    drawn = curve[positive(curve) & within(curve[X], laws.window)]
+    logs = np.log(drawn[[X, "mean"]].to_numpy(float))
+    return len(drawn) > 2 and bool((logs.std(axis=0) > 0).all() and np.corrcoef(logs.T)[0, 1] ** 2 >= _STRAIGHT)
+
+
+def _write_slopes(ax: Axes, published: float | None) -> None:
+    """Write the legend, in room of its own: names and slopes, and the published one."""
+    title = f"published slope {published:g}".replace("-", "−") if published is not None else None
+    if not ax.get_legend_handles_labels()[1] and title is None:
+        return
+    legend = ax.legend(loc="lower left", fontsize=TINY, title=title, alignment="left")
+    if ax.get_yscale() == "log":
+        _make_room(ax, int(title is not None) + len(legend.get_texts()))
+
+
+def _make_room(ax: Axes, lines: int) -> None:
+    """Lower the end of a logarithmic axis so that `lines` of words stand below what is drawn."""
+    low, high = ax.get_ylim()
+    share = min(lines * _LINE / height_in(ax), _MOST)
+    ax.set_ylim(high * (low / high) ** (1 / (1 - share)), high)
+
+
+def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> None:
+    """Draw what chance gives of every variant in grey, dashed; the first is named, with its slope."""
+    slope = _of(laws.slopes, block, str(null["quantity"].iloc[0])).iloc[0]
+    label = f"chance: slope {fitted(slope['slope'], slope['slope_se'])}"
+    for first, (_, line) in enumerate(null[positive(null)].groupby("variant", sort=False)):
+        style: dict[str, Any] = {"color": GUIDE, "linestyle": _STROKES[rank % 3], "linewidth": 1.2, "zorder": 5}
+        ax.plot(line[X], line["mean"], label="_" if first else label, **style)
+
+
+def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
+    fits = laws.slopes[[*CURVE, "slope", "slope_se", "window_low", "window_high"]]
+    return curves.merge(fits, on=CURVE, how="left", validate="many_to_one")
+
+
+def _of(frame: pd.DataFrame, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
+    return where(frame, quantity=quantity, **dict(zip(_BLOCK, block, strict=True)))
+
+
+def _title(block: tuple[Any, ...]) -> str:
+    layer, row_layer, row, col = block
+    across = f"{row_layer},{layer}" if layer != row_layer else ""
+    return labels.block_title(row, col, across, quantity="") + (f" {layer}" if layer > 1 and not across else "")
+
+
+def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
+    table = pd.concat([of_quantity(run.table, name) for name in quantities])
+    window = label(laws.window, laws.axis.symbol)
+    chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
+    words = labels.note_words(along(table, laws.axis), laws.axis, [], several_points=True)
+    if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
+        return words + chance
+    return f"{words} Slopes: least squares in logarithms, {window}, where a line explains 0.9 of the variance.{chance}"

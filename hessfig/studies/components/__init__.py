@@ -1,0 +1,5 @@
+"""How components of transformers change the growth laws of blocks, and what their ratio means for training."""
+
+from hessfig.registry import Study
+
+STUDY = Study(layouts=("components", "ratio_courses", "sgd_gap"), page="docs/components.md")

@@ -1,0 +1,24 @@
+"""The loss and its curvature along directions: named ones, slices, critical points, descent, and other norms."""
+
+from hessfig.registry import Study
+from hessfig.row_facts import RowFacts
+from hessfig.studies.directions.row_names import ALONG, PLAIN, WITHOUT_PART
+from hessfig.terms import SliceDirection
+
+STUDY = Study(
+    quantities=("slices", "critical_points", "descent", "along", "norm_sharpness"),
+    layouts=("slices", "critical_points", "trajectories", "norm_edges"),
+    rows={
+        **dict.fromkeys(PLAIN, RowFacts()),
+        **{f"{ray}_ray_departure": RowFacts(may_be_undefined=True) for ray in SliceDirection},
+        "descent_horizon": RowFacts(may_be_undefined=True),
+        **{name: RowFacts(has_part=name not in WITHOUT_PART, may_be_undefined=True) for name in ALONG},
+        "curvature_exponent": RowFacts("exponent α of the curvature", may_be_undefined=True),
+        "adamw_update_curvature": RowFacts("along AdamW's update", may_be_undefined=True),
+        "muon_update_curvature": RowFacts("along Muon's update", may_be_undefined=True),
+        "euclidean_sharpness": RowFacts("sharpness"),
+        "spectral_sharpness": RowFacts("spectral sharpness"),
+        "largest_entry_sharpness": RowFacts("sharpness, largest entry"),
+    },
+    page="docs/directions.md",
+)

@@ -1,0 +1,231 @@
+"""Quantity along: blocks of H, H_o and H_f times directions that mean something, split by weight and layer."""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hessfig.config.enums import NamedDirection
+from hessfig.curvature.column import Column, entries_of, multiplied, view_of
+from hessfig.curvature.gradients import LossGradient, above_rounding
+from hessfig.curvature.problem import Objective
+from hessfig.curvature.rounding import norm, unit_of
+from hessfig.curvature.spectral.extremes import End
+from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.measurements.eigenvalues import extremes_of, square_columns
+from hessfig.measurements.quantity import Measured, Request, Row, block_row, exact, state_row, state_rows
+from hessfig.measurements.stability import Named, update_of
+from hessfig.terms import Block, Optimiser, Part
+from hessfig.weights import Weight
+
+_LEAST_VALUE = 1e-3  # of the largest singular value: smaller ones enter no exponent
+_FEWEST = 3  # points of an exponent
+_BY = "products"
+Numbers = dict[str, float]
+Vector = Float[Tensor, " n"]
+
+
+class StateDirections:
+    """The directions of a state, and their restrictions to the weights of any block; float64, on the CPU."""
+
+    def __init__(self, problem: Objective, request: Request) -> None:
+        self._problem, self._request = problem, request
+        settings = request.at.config.directions
+        self.headings = settings.named
+        self.rules = settings.rules or [request.at.config.training.optimiser]
+
+    @cached_property
+    def gradient(self) -> Named:
+        """The gradient of the loss of the measuring batch, by parameter."""
+        return LossGradient(self._problem).gradient
+
+    @cached_property
+    def _signs(self) -> Named:
+        told = above_rounding(self._problem)
+        return {name: slope.sign() * told[name] for name, slope in self.gradient.items()}
+
+    @cached_property
+    def _updates(self) -> dict[Optimiser, Named]:
+        at = self._request.at
+        return {rule: update_of(self._problem, at, rule, at.config.directions.gradients) for rule in self.rules}
+
+    def of(self, block: Block, column: Column) -> Iterator[tuple[str, Vector, bool]]:
+        """Yield name, direction and whether it was found to the tolerance, for each but the singular directions."""
+        for heading in self.headings:
+            if heading in list(End):
+                vector, is_found = self._eigenvector(End(heading.value), block, column)
+                yield f"{heading}_direction", vector, is_found
+            elif heading == NamedDirection.update:
+                yield from ((f"{rule}_update", self.entries(one, block), True) for rule, one in self._updates.items())
+            elif heading != NamedDirection.singular:
+                yield f"{heading}_direction", self._plain(heading, block), True
+
+    def entries(self, named: Named, block: Block) -> Vector:
+        """Return the entries of a block's weights of tensors by parameter."""
+        side = self._problem.layout.side(block.layer, block.col)
+        return entries_of(named, side).detach().double().cpu()
+
+    def singular(self, block: Block) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]] | None:
+        """Return singular values of the gradient of a block of one matrix, and u_k v_k^T as columns; None for others.
+
+        A tensor of more axes (the kernels of a convolution) is a matrix with a row for each entry of the first.
+        """
+        side = self._problem.layout.side(block.layer, block.col)
+        if NamedDirection.singular not in self.headings or len(side) > 1:
+            return None
+        gradient = view_of(self.gradient[side[0].parameter], side[0])
+        if gradient.ndim < 2:
+            return None
+        matrix = gradient.flatten(1).double().cpu()
+        if not bool(matrix.isfinite().all()):
+            return None
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        return values, torch.einsum("ik,kj->ijk", left, right).flatten(0, 1)
+
+    def _plain(self, heading: NamedDirection, block: Block) -> Vector:
+        if heading == NamedDirection.random:
+            dim, generator = self._problem.layout.size(block.layer, block.col), self._stream(block)
+            return torch.randn(dim, dtype=torch.float64, generator=generator)
+        if heading == NamedDirection.sign:
+            return self.entries(self._signs, block)
+        return self.entries(self.gradient, block)
+
+    def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
+        square = Square(column, block, Part.H)
+        try:
+            found = extremes_of(square, end, self._request.spectrum, self._stream(block))
+        except NotFinite:
+            return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
+        return found.vectors[:, 0].cpu(), found.converged
+
+    def _stream(self, block: Block) -> torch.Generator:
+        return self._request.stream(block.layer, block.col)
+
+
+def along(problem: Objective, request: Request) -> Measured:
+    """Return curvatures along named directions d, restricted to each block: exact products, no probes.
+
+    By part A of the block: `curvature` d.Ad / |d|^2, `product` |Ad| / |d|, `cosine` d.Ad / (|d| |Ad|). For a block of
+    several weights a, b, with C_ab = d_a.A_ab d_b / |d|^2, the curvature is `within_weights` sum_a C_aa plus
+    `across_weights`; `within_layers` is the sum over a, b of one layer (a weight outside of the layers is one by
+    itself). Without a part: `slope` g.d / |d|, `length` |d|. For a block of one matrix, with its gradient sum_k s_k
+    u_k v_k^T, the same of u_k v_k^T (`index` k), s_k as `singular_direction_value`, and exponents over k with s_k at
+    least a thousandth of s_1 and h_k = the curvature > 0: `curvature_exponent` of h_k in s_k, `singular_decay` of
+    1 / s_k in k, `curvature_decay` of 1 / h_k in k; `curvature_positive`: the share of these k with h_k > 0. Numbers of
+    a vector 0 are NaN.
+    """
+    named, rows = StateDirections(problem, request), list[Row]()
+    for block, column in square_columns(problem, request):
+        side = problem.layout.side(block.layer, block.col)
+        slope = named.entries(named.gradient, block)
+        for name, vector, is_found in named.of(block, column):
+            unit = unit_of(vector)
+            vector = vector / unit
+            rows += _facts(name, request, block, slope, vector, unit)
+            for part, numbers in _split(column, block, request, side, vector).items():
+                rows += _rows(name, request, block, part, numbers, is_rough=not is_found)
+        rows += _singular(named, column, block, request)
+    return Measured(rows)
+
+
+def _facts(name: str, request: Request, block: Block, slope: Vector, vector: Vector, unit: float) -> list[Row]:
+    length = float(vector.norm())
+    facts = {f"{name}_slope": float(slope @ vector) / length if length else math.nan, f"{name}_length": length * unit}
+    return state_rows(request, facts, block=block)
+
+
+def _rows(
+    name: str,
+    request: Request,
+    block: Block,
+    part: Part,
+    numbers: Numbers,
+    *,
+    index: int | None = None,
+    is_rough: bool = False,
+) -> list[Row]:
+    found = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
+    return [block_row(number, request, block, part, one, index=index) for number, one in found.items()]
+
+
+def _split(
+    column: Column, block: Block, request: Request, side: tuple[Weight, ...], vector: Vector
+) -> dict[Part, Numbers]:
+    """Return the numbers of a direction, by part; one product for each weight of the block gives all of them."""
+    pieces = torch.zeros(len(vector), len(side), dtype=torch.float64)
+    for place, rows in enumerate(torch.arange(len(vector)).split([weight.size for weight in side])):
+        pieces[rows, place] = vector[rows]
+    products = _multiplied(column, block, request, pieces)
+    squared = float(vector.square().sum())
+    found = {}
+    for part, product in products.items():
+        shares = pieces.T @ product / squared if squared else torch.full((len(side),) * 2, math.nan)
+        found[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
+    return found
+
+
+def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
+    """Return A V of every part, in float64 on the CPU."""
+    products = multiplied(column, vectors, request.parts)
+    return {part: products[block, part].double().cpu() for part in request.parts}
+
+
+def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
+    size = norm(product) / squared**0.5 if squared else math.nan
+    return {"curvature": curvature, "product": size, "cosine": curvature / size if size else math.nan}
+
+
+def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
+    """Return the curvature within weights and layers and across them; nothing for a single weight."""
+    if len(side) == 1:
+        return {}
+    total, weights = float(shares.sum()), float(shares.trace())
+    found = {"within_weights": weights, "across_weights": total - weights}
+    keys = [weight.layer or weight.name for weight in side]
+    if any(weight.layer for weight in side):
+        alike = torch.tensor([[one == other for other in keys] for one in keys])
+        layers = float(shares[alike].sum())
+        found |= {"within_layers": layers, "across_layers": total - layers}
+    return found
+
+
+def _singular(named: StateDirections, column: Column, block: Block, request: Request) -> Iterator[Row]:
+    """Yield the rows of the singular directions of the gradient of a block, and their exponents."""
+    found = named.singular(block)
+    if found is None:
+        return
+    values, vectors = found
+    name, places = "singular_direction", range(1, len(values) + 1)
+    for k, value in zip(places, values.tolist(), strict=True):
+        yield state_row(f"{name}_value", request, value, block=block, index=k)
+    at = torch.arange(1, len(values) + 1).double()
+    yield state_row("singular_decay", request, -_slope(at, values, _counts(values)), block=block)
+    for part, products in _multiplied(column, block, request, vectors).items():
+        heights = (vectors * products).sum(dim=0)
+        for k, height, product in zip(places, heights.tolist(), products.T, strict=True):
+            yield from _rows(name, request, block, part, _whole(height, product, 1.0), index=k)
+        counts = _counts(values)
+        fits = {
+            "exponent": _slope(values, heights, counts),
+            "decay": -_slope(at, heights, counts),
+            "positive": float((heights[counts] > 0).double().mean()),
+        }
+        yield from _rows("curvature", request, block, part, fits)
+
+
+def _counts(values: Vector) -> Bool[Tensor, " n"]:
+    """Return which singular values enter exponents."""
+    return (values > 0) & (values >= _LEAST_VALUE * values[0])
+
+
+def _slope(x: Vector, y: Vector, counts: Bool[Tensor, " n"]) -> float:
+    """Return the slope of log y on log x by least squares, where both count and y > 0; NaN of too few points."""
+    kept = counts & (y > 0)
+    if int(kept.sum()) < _FEWEST:
+        return math.nan
+    at, to = x[kept].log(), y[kept].log()
+    at = at - at.mean()
+    return float(at @ to / at.square().sum())

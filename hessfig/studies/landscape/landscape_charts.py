@@ -1,0 +1,143 @@
+"""Differences of losses of k + 1 and k samples: measured, predicted, bounded, by chance."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.axis import Axis, X, along, check_places, with_settings, without
+from hessfig.analysis.curves import growth_curves
+from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
+from hessfig.analysis.slopes.printed import WHOLE, label
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.measured import fits_of
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say
+from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens
+from hessfig.figures.parts.rows import as_written, counted, where
+from hessfig.figures.parts.saving import file_words
+from hessfig.figures.parts.ticks import set_decades
+
+DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
+_SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
+_ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
+_SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
+_DIFFERENCE = "$|L_{k+1} - L_k|$"
+_ROOM = 1e3  # below the curves, for words
+_TONE, _BOUND = "#4575b4", "#d73027"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A panel: the differences, its curves along k by quantity, its single numbers, its slopes."""
+
+    table: pd.DataFrame
+    curves: dict[str, pd.DataFrame]
+    numbers: dict[str, float]
+    slopes: dict[str, tuple[float, float]]
+    distance: float
+
+
+def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw a panel for every direction (rows) and distance (columns) of the sweep; a page for whatever else varies.
+
+    How to read it: dots are means over orders of the samples and over seeds (up to five as thin lines, more as the
+    band of their 95 % interval); open dots root mean squares, which the grey line (chance alone) must meet whatever the
+    network: its slope of -1 is automatic. Black dashes: the second-order prediction. Red: the bound, and its two terms
+    (dots: 2 L_max / (k + 1); dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of
+    losses' changes on their prediction. At w* there is no direction, and one panel. Requires: a sweep of the quantity
+    landscape_difference along `index`.
+    """
+    run, axis = source.run, Axis("index")
+    check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
+    rest = run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE))
+    table = with_settings(run.table, DIRECTION, DISTANCE).assign(other=rest)
+    fixed, others = str((run.config.get("landscape") or {}).get("distance")), table["other"].unique()
+    for other in others:
+        suffix = f"_{file_words(other)}" if len(others) > 1 else ""
+        yield _page(spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix)
+
+
+def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, fixed: str, suffix: str) -> Page:
+    """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
+    directions, distances = (list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE))
+    names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
+    style = ONE_SCALE.but(height=1.3, top=0.52, down=0.3, narrowest=None)
+    sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
+    drawn = []
+    for row, column, ax in sheet:
+        if row and distances[column] == "None":
+            say(ax, "as above: at $w^*$\nthere is no direction")
+            continue
+        here = where(table, **{DIRECTION: directions[row], DISTANCE: distances[column]})
+        place = _place(spec, here, axis, distances[column] or fixed, fits)
+        _draw(ax, place)
+        for name, curve in place.curves.items():
+            drawn.append(curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1]))
+    for which in ("x", "y"):
+        set_decades(sheet.first, which)
+    rows = [f"{labels.plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
+    places = [distance or fixed for distance in distances]
+    columns = [f"distance {labels.plain(one)}" if one != "None" else "at $w^*$" for one in places]
+    sheet.label("k", columns, rows, [labels.plain(one) for one in directions], _DIFFERENCE)
+    low, high = sheet.first.get_ylim()
+    sheet.first.set_ylim(low / _ROOM, high)
+    sheet.name_above(sheet.outermost, long=1.2)
+    return sheet.page(suffix, as_written(pd.concat(drawn), axis))
+
+
+def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: FitSettings) -> _Place:
+    present = [name for name in _ALONG_K if name in set(table["quantity"])]
+    curves = {name: growth_curves(table, axis=axis, quantity=name) for name in present}
+    windows = list(spec.windows)[:1] or [WHOLE]
+    slopes = {}
+    for name in present:
+        fit = fit_slopes(table, {}, windows, fits, axis=axis, quantity=name).iloc[0]
+        slopes[name] = float(fit["slope"]), float(fit["slope_se"])
+    used = counted(table)
+    numbers = {name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE}
+    differences = along(where(table, quantity=_SIZE), axis)
+    return _Place(differences, curves, numbers, slopes, 0.0 if distance == "None" else float(distance))
+
+
+def _draw(ax: Axes, place: _Place) -> None:
+    null, size, rms = (place.curves[name] for name in (_NULL, _SIZE, _RMS))
+    ax.plot(null[X], null["mean"], color=GUIDE, linewidth=2.2, alpha=0.6, label="chance (rms)", zorder=1)
+    draw_curve(ax, size, place.table, colour=_TONE, label="mean")
+    ax.plot(rms[X], rms["mean"], "o", color=_TONE, fillstyle="none", markeredgewidth=0.5, label="rms")
+    if "landscape_prediction" in place.curves:
+        predicted = place.curves["landscape_prediction"]
+        dashed: dict[str, Any] = {"color": "black", "linestyle": (0, (3, 2)), "linewidth": 0.8}
+        ax.plot(predicted[X], predicted["mean"], label="2nd order", zorder=4, **dashed)
+    _draw_bound(ax, place)
+    slope, error = place.slopes[_SIZE]
+    loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
+    words = f"slope {fitted(slope, error)}\nbound / mean: {in_tens(np.median(loose))}"
+    if place.distance:
+        found = place.numbers
+        words += f"\nr = {found['prediction_correlation']:.2f}, b = {in_tens(found['prediction_slope'])}"
+    corner(ax, words, "lower left")
+
+
+def _draw_bound(ax: Axes, place: _Place) -> None:
+    """Draw the bound and its two terms."""
+    bound, numbers = place.curves["landscape_bound"], place.numbers
+    k = bound[X].to_numpy()
+    ax.plot(k, bound["mean"], color=_BOUND, linewidth=0.8, label="bound")
+    line: dict[str, Any] = {"color": _BOUND, "linewidth": 0.6}
+    ax.plot(k, 2 * numbers["largest_loss"] / (k + 1), linestyle=":", label="loss term", **line)
+    if place.distance:
+        term = numbers["largest_curvature"] * place.distance**2 / (k + 1)
+        ax.plot(k, term, linestyle="--", label="curvature term", **line)
+
+
+def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
+    chosen = along(where(table, quantity=_SIZE), axis)
+    window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
+    words = labels.note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
+    tail = "the rms scatters, for its largest losses rule it"
+    return f"{words} Slopes: {window}; chance has slope −1 whatever the network; {tail}."

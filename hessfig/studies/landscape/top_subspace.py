@@ -1,0 +1,128 @@
+"""Quantity landscape_subspace: one more sample's change of the loss in the top eigenspace of H, and in all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.gradients import LossGradient, Samples, WholeHessian
+from hessfig.curvature.problem import Objective, standard_error
+from hessfig.curvature.spectral.extremes import End, Extremes
+from hessfig.measurements.eigenvalues import extremes_of
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, exact, state_row, state_rows
+from hessfig.studies.landscape.losses_of_samples import POINTS, samples_of
+from hessfig.terms import Group
+
+_CLOSED = "closed form"
+Columns = Float[Tensor, "n k"]
+
+
+def landscape_subspace(problem: Objective, request: Request) -> Measured:
+    """Return means of v(w), the variance over samples of their losses at w, over points w = w* + s z, z ~ N(0, I).
+
+    Over orders of the samples the mean of (L_{k+1}(w) - L_k(w))^2 is exactly v(w) (1 + 1/k) / (k + 1)^2 (see
+    landscape.null_difference): Delta_2 is a mean of v but for a factor of k alone. `landscape_start`: v(w*).
+    `landscape_full`: z in all weights. `landscape_top`, `index` D: z in the span of the eigenvectors of the D
+    largest eigenvalues of the samples' Hessian (arXiv 2604.14870, equation 4). `landscape_full_quadratic`,
+    `landscape_top_quadratic`, `landscape_random_quadratic`: of second-order expansions of the losses; for D directions
+    in closed form (equation 15), `random` ones being orthonormal. `landscape_top_share`,
+    `landscape_random_share`: what D directions add to v(w*) over what all weights add to it, both of expansions.
+    Points are landscape.draws pairs z, -z, over which the errors are. What rests on eigenvectors that have not
+    converged is `not_converged`.
+    """
+    samples, settings = samples_of(problem, request), request.at.config.landscape
+    found, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
+    top, most = found.vectors.cpu(), found.vectors.shape[1]
+    points = torch.randn(samples.dim, settings.draws, dtype=torch.float64, generator=drawn)
+    inside = torch.randn(most, settings.draws, dtype=torch.float64, generator=drawn)
+    random = torch.linalg.qr(torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)).Q
+    start = float(samples.losses().double().var())
+    full, bent = _mean(_measured(samples, points, settings.spread)), _mean(_expanded(samples, points, settings.spread))
+    numbers = {"landscape_start": exact(start), "landscape_full": full, "landscape_full_quadratic": bent}
+    rows = state_rows(request, numbers)
+    closed = {"top": Expansion.of(samples, top), "random": Expansion.of(samples, random)}
+    for count in settings.dimensions:
+        here = _mean(_measured(samples, top[:, :count] @ inside[:count], settings.spread))
+        rows.append(_row("landscape_top", request, here, count, found))
+        for name, expansion in closed.items():
+            value = expansion.within(count).mean_variance(settings.spread)
+            share = (value - start) / (bent.value - start)
+            error = abs(share / (bent.value - start)) * bent.error
+            ratio = replace(bent, value=share, error=error)
+            rows.append(_row(f"landscape_{name}_quadratic", request, exact(value, _CLOSED), count, found))
+            rows.append(_row(f"landscape_{name}_share", request, ratio, count, found))
+    return Measured(rows)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Of every sample, less the mean over samples: l_i, U^T g_i and U^T H_i U for orthonormal columns U."""
+
+    losses: Float[Tensor, " samples"]
+    slopes: Float[Tensor, "samples k"]
+    curvatures: Float[Tensor, "samples k k"]
+
+    @classmethod
+    def of(cls, samples: Samples, vectors: Columns) -> Expansion:
+        """Expand along columns; products of two of them by u.Hv = ((u + v).H(u + v) - u.Hu - v.Hv) / 2."""
+        single = [samples.along(samples.shaped(one)) for one in vectors.T]
+        bent = torch.stack([one.curvatures.double() for one in single], dim=1)
+        curvatures = torch.diag_embed(bent)
+        for one, other in combinations(range(vectors.shape[1]), 2):
+            both = samples.along(samples.shaped(vectors[:, one] + vectors[:, other])).curvatures.double()
+            mixed = (both - bent[:, one] - bent[:, other]) / 2
+            curvatures[:, one, other] = curvatures[:, other, one] = mixed
+        slopes = torch.stack([one.slopes.double() for one in single], dim=1)
+        return cls(*(one - one.mean(dim=0) for one in (single[0].losses.double(), slopes, curvatures)))
+
+    def within(self, count: int) -> Expansion:
+        """Return that along the first `count` columns."""
+        return type(self)(self.losses, self.slopes[:, :count], self.curvatures[:, :count, :count])
+
+    def mean_variance(self, spread: float) -> float:
+        """Return the mean over z ~ N(0, s^2 I) of the variance over samples of a + c.z + z.Bz / 2.
+
+        By sample a^2 + a s^2 tr B + s^2 |c|^2 + s^4 (2 tr B^2 + (tr B)^2) / 4 (arXiv 2604.14870, equation 15).
+        """
+        trace, square = self.curvatures.diagonal(dim1=1, dim2=2).sum(dim=1), spread**2
+        linear = self.losses * trace + self.slopes.square().sum(dim=1)
+        bent = 2 * self.curvatures.square().sum(dim=(1, 2)) + trace.square()
+        found = self.losses.square() + square * linear + square**2 / 4 * bent
+        return float(found.sum()) / (len(found) - 1)
+
+
+def _top(problem: Objective, count: int, request: Request) -> Extremes:
+    """Return the outermost eigenvectors of the Hessian of the first samples, in every parameter."""
+    chosen = replace(problem, batch=problem.batch.samples(slice(count)))
+    hessian, generator = WholeHessian(LossGradient(chosen)), request.stream(0, Group.all.value)
+    return extremes_of(hessian, End.largest, request.spectrum, generator, k=max(request.at.config.landscape.dimensions))
+
+
+def _measured(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
+    """Yield for every pair of points the mean of v at both."""
+    for shift in map(samples.shaped, points.T):
+        ends = [samples.losses(samples.moved(shift, sign * spread)).double() for sign in (1, -1)]
+        yield sum(float(one.var()) for one in ends) / 2
+
+
+def _expanded(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
+    """Yield the same of second-order expansions."""
+    for found in (samples.along(samples.shaped(one)) for one in points.T):
+        middle = found.losses.double() + spread**2 / 2 * found.curvatures.double()
+        ends = [middle + sign * spread * found.slopes.double() for sign in (1, -1)]
+        yield sum(float(one.var()) for one in ends) / 2
+
+
+def _mean(values: Iterator[float]) -> Estimate:
+    each = torch.tensor(list(values), dtype=torch.float64)
+    return Estimate(float(each.mean()), standard_error(each), len(each), POINTS)
+
+
+def _row(name: str, request: Request, found: Estimate, count: int, eigenvectors: Extremes) -> Row:
+    is_rough = "top" in name and not eigenvectors.converged
+    return state_row(name, request, replace(found, is_rough=is_rough), index=count)

@@ -1,0 +1,5 @@
+"""Claims of the paper beyond its figures: shares of the functional part, growth rates, sublayers."""
+
+from hessfig.registry import Study
+
+STUDY = Study(layouts=("ablation", "score_split"), page="docs/paper-vs-code.md")

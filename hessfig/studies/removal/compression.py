@@ -1,0 +1,379 @@
+"""Quantities pruning and quantisation: the loss with weights removed or rounded, exact, at many points at once."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import nan
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+from torch.func import vmap
+
+from hessfig.curvature.approximations.named import Material, SampleGradients
+from hessfig.curvature.approximations.signals import OutputSide
+from hessfig.curvature.column import Column, entries_of, view_of
+from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.problem import Objective, evaluating
+from hessfig.errors import UserError
+from hessfig.measurements.block_norms import dense_parts
+from hessfig.measurements.eigenvalues import square_columns
+from hessfig.measurements.quantity import EXACT, Arrays, Estimate, Measured, Request, Row, state_row
+from hessfig.models.blocks import matrices_of
+from hessfig.studies.removal import brain_surgeon
+from hessfig.studies.removal.row_names import PRUNED_BY, Surrogate
+from hessfig.terms import Approximation, Block, Matrix, Part
+from hessfig.weights import Weight
+
+AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
+
+
+class Subject:
+    """A diagonal block of a problem: its weights as one vector, the loss as their function, its matrices.
+
+    All is float64 where the network is; matrices are always float64, in the order of the block.
+    """
+
+    def __init__(self, problem: Objective, request: Request, block: Block, column: Column) -> None:
+        self.problem, self.block, self._column = problem, block, column
+        self.side = problem.layout.side(block.layer, str(block.col))
+        self._samples = SampleGradients(OutputSide(problem), request.stream(0, "labels"))
+        self._suffix = problem.suffix(self.side)
+        self.weights = self.flat({name: one.detach() for name, one in problem.network.named_parameters()})
+
+    def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
+        """Return the block's entries of tensors that are shaped as the parameters."""
+        return entries_of(by_parameter, self.side)
+
+    @cached_property
+    def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:
+        """Each weight of the block with its shape and the places of its entries in the block's vector."""
+        shapes = [view_of(self.problem.network.get_parameter(one.parameter), one).shape for one in self.side]
+        places = torch.arange(sum(shape.numel() for shape in shapes)).split([shape.numel() for shape in shapes])
+        return list(zip(self.side, shapes, places, strict=True))
+
+    @property
+    def matrices(self) -> list[tuple[Weight, torch.Size, Tensor]]:
+        """The pieces with two axes: neither biases nor gains."""
+        return [piece for piece in self.pieces if len(piece[1]) == 2]
+
+    def losses(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
+        """Return the loss with the block's weights at each of the points, all others as they are."""
+        chunk = max(1, min(AT_ONCE, BYTES // self._suffix.bytes_per_probe))
+        with evaluating(self.problem.network):
+            try:
+                found = vmap(self._loss, chunk_size=chunk)(points - self.weights)
+            except RuntimeError:  # a network that vmap cannot map is evaluated point by point
+                steps = (points - self.weights).requires_grad_()
+                found = torch.stack([self._loss(step).detach() for step in steps])
+        return found.detach().double().cpu()
+
+    def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
+        moved = {f"network.{name}": value for name, value in self._moved(step).items()}
+        terms = [scalar(self._suffix.at(moved, start)) for start, scalar in self._suffix.terms(Part.H)]
+        return torch.stack(terms).sum()
+
+    def _moved(self, step: Tensor) -> dict[str, Tensor]:
+        """Return the parameters that the block reaches, moved by a step; in no place is anything written."""
+        found: dict[str, Tensor] = {}
+        for weight, _, places in self.pieces:
+            held = found.get(weight.parameter, self.problem.network.get_parameter(weight.parameter).detach())
+            at = view_of(torch.arange(held.numel(), device=held.device).view_as(held), weight).flatten()
+            flat = torch.zeros_like(held).flatten().index_put((at,), step[places], accumulate=True)
+            found[weight.parameter] = held + flat.view_as(held)
+        return found
+
+    def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
+        """Return the matrices of the block by name."""
+        parts = dense_parts(self._column, [Part.H, Part.H_o])
+        by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
+        found = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
+        outer = found[Surrogate.gauss_newton].diagonal()
+        if Surrogate.empirical_fisher in names:
+            rows = self._material(self.side, outer.shape).approximation(Approximation.empirical_fisher)
+            found[Surrogate.empirical_fisher] = rows.matmat(torch.eye(len(outer), dtype=torch.float64))
+        found.update(self._of_maps(names, outer))
+        return {name: (found[name] + found[name].T) / 2 for name in names}
+
+    def _of_maps(self, names: Collection[Surrogate], outer: Tensor) -> dict[Surrogate, Tensor]:
+        """Return K-FAC and the inputs' matrices: blocks of linear maps, and a diagonal for all other weights.
+
+        That is the diagonal of the Gauss-Newton matrix next to K-FAC, and 1 beside inputs, whose blocks have a mean
+        diagonal of 1.
+        """
+        inputs = torch.eye(len(outer), dtype=torch.float64)
+        for material, places in self._maps():
+            seen = material.inputs.matmat(torch.eye(len(places), dtype=torch.float64))
+            inputs[places[:, None], places] = seen / (float(seen.diagonal().mean()) or 1.0)
+        found = {Surrogate.kfac: self.of_maps(Approximation.kfac, outer), Surrogate.inputs: inputs}
+        return {name: one for name, one in found.items() if name in names}
+
+    def of_maps(self, name: Approximation, elsewhere: Float[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
+        """Return the approximations of the blocks of linear maps, and a diagonal for all other weights."""
+        found = elsewhere.diag()
+        for material, places in self._maps():
+            eye = torch.eye(len(places), dtype=torch.float64)
+            found[places[:, None], places] = material.approximation(name).matmat(eye)
+        return found
+
+    def _maps(self) -> Iterator[tuple[Material, Tensor]]:
+        """Yield what approximations of the weight of each linear map are made of, with the places of its entries."""
+        for weight, shape, places in self.pieces:
+            if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
+                yield self._material([weight], shape), places
+
+    def _material(self, weights: Collection[Weight], shape: torch.Size) -> Material:
+        return Material(self._samples, list(weights), shape)
+
+
+_FIELLER = 1.06  # the variance of Spearman's z is this over n - 3 (Fieller, Hartley and Pearson 1957)
+_ROUNDINGS = 64  # rises below so many roundings of the loss, and saliencies of the largest, rank as 0
+_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head is some of their rows, and columns of W_O
+Groups = list[Tensor]
+
+
+def pruning(problem: Objective, request: Request) -> Measured:
+    """Return how well saliencies rank the weights of each diagonal block, and the loss along what they remove.
+
+    For every weight the true rise of the loss with this weight alone at zero is computed, without approximation.
+    NAME_correlation is Spearman's correlation of a saliency with it over all weights; NAME_row_correlation that over
+    the rows of all matrices, each row at zero as a whole; NAME_compensated_correlation, of the OBS saliencies, that
+    with the true rise after the other weights were moved as OBS moves them. NAME_loss is the loss with a share
+    removed_share of the weights gone, in the order of the saliency (`index`: the place among the shares, 0 for no
+    weight). head_increase is the true rise with a head gone, and NAME_head what the saliency says of it (`index`: heads
+    of all layers, from 1 on). Errors of correlations are those of Fisher's z over weights, as if these were a sample.
+    The arrays hold rises and saliencies of all weights.
+    """
+    rows: list[Row] = []
+    arrays: Arrays = {}
+    for block, column in square_columns(problem, request):
+        found = _Pruned(Subject(problem, request, block, column), request)
+        rows += found.rows()
+        place = f"{block.layer}_{block.col}"
+        arrays |= {f"{place}_{name}": values.numpy() for name, values in found.of_weights().items()}
+        arrays[f"{place}_weights"] = [one.name for one in found.subject.side]
+        arrays[f"{place}_sizes"] = [one.size for one in found.subject.side]
+    return Measured(rows, arrays)
+
+
+@dataclass
+class _Saliency:
+    """A saliency of weights: of single ones, of groups, and the weights at each share that it removes."""
+
+    single: Float[Tensor, " dim"]
+    path: Float[Tensor, "shares dim"]
+    inverse: Tensor | None = None
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def of(self, group: Tensor) -> float:
+        """Return the saliency of a group: the sum, or with compensation the joint one."""
+        if self.inverse is None:
+            return float(self.single[group].sum())
+        return brain_surgeon.obs_of_group(self.weights, self.inverse, group)
+
+
+class _Pruned:
+    """One block: its true rises, and every saliency."""
+
+    def __init__(self, subject: Subject, request: Request) -> None:
+        self.subject, self._request = subject, request
+        self._weights = subject.weights.double().cpu()
+        size = len(self._weights)
+        shares = request.at.config.compression.shares
+        self._counts = sorted({0, *(round(share * size) for share in shares)})
+        self._before = float(subject.losses(subject.weights[None]))
+        self._rounding = _ROUNDINGS * torch.finfo(subject.weights.dtype).eps
+        eye = torch.arange(size)
+        self._rises = self._rise(zeroed_each([one[None] for one in eye], self._weights))
+        self._rows = [row for _, shape, places in subject.matrices for row in places.view(shape)]
+        self._heads = _heads(subject, request)
+        self._saliencies = dict(self._all(request.stream(0, "random")))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows of the block."""
+        yield from self._along("removed_share", [count / len(self._weights) for count in self._counts])
+        of_rows, of_heads = (self._rise(zeroed_each(one, self._weights)) for one in (self._rows, self._heads))
+        yield from self._along("head_increase", of_heads.tolist(), first=1)
+        for name, one in self._saliencies.items():
+            yield self._correlation(f"{name}_correlation", one.single, self._rises)
+            saliencies = torch.tensor([one.of(row) for row in self._rows], dtype=torch.float64)
+            yield self._correlation(f"{name}_row_correlation", saliencies, of_rows)
+            if one.inverse is not None:
+                moved = self._rise(brain_surgeon.compensated(self._weights, one.inverse))
+                yield self._correlation(f"{name}_compensated_correlation", one.single, moved)
+            yield from self._along(f"{name}_loss", self.subject.losses(one.path.to(self.subject.weights)).tolist())
+            yield from self._along(f"{name}_head", [one.of(head) for head in self._heads], first=1)
+
+    def of_weights(self) -> dict[str, Tensor]:
+        """Return the true rise and every saliency of all weights."""
+        return {"increase": self._rises, **{name: one.single for name, one in self._saliencies.items()}}
+
+    def _rise(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
+        return self.subject.losses(points.to(self.subject.weights)) - self._before if len(points) else torch.empty(0)
+
+    def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
+        weights, found = self._weights, self.subject.surrogates(PRUNED_BY)
+        slope = self.subject.flat(LossGradient(self.subject.problem).gradient).double().cpu()
+        curved = brain_surgeon.obd(weights, found[Surrogate.hessian].diagonal())
+        yield "random", self._additive(torch.rand(len(weights), generator=generator, dtype=torch.float64))
+        yield "magnitude", self._additive(weights.square())
+        yield "taylor", self._additive(curved - slope * weights)
+        for name, matrix in found.items():
+            yield f"obd_{name}", self._additive(brain_surgeon.obd(weights, matrix.diagonal()))
+            inverse = brain_surgeon.damped_inverse(matrix, self._request.at.config.compression.damping)
+            path = torch.stack(list(brain_surgeon.surgery(weights, inverse, self._counts)))
+            yield f"obs_{name}", _Saliency(brain_surgeon.obs(weights, inverse), path, inverse, weights)
+
+    def _additive(self, single: Tensor) -> _Saliency:
+        return _Saliency(single, brain_surgeon.zeroed(self._weights, single.argsort(stable=True), self._counts))
+
+    def _along(self, name: str, values: Sequence[float], *, first: int = 0) -> Iterator[Row]:
+        for place, value in enumerate(values, first):
+            yield state_row(name, self._request, value, block=self.subject.block, index=place)
+
+    def _correlation(self, name: str, one: Tensor, other: Tensor) -> Row:
+        """Return Spearman's correlation of saliencies with rises; what is rounding of 0 (as of b_K) has equal ranks."""
+        saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
+        found = correlated(saliencies, _flushed(other, self._rounding * abs(self._before)))
+        return state_row(name, self._request, found, block=self.subject.block)
+
+
+def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor, "k dim"]:
+    """Return the weights with one group of entries at zero, a row for every group."""
+    found = weights.repeat(len(groups), 1)
+    for row, group in zip(found, groups, strict=True):
+        row[group] = 0.0
+    return found
+
+
+def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate:
+    """Return Spearman's rank correlation with the standard error of Fisher's z, taken back to the correlation."""
+    found, count = spearman(one, other), len(one)
+    error = (1 - found**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
+    return Estimate(found, error, 0, EXACT)
+
+
+def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
+    """Return Spearman's rank correlation, ties sharing the mean of their ranks; nan where one does not change."""
+    return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1]) if len(one) > 1 else nan
+
+
+def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
+    """Return values with 0 in place of those that are smaller than `least` in size."""
+    return torch.where(values.abs() < least, 0.0, values)
+
+
+def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    _, places, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2).double()[places]
+
+
+def _heads(subject: Subject, request: Request) -> Groups:
+    """Return the entries of every head, layer by layer: rows of W_Q, W_K and W_V, columns of W_O.
+
+    None for networks whose attention is not known, or shares keys among heads.
+    """
+    if not {Matrix.W_O, *_BY_ROWS} <= {*matrices_of(request.model)} or request.model.n_kv_heads:
+        return []
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for weight, shape, places in subject.matrices:
+        if weight.name in (*_BY_ROWS, Matrix.W_O):
+            along = places.view(shape).T if weight.name == Matrix.W_O else places.view(shape)
+            for head, cut in enumerate(along.chunk(request.model.n_heads)):
+                found.setdefault((weight.layer, head), []).append(cut.flatten())
+    return [torch.cat(found[key]) for key in sorted(found)]
+
+
+def quantisation(problem: Objective, request: Request) -> Measured:
+    """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
+
+    Rounding is to levels per row (see RowGrids): to the nearest, or weight by weight with the update of GPTQ for each
+    of the matrices that stand for the curvature. Biases and gains are not rounded. Raises UserError for a block
+    without a matrix.
+    """
+    subjects = _rounded("quantisation", problem, request)
+    return Measured([row for subject in subjects for row in _of_block(subject, request)])
+
+
+def rounding(problem: Objective, request: Request) -> Measured:
+    """Return the true rise of the loss with all matrices of a block rounded to the nearest, and its predictions.
+
+    With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
+    the bits: `rounding_increase`, true; `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction`
+    tr(F) |delta|^2 / n; `quadratic_prediction` delta^T H delta / 2; `taylor_prediction` g^T delta + delta^T H delta /
+    2.
+    NAME_rank_correlation: Spearman's over the blocks of single weights, with the rise; none of fewer than four.
+    """
+    rows, found = list[Row](), dict[tuple[str, int], dict[str, float]]()
+    for subject in _rounded("rounding", problem, request):
+        for (name, bits), value in _predicted(subject, request).items():
+            rows.append(state_row(name, request, value, block=subject.block, index=bits))
+            if len(subject.side) == 1:
+                found.setdefault((name, bits), {})[str(subject.block)] = value
+    for (name, bits), values in found.items():
+        if name != RISE and len(values) > _FEWEST:
+            sides = (torch.tensor([*one.values()], dtype=torch.float64) for one in (values, found[RISE, bits]))
+            label = name.replace("prediction", "rank_correlation")
+            rows.append(state_row(label, request, correlated(*sides), index=bits))
+    return Measured(rows)
+
+
+RISE, _FEWEST = "rounding_increase", 3
+
+
+def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], float]:
+    """Return the rise and its predictions by name and bits."""
+    weights, places = subject.weights.double().cpu(), torch.cat([one for _, _, one in subject.matrices])
+    held = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
+    hessian, fisher = (held[name][places[:, None], places] for name in held)
+    slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
+    before, found = subject.losses(subject.weights[None]), dict[tuple[str, int], float]()
+    for bits in request.at.config.compression.bits:
+        grid = brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], bits)
+        step = grid(weights[places]) - weights[places]
+        moved = _placed(weights, places, (weights[places] + step)[None]).to(subject.weights)
+        mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
+        values = {RISE: float(subject.losses(moved) - before)}
+        values |= {"hawq_prediction": float(hessian.trace()) * mean, "fisher_prediction": float(fisher.trace()) * mean}
+        values |= {"quadratic_prediction": bent, "taylor_prediction": float(slope @ step) + bent}
+        found |= {(name, bits): value for name, value in values.items()}
+    return found
+
+
+def _rounded(name: str, problem: Objective, request: Request) -> Iterator[Subject]:
+    """Yield every block that is asked for. Raises UserError for one without a matrix."""
+    for block, column in square_columns(problem, request):
+        subject = Subject(problem, request, block, column)
+        if not subject.matrices:
+            raise UserError(
+                f"quantities=[{name}]: block {block} has no matrix, and only matrices are rounded",
+                got=", ".join(one.name for one in subject.side),
+                allowed="weights with two axes, or groups with one of them",
+                remedy="blocks=[all]",
+            )
+        yield subject
+
+
+def _of_block(subject: Subject, request: Request) -> Iterator[Row]:
+    weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
+    places = torch.cat([one for _, _, one in subject.matrices])
+    square, damping = (places[:, None], places), request.at.config.compression.damping
+    grids = [
+        brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], count)
+        for count in bits
+    ]
+    rounded = {"nearest": [grid(weights[places]) for grid in grids]}
+    for surrogate, matrix in subject.surrogates(list(Surrogate)).items():
+        inverse = brain_surgeon.damped_inverse(matrix[square], damping)
+        rounded[f"gptq_{surrogate}"] = [brain_surgeon.gptq(weights[places], inverse, grid) for grid in grids]
+    before = subject.losses(subject.weights[None])
+    for name, found in rounded.items():
+        points = _placed(weights, places, torch.stack(found)).to(subject.weights)
+        for count, rise in zip(bits, (subject.losses(points) - before).tolist(), strict=True):
+            yield state_row(f"{name}_increase", request, rise, block=subject.block, index=count)
+
+
+def _placed(weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    found = weights.repeat(len(values), 1)
+    found[:, places] = values
+    return found

@@ -1,0 +1,188 @@
+"""Weights removed or rounded: the loss against the share removed, rank correlations, and the loss against bits."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import SymmetricalLogLocator
+
+from hessfig.analysis.axis import along
+from hessfig.analysis.intervals import fisher_interval
+from hessfig.analysis.manifest import RecordedRun
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, tone
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
+from hessfig.figures.parts.panels import draw_interval, seed_means
+from hessfig.figures.parts.rows import as_written, at_one_place, by_network, counted, in_order, networks_of, where
+from hessfig.figures.parts.saving import panel_names
+from hessfig.figures.parts.ticks import set_decades, set_y_scale
+from hessfig.studies.removal.row_names import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
+
+_COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
+_COLOURS |= {"magnitude": tone(6), "taylor": tone(5)}
+_MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
+_KEY = (
+    "Above: dashed OBD, solid OBS, where other weights compensate. Below: single weights (dots), rows"
+    " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
+)
+_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
+
+
+def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw the loss against the share of weights removed, one colour per saliency, and rank correlations below.
+
+    How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
+    OBS, whose remaining weights compensate; dashed ones OBD. Curves are geometric means over seeds, bands their 95 %
+    intervals. Below: Spearman's correlation of the saliency with the true rise of the loss, mean over seeds with its
+    95 % interval by Fisher's z. Dots are single weights, squares rows of matrices, crosses single weights with
+    compensation.
+    Requires: a sweep with the quantity `pruning`, a page for each block (option `at`: the place on the axis).
+    """
+    run, table, place = _read(spec, source, OF_PRUNING)
+    blocks = list(table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None))
+    for layer, name in blocks:
+        rows = where(table, layer=layer, row=name)
+        suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
+        note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
+        networks = networks_of(rows)
+        marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
+        left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
+        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
+        sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
+        drawn = []
+        for line, column, ax in sheet:
+            variant, depth = networks[column]
+            here = where(rows, variant=variant, num_layers=depth)
+            draw = _draw_curves if line == 0 else _draw_correlations
+            drawn.append(draw(ax, here).assign(variant=variant, num_layers=depth))
+            if line == 0:
+                ax.set_title(labels.variant_words(variant))
+            if column == 0 and line == 0:
+                ax.set_ylabel("loss")
+            elif column > 0 and line > 0:
+                ax.set_yticklabels([])
+        sheet.name_above(sheet.first)
+        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+
+
+def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
+    """Return a sweep, its numbers of some quantities at one place of the axis, and the words for it."""
+    run = source.run
+    table = counted(run.table[run.table["quantity"].isin(names)])
+    here, words = at_one_place(along(table, run.axis), spec.number("at"), run.axis)
+    return run, as_written(here, run.axis), words
+
+
+def _note(run: RecordedRun, rows: pd.DataFrame, words: str) -> str:
+    setting = labels.setting_words(run.config, rows, run.axis)
+    seeds = labels.seeds_words(along(rows, run.axis))
+    return f"{words} over {seeds}, with 95% intervals.{setting}{labels.left_out_words(run.table)}"
+
+
+def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    same = ["sigma", "seed", "index"]
+    shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(columns={"value": "share"})
+    found = []
+    losses = rows[rows["quantity"].isin([f"{name}_loss" for name in SALIENCIES])]
+    if (losses["value"] > 0).all():
+        set_decades(ax, "y")
+    for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
+        one = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
+        points = seed_means(one, ["share"], logs=True)
+        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0, "alpha": 0.07}
+        draw_interval(ax, points, "share", colour=_colour(name), **style)
+        found.append(points.assign(saliency=name, number="loss"))
+    ax.set_xlabel("share of weights removed")
+    return pd.concat(found, ignore_index=True)
+
+
+def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    found = []
+    for rank, name in enumerate(SALIENCIES):
+        for shift, (number, mark) in zip((-_APART, 0.0, _APART), _MARKS.items(), strict=True):
+            values = where(rows, quantity=f"{name}_{number}")["value"]
+            if values.empty:
+                continue
+            one = fisher_interval(values)
+            style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
+            ax.errorbar([one.mean], [rank + shift], xerr=one.reach, **style)
+            found.append({"saliency": name, "number": number, **one.found})
+    ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
+    ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
+    for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
+        tick.set_color(_colour(name))
+    ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
+    ax.set_xlim(-1.05, 1.05)
+    ax.set_xlabel("rank correlation with the true rise")
+    return pd.DataFrame(found)
+
+
+def _colour(name: str) -> str:
+    return _COLOURS[name.partition("_")[2] if name not in _COLOURS else name]
+
+
+def _stroke(name: str) -> str:
+    return "--" if name.startswith("obd_") else "-"
+
+
+def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw the rise of the loss against the bits of rounded weights, one panel per block, one page per network.
+
+    How to read it: dark red rounds every weight to its nearest level; the others are GPTQ, where later weights make up
+    for the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals
+    (Student's t). A rise below zero is a loss that rounding happens to lower; the scale is linear around zero.
+    Requires: a sweep with the quantity `quantisation` (option `at`: the place on the axis).
+    """
+    run, table, place = _read(spec, source, OF_QUANTISATION)
+    for suffix, (variant, _), rows in by_network(table):
+        places = rows[["layer", "row"]].drop_duplicates()
+        order = ["all", *in_order(rows["row"])]
+        blocks = sorted(places.itertuples(index=False, name=None), key=lambda key: (order.index(key[1]), key[0]))
+        words = ", ".join(filter(None, [labels.variant_words(variant), place]))
+        lines = in_rows(blocks, _ACROSS)
+        names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
+        style = APART.but(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
+        sheet = Sheet.grid(spec.paper, names, _note(run, rows, f"{words}: means"), style)
+        drawn = []
+        for line, column, ax in sheet:
+            layer, name = lines[line][column]
+            points = _draw_bits(ax, where(rows, layer=layer, row=name))
+            drawn.append(points.assign(variant=variant, layer=layer, row=name))
+            ax.set_title("all matrices" if name == "all" else labels.weight_words(name))
+            if (line, column) == (len(lines) - 1, len(lines[-1]) - 1):
+                beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1)} if column < _ACROSS - 1 else {"loc": "best"}
+                ax.legend(fontsize=TINY, handlelength=1.2, **beside)
+            if column == 0:
+                ax.set_ylabel("rise of the loss")
+            if line == len(lines) - 1:
+                ax.set_xlabel("bits")
+        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+
+
+def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    rounded = rows.rename(columns={"index": "bits"})
+    names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
+    found = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
+    _set_scale(ax, pd.concat(found)["mean"])
+    for name, points in zip(names, found, strict=True):
+        draw_interval(ax, points, "bits", colour=_colour(name), label=ROUNDINGS[name], markersize=2, alpha=0.1)
+    ax.set_xticks(sorted(rows["index"].unique()))
+    ax.invert_xaxis()
+    return pd.concat(found, ignore_index=True)
+
+
+def _set_scale(ax: Axes, means: pd.Series) -> None:
+    """Make the y axis logarithmic, or, where means are zero or below, linear up to a tenth of the smallest rise."""
+    rises = means[means > 0]
+    if len(rises) == 0 or (means > 0).all():
+        set_y_scale(ax, means)
+        return
+    ax.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(rises.quantile(0.25))))
+    locator = SymmetricalLogLocator(ax.yaxis.get_transform())
+    locator.set_params(numticks=5)
+    ax.yaxis.set_major_locator(locator)
+    ax.axhline(0, color=GUIDE, linewidth=0.6, zorder=0)

@@ -1,0 +1,195 @@
+"""Maps of the distances between spectra of weights."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.image import AxesImage
+from matplotlib.transforms import Bbox
+
+from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, width_in
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
+from hessfig.figures.parts.rows import Network, where
+from hessfig.figures.parts.saving import panel_names
+from hessfig.record import NETWORK
+from hessfig.studies.spectra.collected_spectra import Collected, in_network_order, side_by_side
+from hessfig.studies.spectra.eigenvalue_plots import kernel_of
+from hessfig.studies.spectra.spectral_distances import (
+    FIXED,
+    KERNELS,
+    PAIR,
+    PUBLISHED,
+    Kernel,
+    is_weight,
+    pair_distances,
+)
+
+_COLUMNS = 2
+_MANY = 20  # weights: the names of more do not fit next to a map of half the page
+_DIGITS = 6.0  # points of the numbers in cells
+_BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
+_WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
+_STYLE = APART.but(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
+
+
+def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw the Jensen-Shannon distance of every pair of weights' spectra, one map per network, one page per part of H.
+
+    How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
+    by the block's 10th largest. JS⁰ is the average over all pairs (their number is above the map), ± half its 95 %
+    interval over seeds. A network whose map is bright has blocks that ask for step sizes of their own. Grey: a block
+    with fewer than 10 eigenvalues that are not zero has no distance. Cells are of one size in all maps; steps of a
+    training stand side by side.
+    The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; a
+    fixed kernel has one width, in units of the 10th largest, for all networks and steps. The CSV file has the distances
+    under both (the other one's in columns other_...).
+    Requires: a sweep with `spectrum` (or `density`) of every weight (options `kernel`, or `variance` or `width` of the
+    published one).
+    """
+    name = spec.choice("kernel", list(KERNELS), "published")
+    kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
+    pages = [(words, [_distances(one, kernel) for one in states]) for words, states in side_by_side(source, is_weight)]
+    scale = _distance_scale([one.pairs for _, states in pages for one in states])
+    for words, states in pages:
+        first = states[0].of
+        for part in first.parts:
+            end = (f"_{part}" if len(first.parts) > 1 else "") + (f"_{words}" if words else "")
+            note = (
+                f"{labels.part_words(part)}, {'exact eigenvalues' if first.spectra else 'Lanczos densities'}, mean over"
+                f" {len(first.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}; natural logarithms."
+                f"{first.where if len(states) == 1 else first.where_but_steps}"
+            )
+            sheet, numbers = _draw_page(states, part, scale, note, spec)
+            yield sheet.page(end, numbers)
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """What is stored at one sigma and step, with the distances of its pairs and their averages."""
+
+    of: Collected
+    pairs: pd.DataFrame
+    means: pd.DataFrame
+
+    def map_of(self, network: Network, part: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the distances of a network's pairs in one part, and their averages."""
+        place = {"variant": network[0], "num_layers": network[1], "part": part}
+        return where(self.pairs, **place), where(self.means, **place)
+
+
+def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
+    """Return one scale for all pages: from 0 to the largest mean distance of a pair, in steps of 0.1; ln 2 at most."""
+    keys = [*NETWORK, "part", *PAIR]
+    largest = max((pairs.groupby(keys)["distance"].mean().max() for pairs in every), default=math.nan)
+    return Normalize(0, min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2))
+
+
+def _distances(one: Collected, kernel: Kernel) -> _Distances:
+    """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
+    stored, other = one.spectra or one.densities, PUBLISHED if kernel == FIXED else FIXED
+    (pairs, means), (other_pairs, other_means) = (pair_distances(stored, one) for one in (kernel, other))
+    pairs = pairs.assign(other_distance=other_pairs["distance"], kernel=kernel.words, other_kernel=other.words)
+    return _Distances(one, pairs, means.assign(other_average=other_means["average"]))
+
+
+def _draw_page(
+    states: Sequence[_Distances], part: str, scale: Normalize, note: str, spec: FigureSpec
+) -> tuple[Sheet, pd.DataFrame]:
+    """Draw the maps of one part: a row per network where there are several states, each a column; else in rows of two.
+
+    Returns the sheet and its numbers.
+    """
+    networks = states[0].of.networks
+    maps = [(network, one) for network in networks for one in states]
+    blocks = {network: _blocks(states[0].map_of(network, part)[0]) for network in networks}
+    most = max(map(len, blocks.values()))
+    columns = min(1 if most > _MANY else max(len(states), _COLUMNS), _STYLE.columns(spec.paper))
+    lines = in_rows(maps, columns)
+    cell = _STYLE.width(spec.paper, columns) / most
+    heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
+    names = in_rows([_map_name(network, one, states) for network, one in maps], columns)
+    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.but(height=heights, most=columns)), []
+    place = sheet.outermost.get_position()
+    for row, column, ax in sheet:
+        network, one = lines[row][column]
+        pairs, means = one.map_of(network, part)
+        _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
+        image = _draw_map(ax, pairs, blocks[network], scale)
+        interval, other = (student_interval(means[name]) for name in ("average", "other_average"))
+        words = [labels.variant_words(network[0]) or "network", one.of.step_words if len(states) > 1 else ""]
+        title = f"{', '.join(filter(None, words))}\n{_average_words(interval, len(blocks[network]))}"
+        ax.set_title(title, loc="left")
+        numbers.append(_written(pairs, network, interval, other, one.of.step))
+    _place_bar(sheet, place, image)
+    return sheet, pd.concat(numbers, ignore_index=True)
+
+
+def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
+    """Draw the colour bar at the right of the first line, as high as its highest map could be."""
+    small = sheet.outermost.get_position()
+    sheet.outermost.set_position(place)
+    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
+    sheet.outermost.set_position(small)
+
+
+def _map_name(network: Network, one: _Distances, states: Sequence[_Distances]) -> str:
+    name = panel_names(one.of.networks)[one.of.networks.index(network)]
+    return f"{name}:{one.of.step_words}" if len(states) > 1 else name
+
+
+def _shrink(ax: Axes, share: float, of_height: float) -> None:
+    """Give a map of few weights its share of the column, at the upper left: cells are of one size on a page."""
+    box = ax.get_position()
+    high = box.height * share / of_height
+    ax.set_position((box.x0, box.y1 - high, box.width * share, high))
+
+
+def _blocks(pairs: pd.DataFrame) -> list[tuple[int, str]]:
+    return in_network_order(list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None)))
+
+
+def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], scale: Normalize) -> AxesImage:
+    mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
+    place = {name: rank for rank, name in enumerate(names)}
+    square = np.full((len(names), len(names)), math.nan)
+    for layer, one, other_layer, other, value in mean.itertuples(index=False):
+        square[place[layer, one], place[other_layer, other]] = value
+    fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
+    words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
+    style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
+    image = draw_matrix(ax, square, scale, words=words if fits else None, size=_DIGITS, dark=0.6, **style)
+    alone = Counter(name for _, name in names)
+    words_of = [labels.weight_words(name, layer if alone[name] > 1 else 0) for layer, name in names]
+    name_sides(ax, rows=words_of, columns=words_of)
+    return image
+
+
+def _average_words(interval: Interval, blocks: int) -> str:
+    """Return the average with its margin, and over how many pairs of blocks it is."""
+    if math.isnan(interval.mean):
+        return "no distances"
+    margin = f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""
+    return f"JS⁰ = {interval.mean:.3f}{margin}, {blocks * (blocks - 1) // 2} pairs"
+
+
+def _written(
+    pairs: pd.DataFrame, network: Network, interval: Interval, other: Interval, step: float | None
+) -> pd.DataFrame:
+    """Return mean, standard error and count of every pair, with the network's average next to them."""
+    grouped = pairs.groupby(PAIR, sort=False)
+    found = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
+    found = found.reset_index()
+    averages = {"average": interval, "other_average": other}
+    bounds = {"": "mean", "_low": "low", "_high": "high"}
+    beside = {f"{name}{end}": getattr(one, bound) for name, one in averages.items() for end, bound in bounds.items()}
+    beside |= {name: pairs[name].iloc[0] for name in ("kernel", "other_kernel")}
+    network_of = {"variant": network[0], "num_layers": network[1], "part": pairs["part"].iloc[0]}
+    return found.assign(**network_of, **({} if step is None else {"step": step}), **beside)

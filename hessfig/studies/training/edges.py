@@ -1,0 +1,235 @@
+"""Trainings against their limits: batch sizes, thresholds of stability, surviving heterogeneity."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.axis import with_settings
+from hessfig.analysis.intervals import Interval, geometric_interval
+from hessfig.analysis.training_runs import (
+    BATCH,
+    EDGE_TOLERANCE,
+    RATE,
+    THRESHOLD,
+    CriticalBatch,
+    critical_batches,
+    late_shares,
+    of_whole,
+    shares,
+)
+from hessfig.errors import UserError
+from hessfig.figures.layouts.courses import how, scale, variant_titles
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, part_colour, tone
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
+from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
+from hessfig.figures.parts.rows import counted, parts_of, where
+from hessfig.figures.parts.saving import variant_names
+from hessfig.figures.parts.ticks import set_decades
+
+
+def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw the number of steps to a common loss against the batch size, and the noise scale next to their trade-off.
+
+    How to read it: left, the steps that trainings with batches of each size need to a held-out loss which all of them
+    reach, at the best of their learning rates; dashed S = S_min (1 + B_crit / B), whose critical batch size B_crit is
+    where twice the fewest steps suffice. Right, the noise scale tr C / |G|^2 along the training with the largest
+    batches, and B_crit (dashed, grey its 95 % interval): the two would agree if the noise scale gave the critical batch
+    size where the loss is reached (dots on the curves).
+    Requires: the sweep's table.csv of held_out_loss and noise_scale over training.batch_size and
+    training.learning_rate, at several steps.
+    """
+    table = source.table
+    rows = with_settings(counted(table), BATCH, RATE)
+    found = critical_batches(*(of_whole(rows, name) for name in ("held_out_loss", "noise_scale")))
+    if not found:
+        raise UserError(
+            f"figure.layout={spec.layout} compares batch sizes, and the table has too few",
+            got=", ".join(sorted(set(rows[BATCH]))) or "none",
+            allowed="held_out_loss and noise_scale at three batch sizes or more",
+            remedy="hessfig run sweep=critical_batch",
+        )
+    seeds = list(found.values())
+    losses = [one.target for one in seeds]
+    words = f"Held-out losses reached: {min(losses):.3g} to {max(losses):.3g}. Dots: where they are reached."
+    style = APART.but(across=0.5, height=1.7)
+    sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
+    drawn = [(_steps_to_loss, _noise_scales)[column](ax, seeds) for _, column, ax in sheet]
+    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+
+
+def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
+    reached = [pd.DataFrame({"seed": i, BATCH: one.sizes, "value": one.steps}) for i, one in enumerate(seeds)]
+    counts = pd.concat(reached).replace(np.inf, np.nan).dropna()
+    set_decades(ax, "y")
+    for one in reached:
+        draw_seed(ax, one[BATCH], one["value"], colour=tone(0))
+    points = seed_means(counts, [BATCH], logs=True)
+    draw_interval(ax, points.assign(low=np.nan, high=np.nan), BATCH, colour=tone(0), label="steps to the loss")
+    fewest, critical = (_geometric([one.fewest for one in seeds]), _geometric([one.critical for one in seeds]))
+    fit = fewest.mean * (1 + critical.mean / points[BATCH])
+    sizes = np.geomspace(points[BATCH].min(), points[BATCH].max())
+    model = fewest.mean * (1 + critical.mean / sizes)
+    ax.plot(sizes, model, color=GUIDE, linestyle="--", label=f"{fewest.mean:.3g} (1 + {critical.mean:.3g} / B)")
+    ax.set_xscale("log")
+    ax.set_xticks(points[BATCH], [f"{size:g}" for size in points[BATCH]])
+    ax.minorticks_off()
+    ax.set_xlabel("batch size B")
+    ax.set_ylabel("steps")
+    ax.legend(loc="best")
+    return points.assign(panel="steps", fit=fit)
+
+
+def _noise_scales(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
+    every = [one.noise.reset_index().set_axis(["step", "value"], axis=1).assign(seed=i) for i, one in enumerate(seeds)]
+    rows = pd.concat(every)
+    scale(ax, [rows])
+    points = draw_means(ax, rows, "step", colour=tone(1), label="noise scale")
+    ax.plot([one.steps[-1] for one in seeds], [one.noise_scale for one in seeds], "o", color=tone(1), markersize=4)
+    critical = _geometric([one.critical for one in seeds])
+    ax.axhline(critical.mean, color=GUIDE, linestyle="--", label="critical batch size")
+    if np.isfinite(critical.low):
+        ax.axhspan(critical.low, critical.high, color="#999999", alpha=0.2, linewidth=0)
+    ax.set_xlabel("step")
+    ax.set_ylabel("batch size (examples)")
+    ax.legend(loc="best")
+    return points.assign(panel="noise_scale")
+
+
+def _geometric(values: list[float]) -> Interval:
+    return geometric_interval([value for value in values if np.isfinite(value)] or [math.nan])
+
+
+_OVER = ("W_V", "W_Q")
+_PLACE = ("variant", "layer", "part", "step")
+
+
+def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
+
+    How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, up to
+    five of them as thin lines, more as the band of their 95 % interval.
+    Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
+    default frobenius).
+    """
+    table = source.table
+    rows = where(counted(table), quantity=spec.quantity)
+    ratios = _ratios(rows[(rows["row"] == rows["col"]) & (rows["index"] <= 1)])
+    if ratios.empty:
+        raise UserError(
+            f"figure.layout={spec.layout} draws {_OVER[0]} over {_OVER[1]}, and the table has not both",
+            got=", ".join(table["row"].unique()),
+            allowed=f"diagonal blocks of {' and '.join(_OVER)}",
+            remedy=f"hessfig run sweep={source.folder.name} 'blocks=[{','.join(_OVER)}]'",
+        )
+    yield _draw_survival(table, ratios, spec)
+
+
+def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    place = ["variant", "num_layers", "layer", "part", "seed", "step"]
+    one, other = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER)
+    return (one / other).rename("value").dropna().reset_index()
+
+
+def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
+    variants = [name for name in dict.fromkeys(table["variant"]) if name in set(ratios["variant"])]
+    layers = sorted(ratios["layer"].unique())
+    note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
+    names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.5))
+    found = []
+    for row, column, ax in sheet:
+        scale(ax, [ratios])
+        found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
+    sheet.first.legend(loc="best")
+    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
+    short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
+    sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
+    return sheet.page("", pd.concat(found, ignore_index=True))
+
+
+def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
+    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    if ratios.empty:
+        say(ax, "(no ratio)")
+    found = [
+        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=labels.symbol(part))
+        for part in parts_of(ratios)
+    ]
+    return pd.concat([pd.DataFrame(), *found], ignore_index=True)
+
+
+_PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
+_QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
+
+
+def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw loss and sharpness over its threshold along the steps, one column per variant.
+
+    How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
+    descent, 38 / learning rate for AdamW's preconditioned Hessian (beta1 = 0.9). Words in a panel: the mean over the
+    last third of the steps, with its 95 % interval over seeds; `at the edge` where all of it is within 10 % of 1. All
+    eigenvalues are of iterates, not of points half way between two.
+    Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
+    """
+    table = source.table
+    measured = set(table["quantity"])
+    wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
+    missing = [name for name in (*wanted, THRESHOLD) if name not in measured]
+    if missing or not wanted:
+        raise UserError(
+            "figure.options.quantity: the table has no such sharpness, or no threshold next to it",
+            got=", ".join(missing) or "no sharpness",
+            allowed=", ".join(sorted(measured)),
+            remedy=f"hessfig run sweep={source.folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
+        )
+    yield _draw_page(table, wanted, spec)
+
+
+def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
+    variants = list(dict.fromkeys(table["variant"]))
+    note = how(table, "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.")
+    rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
+    names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
+    values = [_values(table, name) for name in rows]
+    ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
+    found = []
+    for row, column, ax in sheet:
+        scale(ax, [values[row]])
+        ax.set_xscale("linear")  # looked at every so many steps
+        here = where(values[row], variant=variants[column])
+        if here.empty:
+            say(ax, "(no number)")
+        points = draw_means(ax, here, "step", colour=tone(row))
+        found.append(points.assign(quantity=rows[row], variant=variants[column]))
+    for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
+        if rows[row] != "loss":
+            _mark(ax, ends[row].get(variants[column]))
+    named = [_PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name))) for name in rows]
+    words = [f"{name} / threshold" if name != "loss" else name for name in named]
+    sheet.label("step", variant_titles(variants), words)
+    return sheet.page("", pd.concat(found, ignore_index=True))
+
+
+def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    if name == "loss":
+        return of_whole(counted(table), name)
+    every = shares(table, name)
+    return every.assign(value=every["share"])
+
+
+def _mark(ax: Axes, end: Interval | None) -> None:
+    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    if end is not None:
+        half = (end.high - end.low) / 2
+        form = ".3f" if end.mean < 100 else ".3g"
+        words = f"{end.mean:{form}}" + (f" ± {half:{form}}" if half == half else "")
+        words += "\nat the edge" if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE else ""
+        box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+        ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)

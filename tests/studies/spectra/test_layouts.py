@@ -1,0 +1,297 @@
+"""Sheets of spectra by the data of their artists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.figures.parts.labels import variant_words
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
+from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
+from hessfig.studies.spectra.eigenvalue_plots import drawn_ranks
+from hessfig.studies.spectra.scaling import outstanding, ratios
+from hessfig.studies.spectra.spectral_distances import Kernel, of_eigenvalues
+from tests.analysis.spectral import spectral_table, store_density, store_spectrum
+from tests.analysis.synthetic import config, write_sweep
+from tests.figures.conftest import curves, words
+from tests.figures.test_heat import colour_bar
+
+VARIANTS = ["model.attention=softmax", "model.attention=linear"]
+SINKS = {**config(sink="none", sink_beta=0.0), "sweep": {"axis": "model.sink_beta"}}
+NORMS = {**config(scaled_weight=None, weight_scale=1.0), "sweep": {"axis": "model.weight_scale"}}
+MARKS = ("o", "s", "^")  # of three networks
+WAVE = np.concatenate([np.linspace(-1, 1, 160), [2.0, 3.0, 8.0]])
+
+
+def drawn(layout: str, folder: Path, **options: Any) -> list[Page]:
+    spec = FigureSpec("x", folder.name, layout, (), options)
+    check(spec)
+    with styled():
+        return list(LAYOUTS[layout].draw(spec, folder))
+
+
+def stored(tmp_path: Path, *, exact: bool = True, densities: bool = True, seeds: int = 2) -> Path:
+    """Write a sweep of two networks whose whole Hessian is WAVE times 1 + seed, and W_Q the half of it."""
+    folder, entries = tmp_path / "spectra", []
+    for variant in VARIANTS:
+        for seed in range(seeds):
+            blocks = {("all", "H"): WAVE * (1 + seed), ("all", "H_o"): np.abs(WAVE), ("W_Q", "H"): WAVE[::2]}
+            named: dict[str, Any] = {"variant": variant, "seed": seed}
+            entries += [store_spectrum(folder, blocks, **named)] * exact
+            entries += [store_density(folder, blocks, **named, steps=20)] * densities
+    rows = [
+        {"variant": variant, "seed": seed, "quantity": quantity, "value": value * (1 + seed), "layer": 1}
+        for variant in VARIANTS
+        for seed in range(seeds)
+        for quantity, value in (("largest_eigenvalue", 8.0), ("smallest_eigenvalue", -1.0))
+    ]
+    return write_sweep(spectral_table(rows), tmp_path, arrays=entries)
+
+
+def test_sorted_eigenvalues_densities_and_their_errors(tmp_path: Path) -> None:
+    found = {page.suffix: page for page in drawn("spectra", stored(tmp_path), width=0.05)}
+    assert list(found) == ["_all1", "_all1_error", "_weights", "_densities", "_table"]
+    axes = np.reshape(found["_all1"].figure.axes, (2, 2))
+    assert [ax.get_title() for ax in axes[0]] == ["softmax", "linear attention"]
+    assert axes[0, 0].get_yscale() == "symlog" and axes[0, 0].get_xscale() == "logit"
+    _, _, outer, *seeds, full = axes[0, 0].lines[:6]
+    np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])  # thin
+    np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # their mean
+    np.testing.assert_allclose(outer.get_ydata()[-1], 8.0)
+    exact, half = (line for line in axes[1, 0].lines if line.get_linestyle() != "-")
+    truth, _ = of_eigenvalues(WAVE, exact.get_xdata(), Kernel(width=0.05).deviation(-1, 8))
+    np.testing.assert_allclose(exact.get_ydata(), truth)
+    assert half.get_color() != exact.get_color() and axes[1, 0].get_yscale() == "log"
+    assert len(axes[1, 0].patches) == 1 and len(axes[1, 0].collections) == 1
+    assert set(found["_all1"].numbers["panel"]) == {"sorted", "density"}
+    inside = found["_all1_error"].numbers
+    assert set(inside["panel"]) == {"cumulative"}
+    assert (np.abs(inside["lanczos"] - inside["exact"]) <= inside["margin"] + 0.02).mean() > 0.9
+    note = " ".join(text.get_text() for text in found["_all1"].figure.texts)
+    assert "Student's t" in note and "standard deviation 0.05 of the range" in note and "$" not in note
+
+
+def test_densities_alone_show_what_the_steps_miss(tmp_path: Path) -> None:
+    pages = drawn("spectra", stored(tmp_path, exact=False), variance=1e-3)
+    assert [page.suffix for page in pages] == ["_all1", "_densities", "_table"]
+    axes = np.reshape(pages[0].figure.axes, (2, 2))
+    middle = axes[1, 0].lines[0].get_ydata()
+    np.testing.assert_allclose(middle, 0)  # no exact cumulative: the error is that of half the steps
+    assert np.abs(axes[1, 0].lines[1].get_ydata()).max() > 0
+    assert not axes[0, 0].patches and len(axes[0, 0].lines) == 3  # the other seed is faint
+
+
+def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
+    page, *_ = drawn("spectra", stored(tmp_path, densities=False), part="H_o")
+    axes = np.reshape(page.figure.axes, (2, 2))  # no panel for the error of a density
+    assert len(axes[1, 0].patches) == 1
+
+
+def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
+    every, some = (drawn("spectra", stored(tmp_path), **options) for options in ({}, {"weights": ["W_V"]}))
+    rows = [{panel.partition(":")[0] for page in pages[2:] for panel in page.panels} for pages in (every, some)]
+    assert "W_Q1" in rows[0] and rows[1] == {"table"}
+
+
+def test_the_table_holds_means_and_errors(tmp_path: Path) -> None:
+    table = drawn("spectra", stored(tmp_path))[-1]
+    written = [text.get_text() for text in table.figure.axes[0].texts]
+    assert "largest" in written and "12 ± 4" in written and "−1.5 ± 0.5" in written
+    assert set(table.numbers["quantity"]) == {"largest_eigenvalue", "smallest_eigenvalue"}
+
+
+def test_a_table_without_arrays_says_what_to_measure(tmp_path: Path) -> None:
+    folder = write_sweep(spectral_table([{"value": 1.0}]), tmp_path)
+    for layout in ("spectra", "heterogeneity"):
+        with pytest.raises(UserError, match=r"neither eigenvalues nor densities[\s\S]*quantities=\[spectrum\]"):
+            drawn(layout, folder)
+
+
+def test_few_ranks_stand_for_many() -> None:
+    assert drawn_ranks(50) == list(range(50))
+    many = drawn_ranks(4000)
+    assert len(many) < 200 and {0, 39, 3960, 3999} <= set(many) and many == sorted(many)
+
+
+def test_heat_maps_of_distances(tmp_path: Path) -> None:
+    folder, entries = tmp_path / "spectra", []
+    peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
+    for kind, third in (("transformer", peaked), ("mlp", 3 * WAVE)):
+        for seed in range(3):
+            blocks = {("W_in", "H"): WAVE, ("W_out", "H"): 2 * WAVE, ("W_U", "H"): third, ("all", "H"): WAVE}
+            entries.append(store_spectrum(folder, blocks, f"model.kind={kind}", seed=seed))
+    write_sweep(spectral_table([{"value": 1.0}]), tmp_path, arrays=entries)
+    (page,) = drawn("heterogeneity", folder)
+    one, other, bar = page.figure.axes
+    assert one.get_title(loc="left").splitlines()[0] == "transformer"
+    assert other.get_title(loc="left") == "MLP\nJS⁰ = 0.000 ± 0.000, 3 pairs"
+    square = one.images[0].get_array()
+    assert square.shape == (3, 3) and square[0, 2] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
+    assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
+    transformer = page.numbers[page.numbers["variant"] == "model.kind=transformer"]
+    assert transformer["average"].iloc[0] == pytest.approx(transformer["mean"].sum() / 6)
+    (fixed,) = drawn("heterogeneity", folder, kernel="fixed")
+    for name in ("mean", "average", "average_low"):
+        np.testing.assert_array_equal(fixed.numbers[f"other_{name}"], page.numbers[name])
+        np.testing.assert_array_equal(fixed.numbers[name], page.numbers[f"other_{name}"])
+    assert fixed.numbers["kernel"].iloc[0] == page.numbers["other_kernel"].iloc[0]
+    assert "all" not in set(page.numbers["one"]) and set(page.numbers["count"]) == {3}
+    with styled(narrow := Paper(width=3.25)):
+        spec = FigureSpec("x", folder.name, "heterogeneity", paper=narrow)
+        (small,) = LAYOUTS["heterogeneity"].draw(spec, folder)
+    assert colour_bar(small) == pytest.approx(colour_bar(page), rel=1e-6)
+    room = small.figure.axes[0].get_position(original=True).size * small.figure.get_size_inches()
+    assert room[0] == pytest.approx(room[1])  # a map is square: there is no empty space around it
+
+
+def proxy_rows() -> Iterator[dict[str, Any]]:
+    for kind, attention, ratio in (
+        ("transformer", "softmax", 0.5),
+        ("transformer", "linear", 0.8),
+        ("mlp", "softmax", 1.0),
+        ("mlp", "linear", 1.0),
+    ):
+        for seed in range(3):
+            for sigma in (0.1, 1.0, 10.0):
+                here = {"variant": f"model.kind={kind},model.attention={attention}", "sigma": sigma, "seed": seed}
+                yield {**here, "part": "H", "value": 2.0 + seed}
+                yield {**here, "part": "H_o", "value": ratio * (2.0 + seed)}
+
+
+def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
+    table = spectral_table(list(proxy_rows()))
+    (page,) = drawn("gauss_newton", write_sweep(table, tmp_path, settings=None))
+    upper, lower = page.figure.axes
+    assert words(upper).splitlines()[1:] == ["transformer, softmax", "transformer, linear attention", "MLP"]
+    lines = [line for line in upper.lines if line.get_marker() in MARKS]
+    assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.5, 0.8, 1.0])
+    assert len([line for line in lower.lines if line.get_marker() in MARKS]) == 6
+    assert len({line.get_marker() for line in lines}) == 3 and len(upper.lines) > len(lines) + 8  # seeds are thin
+    shown = page.numbers[page.numbers["shown"] == "ratio"]
+    assert (shown["high"] - shown["low"]).abs().max() < 1e-12 and set(shown["count"]) == {3}
+    with pytest.raises(UserError, match=r"no largest eigenvalues of H_o and H[\s\S]*parts=\[H_o,H\]"):
+        drawn("gauss_newton", tmp_path / "spectra", block="W_Q")
+
+
+def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(tmp_path: Path) -> None:
+    rows = [{**row, "value": row["value"] * (1e-9 if row["sigma"] < 1 else 1e3)} for row in proxy_rows()]
+    (page,) = drawn("gauss_newton", write_sweep(spectral_table(rows), tmp_path, settings=None))
+    with styled():
+        page.figure.draw_without_rendering()
+    axes = [ax.yaxis for ax in page.figure.axes]
+    widths = [max(label.get_window_extent().width for label in one.get_ticklabels()) for one in axes]
+    places = [one.get_label().get_position()[0] for one in axes]
+    assert widths[0] != widths[1] and places[0] == places[1]
+
+
+def test_a_ratio_needs_a_positive_eigenvalue() -> None:
+    rows = [{"part": "H", "value": -1.0}, {"part": "H_o", "value": 2.0}]
+    table = spectral_table(rows).assign(x=0.1)
+    assert ratios(table)["ratio"].isna().all()
+
+
+def sink_rows(kinds: Sequence[str] = ("scores", "both"), *, exact: bool = False) -> Iterator[dict[str, Any]]:
+    quantile = "eigenvalue_quantile" if exact else "density_quantile"
+    for kind in kinds:
+        for beta in (0, 4, 12):
+            for seed in range(3):
+                here = {"variant": f"model.sink={kind},model.sink_beta={beta}", "seed": seed}
+                yield {**here, "quantity": "largest_eigenvalue", "value": 5.0 + beta}
+                yield {**here, "quantity": "smallest_eigenvalue", "value": -1.0}
+                for percent in (5, 50, 95):
+                    value = 0.01 * (percent - 50)
+                    yield {**here, "quantity": quantile, "index": percent, "value": value}
+                if exact:
+                    yield {**here, "quantity": "condition_number", "value": 100.0 + beta}
+
+
+def test_outliers_over_the_bulk(tmp_path: Path) -> None:
+    table = spectral_table(list(sink_rows()))
+    (page,) = drawn("sinks", write_sweep(table, tmp_path, settings=SINKS))
+    axes = np.reshape(page.figure.axes, (2, 2))
+    assert [ax.get_title() for ax in axes[0]] == ["sink on scores", "both sinks"]
+    assert axes[1, 0].get_xlabel() == "bias of the sink β" and axes[0, 0].get_yscale() == "symlog"
+    (ratio,) = (line for line in axes[1, 0].lines if line.get_marker() == "o")
+    np.testing.assert_allclose(ratio.get_ydata(), np.array([5, 9, 17]) / 5)
+    assert set(page.numbers["shown"]) >= {"quantile_5", "quantile_95", "largest_eigenvalue"}
+    assert "smallest" in words(axes[0, 1])
+
+
+def test_the_outermost_eigenvalue_may_be_the_negative_one() -> None:
+    rows = [row for row in sink_rows(["scores"]) if row["quantity"] != "largest_eigenvalue"]
+    found = outstanding(spectral_table(rows).assign(x=0.0, seed=range(len(rows))).assign(seed=0))
+    assert found["value"].tolist() == pytest.approx([1 / 0.9] * len(found))
+
+
+def norm_rows() -> Iterator[dict[str, Any]]:
+    for weight, power in (("W_Q", 2.0), ("mlp", 0.0)):
+        for alpha in (0.125, 1.0, 8.0):
+            for seed in range(3):
+                here = {"variant": f"model.scaled_weight={weight},model.weight_scale={alpha}", "seed": seed}
+                place = {"row": "W_K", "layer": 1, "row_layer": 1}
+                spread = 10.0 ** (seed - 1)
+                yield {**here, **place, "quantity": "condition_number", "value": alpha**power * spread}
+                yield {**here, "quantity": "largest_eigenvalue", "value": 3.0}
+
+
+def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
+    folder = write_sweep(spectral_table(list(norm_rows())), tmp_path, settings=NORMS)
+    (page,) = drawn("weight_norms", folder)
+    axes = np.reshape(page.figure.axes, (2, 2))
+    assert [ax.get_title() for ax in axes[0]] == [r"scaled: $W_{\mathrm{Q}}$", "scaled: MLP"]
+    assert axes[0, 0].get_ylabel() == "largest eigenvalue"
+    assert axes[1, 0].get_xscale() == axes[1, 0].get_yscale() == "log"
+    *seeds, mean = axes[1, 0].lines[:4]
+    np.testing.assert_allclose(mean.get_ydata(), [1 / 64, 1, 64])
+    np.testing.assert_allclose([line.get_ydata()[1] for line in seeds], [0.1, 1, 10])
+    np.testing.assert_allclose(curves(axes[1, 1])[0].get_ydata(), 1)
+    for options, message in (
+        ({"quantity": "trace"}, "no numbers of these quantities"),
+        ({"columns": "scaled_weigh"}, "did you mean 'scaled_weight'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            drawn("weight_norms", folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("layout", "panels"),
+    [
+        ("sinks", ["sink_both:eigenvalue", "sink_scores:ratio"]),
+        ("weight_norms", ["W_K:condition_number:mlp", "all:largest_eigenvalue:W_Q"]),
+        ("gauss_newton", ["eigenvalue"]),
+        ("spectra", ["all1:density:attention_softmax"]),
+    ],
+)
+def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, layout: str, panels: list[str]) -> None:
+    tables = {"sinks": (sink_rows(), SINKS), "weight_norms": (norm_rows(), NORMS), "gauss_newton": (proxy_rows(), None)}
+    folder = stored(tmp_path) if layout == "spectra" else tmp_path / "spectra"
+    if layout in tables:
+        rows, settings = tables[layout]
+        folder = write_sweep(spectral_table(list(rows)), tmp_path, settings=settings)
+    for paper in (Paper(panels=panels), Paper(width=1.6)):
+        with styled(paper):
+            pages = list(LAYOUTS[layout].draw(FigureSpec("x", folder.name, layout, paper=paper), folder))
+        page = next(page for page in pages if page.figure.get_visible())
+        assert set(panels) <= set(page.panels)
+        lefts = {round(ax.get_position().x0, 6) for ax in page.figure.axes}
+        assert len(page.figure.axes) == len(panels) if paper.panels else len(lefts) == 1
+
+
+def test_variants_in_words() -> None:
+    assert variant_words("model.attention=linear,model.norm=pre") == "linear attention, pre-LN"
+    assert variant_words("model.kind=mlp,model.attention=linear") == "MLP"
+    assert variant_words("model.temperature=0.5,model.x=$a") == r"temperature 0.5, x \$a"
+    assert variant_words("") == ""
+
+
+def test_bands_of_one_seed_are_left_out(tmp_path: Path) -> None:
+    rows = [row for row in norm_rows() if row["seed"] == 0]
+    (page,) = drawn("weight_norms", write_sweep(spectral_table(rows), tmp_path, settings=NORMS))
+    assert page.numbers["low"].isna().all() and set(page.numbers["count"]) == {1}
