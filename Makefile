@@ -13,7 +13,7 @@ sweep_of = $(shell sed -En 's/^"?$(1)"?: [{]sweep: "?([^",]*)"?,.*/\1/p; s/^"?$(
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser test-processors docs docs-test wheel lint slopes check claims-docs verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-long test-all test-slow test-attack test-slurm test-browser test-processors docs docs-test wheel lint slopes check claims-docs verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -34,11 +34,13 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
-test: $(READY) ## run the test suite, on up to four cores
-	$(TEST)
-
-test-fast: $(READY) ## the same without the longest tests (four minutes on two cores)
+test: $(READY) ## run the tests of every day, on up to four cores (five minutes on two)
 	$(TEST) -m "not long and not slow and not browser"
+
+test-long: $(READY) ## run the tests that `make test` leaves out: deep grids, nulls, many sizes (ten minutes on two cores)
+	$(TEST) -m "long and not slow and not browser"
+
+test-all: test test-long ## run all tests, as CI does
 
 test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
 	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/attack --ignore tests/slurm --ignore tests/browser

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from hessfig.analysis.manifest import read_run
 from hessfig.config.enums import Method, NamedDirection, State, TrainingData
 from hessfig.config.of_quantities import ApproximationConfig, DirectionsConfig, LandscapeConfig
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
+from hessfig.errors import UserError
 from hessfig.measurements import quantity as quantity_module
 from hessfig.measurements.catalogue import quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
@@ -23,6 +25,7 @@ from hessfig.registry import row_facts
 from hessfig.studies.directions import slices
 from hessfig.sweep.measure import draw_problem, measure, request_of
 from hessfig.sweep.plan import Sweep
+from hessfig.sweep.runner import run_sweep
 from hessfig.terms import Optimiser
 
 CONFIG = Config(
@@ -118,3 +121,27 @@ def test_files_written_for_0_2_0_find_the_names_they_import(tmp_path: Path) -> N
     )
     with pytest.warns(DeprecationWarning, match="hessfig 0.5.0"):
         assert quantity("old.py:QUANTITY", str(tmp_path)).name == "old"
+
+
+OF_WEIGHTS = """
+from hessfig.measurements.quantity import Measured, Quantity, state_row
+
+
+def measure(problem, request):
+    return Measured([state_row("largest_weight", request, 1.0, block=block) for block in request.blocks])
+
+
+QUANTITY = Quantity("largest_weight", measure, has_part=False)
+WITH_PART = Quantity("largest_weight", measure)
+"""
+
+
+def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OF_WEIGHTS)
+    run_sweep(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:QUANTITY"]))]))
+    table = read_run(tmp_path / "outputs" / "sigma").table
+    assert len(table) and set(table["part"]) == {""} and not (table["row"] == "").any()
+    with pytest.raises(UserError, match="gives rows of a block without a part") as refused:
+        measure(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:WITH_PART"]))]).cells[0])
+    assert "has_part=False" in str(refused.value)
