@@ -1,4 +1,4 @@
-"""Change the core in thirty ways, one at a time, and print which suite notices each: `make test`, `make test-long`, none.
+"""Change the core in thirty ways, one at a time, and print which suite notices each change.
 
     python scripts/mutations.py [NAME ...] [--json FILE]
 
