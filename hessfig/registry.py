@@ -1,4 +1,4 @@
-"""What the studies add to the core: found by folder, named in records of strings, imported when it is used."""
+"""What the studies add to the core: found by folder, imported when it is used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from hessfig.row_facts import CORE_ROWS, RowFacts
@@ -16,27 +17,21 @@ _STUDIES = "hessfig.studies"
 
 @dataclass(frozen=True)
 class Study:
-    """The record of a study: names only, so that reading it imports neither torch nor matplotlib.
+    """The record of a study. Reading it imports neither torch nor matplotlib.
+
+    What a study adds is found in three modules of its folder, where it has them: `quantities` (QUANTITIES, rows of
+    hessfig.measurements.quantity.Quantity), `layouts` (LAYOUTS, rows of figures by name) and `rules` (claims).
 
     Attributes
     ----------
-    quantities : tuple of str
-        The keys of QUANTITIES in the module `quantities` of the study.
-    layouts : tuple of str
-        The keys of LAYOUTS in its module `layouts`.
-    claims : tuple of str
-        The names of the claims in its module `rules`, in the order of the ledger.
-    rows : mapping
-        The facts of the rows that its quantities write (see `RowFacts`), by name.
     page : str
         Its page in docs.
+    rows : mapping
+        The facts of the rows that its quantities write, by name, where the name alone says too little.
     """
 
-    quantities: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
+    page: str
     rows: Mapping[str, RowFacts] = field(default_factory=dict)
-    page: str = ""
 
 
 @cache
@@ -48,10 +43,11 @@ def studies() -> dict[str, Study]:
 
 
 def modules_of(subject: str) -> Iterator[ModuleType]:
-    """Yield the module called `subject` of every study that has such entries, imported now."""
-    for name, study in studies().items():
-        if getattr(study, "claims" if subject == "rules" else subject):
-            yield import_module(f"{_STUDIES}.{name}.{subject}")
+    """Yield the module called `subject` of every study that has one, imported now."""
+    for name in studies():
+        module = f"{_STUDIES}.{name}.{subject}"
+        if find_spec(module):
+            yield import_module(module)
 
 
 def facts_of(quantity: str) -> RowFacts | None:

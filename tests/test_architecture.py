@@ -347,7 +347,9 @@ def test_no_result_is_committed() -> None:
 def test_make_alone_lists_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     targets = re.findall(r"^([a-z%-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert {"figures", "figure-%", "test", "test-all", "test-slow", "lint", "slopes", "check", "clean", "help"} <= set(targets)
+    assert {"figures", "figure-%", "test", "test-all", "test-slow", "lint", "slopes", "check", "clean", "help"} <= set(
+        targets
+    )
     assert all(f"make {target} " in shown for target in targets)
 
 

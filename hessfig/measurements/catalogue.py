@@ -148,7 +148,8 @@ _ROWS = (
         version=2,  # since 2, K-FAC's inputs are those at all positions, and shared keys have their own heads
     ),
 )
-CATALOGUE = {row.name: row for row in _ROWS}
+CORE = {row.name: row for row in _ROWS}
+CATALOGUE = dict(CORE)
 for _module in registry.modules_of("quantities"):
     CATALOGUE |= {row.name: row for row in _module.QUANTITIES}
 

@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(layouts=("components", "ratio_courses", "sgd_gap"), page="docs/components.md")
+STUDY = Study(page="docs/components.md")

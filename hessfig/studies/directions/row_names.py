@@ -35,4 +35,3 @@ NORM_SHARPNESS = (
     *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
     "sharpness_edge",
 )
-PLAIN = (*SLICES, *CRITICAL_POINT, *DESCENT, *NORM_SHARPNESS)

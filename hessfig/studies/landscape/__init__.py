@@ -3,20 +3,8 @@
 from hessfig.registry import Study
 from hessfig.row_facts import RowFacts
 
-_PLAIN = (
-    *("subset_smallest_eigenvalue", "landscape_prediction", "landscape_null", "landscape_bound", "largest_loss"),
-    *("largest_curvature", "directional_curvature", "landscape_start", "landscape_full", "landscape_top"),
-    *(f"landscape_{name}_quadratic" for name in ("full", "top", "random")),
-    *("stationarity_expected", "stationarity_null"),
-)
 STUDY = Study(
-    quantities=(
-        *("hessian_distance", "landscape_difference", "landscape_integrals", "landscape_subspace"),
-        "stationarity",
-    ),
-    layouts=("landscape",),
     rows={
-        **dict.fromkeys(_PLAIN, RowFacts()),
         "hessian_distance": RowFacts("distance to H of all samples"),
         "hessian_distance_null": RowFacts("the same by chance"),
         "subset_norm": RowFacts("norm for k samples"),

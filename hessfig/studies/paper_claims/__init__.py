@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(layouts=("ablation", "score_split"), page="docs/paper-vs-code.md")
+STUDY = Study(page="docs/paper-vs-code.md")

@@ -6,10 +6,7 @@ from hessfig.studies.removal.row_names import OF_INFLUENCE, OF_PRUNING, OF_QUANT
 
 _OF_WEIGHTS = RowFacts(has_part=False)
 STUDY = Study(
-    quantities=("pruning", "quantisation", "rounding", "influence"),
-    layouts=("pruning", "quantisation", "influence"),
     rows={
-        "influence_spread": RowFacts(),
         **dict.fromkeys((*OF_PRUNING, *OF_QUANTISATION, *ROUNDED), _OF_WEIGHTS),
         **dict.fromkeys(OF_INFLUENCE, RowFacts(has_part=False, may_be_undefined=True)),
         **dict.fromkeys(RANK_CORRELATIONS, RowFacts(may_be_undefined=True)),

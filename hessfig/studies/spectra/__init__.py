@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(layouts=("spectra", "heterogeneity", "sinks", "gauss_newton", "weight_norms"), page="docs/spectra.md")
+STUDY = Study(page="docs/spectra.md")

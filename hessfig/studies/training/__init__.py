@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(layouts=("steps", "race", "critical_batch", "heterogeneity_trained", "edge"), page="docs/training.md")
+STUDY = Study(page="docs/training.md")
