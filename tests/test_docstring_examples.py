@@ -25,4 +25,4 @@ def test_every_public_name_of_the_library_has_an_example(name: str) -> None:
 
 
 def test_the_public_interface_has_examples() -> None:
-    assert {"hessfig.arguments", "hessfig.curvature.block_operator"} <= {*WITH_EXAMPLES}
+    assert {"hessfig.api.arguments", "hessfig.curvature.block_operator"} <= {*WITH_EXAMPLES}

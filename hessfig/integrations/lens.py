@@ -11,7 +11,7 @@ from hessfig.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hessfig.interface import Problem
+    from hessfig.api.interface import Problem
 
 _CLOSE = 1e-4  # of mixing weights that are computed again, in float32
 

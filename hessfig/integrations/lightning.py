@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from hessfig.monitor import Monitor
+from hessfig.api.monitor import Monitor
 
 
 class MonitorCallback(Callback):

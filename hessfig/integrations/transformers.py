@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hessfig.monitor import Monitor
+from hessfig.api.monitor import Monitor
 
 
 class MonitorCallback(TrainerCallback):

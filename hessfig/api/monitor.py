@@ -13,14 +13,16 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from hessfig.arguments import Measure, Spec, device_of, one_of
-from hessfig.budget import Budget
+from hessfig.api.arguments import Measure, Spec, device_of, one_of
+from hessfig.api.budget import Budget
+from hessfig.api.interface import blocks_asked, with_parts
+from hessfig.api.network_copy import NetworkCopy
+from hessfig.api.owner import Owner
 from hessfig.config.schema import SweepConfig
 from hessfig.curvature.double_backward import differentiating
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
-from hessfig.interface import blocks_asked, with_parts
 from hessfig.measurements.catalogue import quantity, walks
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
@@ -29,8 +31,6 @@ from hessfig.models.identity import identity
 from hessfig.models.lens_bridge import followed, is_bridge
 from hessfig.models.own.own_checks import check_network, check_scripted, original
 from hessfig.models.own.own_function import TRAINABLE
-from hessfig.network_copy import NetworkCopy
-from hessfig.owner import Owner
 from hessfig.record import digest
 from hessfig.rng import kept_draws, made_on
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining

@@ -154,7 +154,7 @@ def plot(
 
     Raises UserError for settings that do not fit, and for a table that lacks what the figure needs.
     """
-    from hessfig.requested import figure_spec
+    from hessfig.api.requested import figure_spec
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))

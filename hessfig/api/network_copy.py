@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessfig.api.interface import Spec
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
-from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
 from hessfig.models.own.kept_batches import held, kept

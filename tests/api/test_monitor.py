@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig import files
-from hessfig import monitor as monitors
 from hessfig.analysis.manifest import read_run
+from hessfig.api import monitor as monitors
 from hessfig.errors import UserError
 from hessfig.sweep.monitored import OtherTraining
 from hessfig.sweep.pool import start_process

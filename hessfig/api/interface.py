@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hessfig.arguments import Measure, Spec, device_of, one_of, whole
+from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.config.enums import DType
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few, plain
