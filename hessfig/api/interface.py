@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
@@ -36,35 +36,55 @@ _OF_ZERO = " (of a block that is zero these are not defined)"
 class Problem:
     """The loss of a network on data: the function whose Hessian is measured.
 
-    network   any torch.nn.Module, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each is
-              to predict the next one, and weights=None means "found" (docs/transformer-lens.md)
-    inputs    a tensor (samples first), a tuple of several inputs, or a dictionary of arguments; a list, DataLoader or
-              iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples.
-              Loaders and iterables are read once, here, and kept; their generators stay as they were
-    targets   a tensor, or a list of one tensor per batch; classes of -100 are ignored, as in torch. None: the second of
-              a pair, or the entry `labels` of a dictionary; a name: that entry of a dictionary
-    loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs,
-              targets), or a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). None: the loss
-              that the network itself returns for its labels (as models of transformers do); without one,
-              cross_entropy of outputs and targets, but for the entry `labels` of a dictionary, which needs a loss
-    weights   {name: parameter name, (parameter name, index) for a view of it or ("emb.weight", [0, 2, 5]) for some of
-              its rows, or a list or tuple of these for a group}; a name may give its layer: "W_V@2". A group holds
-              each entry once. None: every parameter by its own name, frozen ones too (a Monitor's default is
-              "trainable"); "trainable": the parameters that require a gradient (LoRA); the others are constants.
-              "found", or what hessfig.find_weights returns: those of a transformer by what they do, W_Q to W_out of
-              each layer
-    outputs   the name (or index) of the output that the loss takes, if the network returns several tensors
+    Of batches with losses L_b(w), the function is L(w) = sum_b n_b L_b(w) / sum_b n_b. The weight n_b is what the mean
+    of the batch divides by: its number of samples or numbers, or the class weights of its targets that are not ignored.
 
-    Each batch has the weight that its mean divides by: the number of samples or numbers, or the class weights of the
-    targets that are not ignored. A loss of another type is evaluated on all outputs joined, and refused if it is not
-    such a mean. hessfig.measure raises UserError for arguments that do not fit, and this does for batches without end.
+    Parameters
+    ----------
+    network : torch.nn.Module
+        Any network, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each token is to
+        predict the next one, and weights=None means "found" (docs/transformer-lens.md).
+    inputs : tensor, tuple, dict, or an iterable of these
+        One batch: a tensor whose first axis counts the samples, a tuple of several inputs, or a dictionary of
+        arguments. A list, DataLoader or iterable of these, or of (inputs, targets) pairs, holds several batches. It is
+        read once, here, and kept; generators of random numbers stay as they were.
+    targets : tensor, list of tensors or str, optional
+        One tensor per batch; classes of -100 are ignored, as in torch. A name is that entry of a dictionary. By default
+        the second of a pair, or the entry `labels` of a dictionary.
+    loss : str, torch.nn.Module or callable, optional
+        "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs, targets), or
+        a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). By default the loss that the network
+        itself returns for its labels (as models of transformers do); without one, the cross-entropy of outputs and
+        targets, except for the entry `labels` of a dictionary, which needs a loss.
+    weights : dict, hessfig.weights.Layout or str, optional
+        {name: weight}, where a weight is the name of a parameter, ("emb.weight", index) for a view of it, such as [0,
+        2, 5] for three rows, or a list of these for a group, which holds each entry once. A name may give its layer:
+        "W_V@2". "trainable" takes the parameters that require a gradient (LoRA), and the others are constants; "found",
+        or what hessfig.find_weights returns, the weights of a transformer by what they do, W_Q to W_out of each layer.
+        By default every parameter by its own name, frozen ones too (the default of a Monitor is "trainable").
+    outputs : str or int, optional
+        Name or index of the output that the loss takes, for a network that returns several tensors.
+
+    Raises
+    ------
+    UserError
+        For batches without end. Other arguments are checked when they are used: by hessfig.measure, `operator` and
+        `approximation`. A loss of another type is evaluated on all outputs joined, and refused if it is not such a
+        mean.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> network, inputs, targets = torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
+    >>> hessfig.Problem(network, inputs, targets, weights={"first_row": ("weight", [0])})
+    Problem of Linear (parameters: 8, loss: the network's own, else cross_entropy, weights: first_row)
     """
 
     network: nn.Module
     inputs: Any
     targets: Any = None
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
-    weights: Mapping[str, Spec] | Layout | str | None = field(default=None)
+    weights: Mapping[str, Spec] | Layout | str | None = None
     outputs: str | int | None = None
 
     def __post_init__(self) -> None:
@@ -98,52 +118,69 @@ class Problem:
         device: str = "cpu",
         products: str = "auto",
     ) -> BlockOperator:
-        """Return one block of H, H_o or H_f as an operator, by the products of hessfig.measure.
+        """Return one block of H, H_o or H_f as an operator A: products A v, solutions, dense matrix (docs/library.md).
+
+        H = H_o + H_f (eq. 2). For outputs f(w) with Jacobians J_row and J_col in the two weights, a loss l(f) and
+        B = d^2 l / df^2, H_o = J_row^T B J_col (Gauss-Newton) and H_f = sum_i (dl / df_i) d^2 f_i / (dw_row dw_col).
 
         Parameters
         ----------
         block : str or (row, column)
             One weight, group or pair as in hessfig.measure: "W_V@2", ("W_Q", "W_V"), "all" for the whole network.
         part : str
-            "H", "H_o" or "H_f".
+            "H", "H_o" or "H_f". Linear systems with H_o are solved by conjugate gradients, with the two others, which
+            may be indefinite, by MINRES.
         dtype, device : str
-            Of the products.
+            Of the products: "float64" or "float32"; "cpu", "cuda" or "cuda:N".
         products : str
-            "auto", "curvlinops", or "differences" of gradients, for what has no double backward (hessfig.Measure).
+            "auto", or "curvlinops", or "differences" of gradients for networks without second derivatives in torch.
 
         Returns
         -------
         hessfig.curvature.BlockOperator
-            It holds copies of network and data, so that it stays what it is when a training goes on.
+            It holds copies of network and data, so it does not change while a training continues.
 
         Raises
         ------
         UserError
-            For a block or part that there is not, and for names that stand for several blocks.
+            For a block or part that does not exist, and for names that match several blocks.
+
+        Examples
+        --------
+        >>> import torch, hessfig
+        >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.zeros(3, 2), "mse")
+        >>> operator = problem.operator("weight")
+        >>> operator.shape, [round(float(entry), 6) for entry in operator @ torch.ones(6)]
+        ((6, 6), [0.333333, 0.333333, 0.333333, 0.333333, 0.333333, 0.333333])
         """
         from hessfig.curvature.block_operator import BlockOperator
         from hessfig.models.routes import Engines
 
-        config, problem, one = self._single(block, part, ["frobenius"], dtype, device, products=products)
+        wanted = Measure(_entry(block), [part], dtype=dtype, device=device, products=products)
+        config, problem, single = self._single(wanted)
         engines = Engines(problem, config.model, config.estimator.products)
-        return BlockOperator(problem, one, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
+        return BlockOperator(problem, single, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
 
     def approximation(
         self, name: str, block: str, part: str = "H", *, rank: int = 3, seed: int = 0
     ) -> ApproximatedBlock:
-        """Return an approximation of a diagonal block as an operator: K-FAC, Shampoo, a Fisher matrix and others.
+        """Return an approximation of a diagonal block B as an operator: K-FAC, Shampoo, a Fisher matrix and others.
+
+        docs/approximations.md defines each. Which one to take: as a preconditioner of `solve`, "kfac" or "ekfac", which
+        need no product with B; to find out how good a structure can be at best, "diagonal", "kfoc", "kronecker_sum" or
+        "soap", which are computed from the dense block (some thousand entries at most).
 
         Parameters
         ----------
         name : str
-            One of hessfig.terms.Approximation (docs/approximations.md).
+            One of hessfig.terms.Approximation.
         block : str
             A weight, or "all", as in `operator`.
         part : str
-            What is approximated by those that are made from the block itself (diagonal, soap, kfoc, kronecker_sum,
-            block_diagonal, layer_diagonal); the others are what they are.
+            The part B that diagonal, soap, kfoc, kronecker_sum, block_diagonal and layer_diagonal approximate; the
+            others do not depend on it.
         rank : int
-            Kronecker products in kronecker_sum.
+            Number of Kronecker products in kronecker_sum.
         seed : int
             Of the labels that sampled_fisher draws.
 
@@ -154,7 +191,15 @@ class Problem:
         Raises
         ------
         UserError
-            For a name that the block cannot have.
+            For a name that the block cannot have, such as "kfac" of a weight that is not a linear map.
+
+        Examples
+        --------
+        >>> import torch, hessfig
+        >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.zeros(3, 2), "mse")
+        >>> exact, diagonal = problem.operator("weight"), problem.approximation("diagonal", "weight")
+        >>> bool(torch.allclose(exact.dense(), diagonal.dense()))
+        True
         """
         from hessfig.config.of_quantities import ApproximationConfig
         from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
@@ -162,46 +207,36 @@ class Problem:
         from hessfig.curvature.block_operator import Entries
         from hessfig.measurements.approximations import approximation_of
 
-        names = [Approximation(one_of("name", name, Approximation))]
-        chosen = ApproximationConfig(names=names, rank=whole("rank", rank, least=1, most=64, example=3))
-        config, problem, one = self._single(block, part, ["approximations"], "float64", "cpu", chosen, seed)
-        request = asked_of(quantity("approximations"), [one], At(config, seed=config.first_seed))
+        kind = one_of("name", name, Approximation)
+        chosen = ApproximationConfig(names=[kind], rank=whole("rank", rank, most=64, example=3))
+        method = "dense" if kind in OF_THE_BLOCK else "auto"
+        wanted = Measure(_entry(block), [part], ["approximations"], method, seed=seed)
+        config, problem, single = self._single(wanted, chosen)
+        request = asked_of(quantity("approximations"), [single], At(config, seed=config.first_seed))
         with undisturbed(problem):
             product = approximation_of(problem, request)
-        return ApproximatedBlock(name, one, product, Entries(problem, one.layer, one.col))
+        return ApproximatedBlock(name, single, product, Entries(problem, single.layer, single.col))
 
-    def _single(
-        self,
-        block: Any,
-        part: str,
-        quantities: list[str],
-        dtype: str,
-        device: str,
-        chosen: ApproximationConfig | None = None,
-        seed: int = 0,
-        products: str = "auto",
-    ) -> tuple[Config, Objective, Block]:
+    def _single(self, wanted: Measure, chosen: ApproximationConfig | None = None) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
         from hessfig.curvature.double_backward import differentiating
 
-        entry = [tuple(block) if isinstance(block, list) else block]
-        is_dense = chosen is not None and {*chosen.names} & {*OF_THE_BLOCK}
-        method = "dense" if is_dense else "auto"
-        config = Measure(entry, [part], quantities, method, seed=seed, dtype=dtype, products=products).config()
+        config = wanted.config()
         config = config if chosen is None else replace(config, approximation=chosen)
-        place = device_of(device)
+        place = device_of(wanted.device or "cpu")
         with differentiating():
             problem = self.objective(config.dtype).on(place)
-            config = with_parts(config, problem, part)
-            found = blocks_asked(config, problem.layout)
-        if len(found) > 1:
+            config = with_parts(config, problem, str(config.parts[0]))
+            blocks = blocks_asked(config, problem.layout)
+        if len(blocks) > 1:
+            names = [f"{block.col}@{block.layer}" for block in blocks]
             raise UserError(
                 "operator: this name matches several blocks",
-                got=plain(repr(block)),
-                allowed=first_few([f"{one.col}@{one.layer}" for one in found]),
-                remedy=f"for example {found[-1].col}@{found[-1].layer}",
+                got=plain(repr(wanted.blocks[0])),
+                allowed=first_few(names),
+                remedy=f"for example {names[-1]}",
             )
-        return config, problem, found[0]
+        return config, problem, blocks[0]
 
     def _repr_html_(self) -> str:
         from hessfig.analysis.presented import described_html
@@ -237,30 +272,81 @@ def measure(
 ) -> pd.DataFrame:
     """Measure blocks of the Hessian of a problem and return a table; nothing is written.
 
-    problem     a hessfig.Problem
-    blocks      "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of
-                names, groups and (row, column) pairs; in a list the name "all" is the whole network, and a pattern
-                (`"*.attn.*"`) every weight that it matches
-    parts       "H", "H_o" (Gauss-Newton part), "H_f" (functional part; H = H_o + H_f, eq. 2), or a list. None: all
-                three if the loss is convex in the network's outputs, else H alone
-    quantities  a name or a list of names from hessfig.measurements.catalogue; a trace has diagonal blocks only
-    estimator   "auto" (exact by a formula where that is cheap, dense where a column of a small network has at most 256
-                entries, else by probes; docs/accuracy.md), "hutchinson", "aligned", "xtrace" or "dense"
-    num_probes  random vectors per column of blocks
-    spectrum    settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}
-    directions  settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}
-    seed        of all random vectors; equal seeds give equal bits, here and on the command line
-    dtype, device   of the computation: "float64" or "float32"; "cpu", "cuda" or "cuda:N"
+    H = H_o + H_f (eq. 2), with H_o = J^T B J the Gauss-Newton part and H_f = sum_i (dl / df_i) d^2 f_i / dw^2 the
+    functional part, where J is the Jacobian of the outputs f and B the Hessian of the loss l in them. By default the
+    numbers are Frobenius norms. With K probes v_k (E[v v^T] = I) the norm of a block A is estimated as
+    sqrt(sum_k |A v_k|^2 / K), and a trace as sum_k v_k . A v_k / K.
 
-    products    "auto", "curvlinops", or "differences" of gradients: for what has no double backward, norms alone
+    Parameters
+    ----------
+    problem : hessfig.Problem
+        The loss, its data and its named weights.
+    blocks : str or list
+        "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of names, groups
+        and (row, column) pairs. In a list the name "all" is the whole network, and a pattern ("*.attn.*") stands for
+        every weight that it matches.
+    parts : str, list of str, optional
+        "H", "H_o", "H_f", or a list. By default all three if the loss is convex in the outputs, else H alone.
+    quantities : str or list of str
+        Names of hessfig.measurements.catalogue, such as "frobenius", "trace", "largest_eigenvalue" (docs/table.md).
+        Traces and eigenvalues are of diagonal blocks only.
+    estimator : str
+        How norms and traces are found (docs/accuracy.md). Which one to take:
 
-    The table is a pandas.DataFrame with the columns of hessfig.record.COLUMNS (docs/table.md) and one row per measured
-    number. The arrays of a quantity are in `table.attrs["arrays"]` under its name. A network of at most 65536
-    parameters is measured on one thread, because more threads are slower; the number of threads of torch is restored.
+        - "auto", the default, for every size: dense where a column of a small network (65 536 parameters) has at most
+          256 entries, else probes;
+        - "dense" for exact norms of blocks of up to some thousand entries: one product for each entry of the column;
+        - "aligned" for norms of larger blocks: probes along the block's own axes, with intervals that hold from four
+          probes on;
+        - "hutchinson" for the method of the paper: a single norm is correct to 3 to 8 % with 20 probes, and
+          intervals are reliable with 12 probes or more;
+        - "xtrace" for traces of blocks whose eigenvalues decay quickly.
+    num_probes : int
+        Random vectors for each column of blocks. The error decreases as 1 / sqrt(num_probes).
+    spectrum : dict, optional
+        Settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}.
+    directions : dict, optional
+        Settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}.
+    seed : int
+        Of all random vectors; equal seeds give equal bits, here and on the command line.
+    dtype : str
+        "float64"; or "float32", which takes half the memory and has larger errors, above all where attention saturates.
+    device : str
+        "cpu", "cuda" or "cuda:N".
+    products : str
+        "auto"; "curvlinops"; or "differences" of gradients, for networks without second derivatives in torch: it serves
+        Frobenius norms alone, and the error of a norm includes that of the differences.
 
-    Raises UserError, which is a ValueError, for what cannot be measured. Warns if curvlinops' products are wrong or
-    cannot be computed and a slower route is used (large networks with LayerNorm or SiLU: see docs/own-model.md), if
-    no parameter reaches the outputs, and if numbers are not finite: these have the status `nonfinite` and error nan.
+    Returns
+    -------
+    pandas.DataFrame
+        One row per measured number, with the columns of hessfig.record.COLUMNS (docs/table.md); `error` is one standard
+        error, 0 for exact numbers. The arrays of a quantity are in `table.attrs["arrays"]` under its name.
+
+    Raises
+    ------
+    UserError
+        (a ValueError) for what cannot be measured.
+
+    Warns
+    -----
+    RuntimeWarning
+        If products of curvlinops are wrong or cannot be computed and a slower route is used (large networks with
+        LayerNorm or SiLU: docs/own-model.md), if no parameter reaches the outputs, and if numbers are not finite: these
+        have the status `nonfinite` and the error nan.
+
+    Notes
+    -----
+    A network of at most 65 536 parameters is measured on one thread, because more threads are slower; the number of
+    threads of torch is restored.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.zeros(3, 2), "mse")
+    >>> table = hessfig.measure(problem, blocks=["weight"], quantities=["frobenius", "trace"], parts="H")
+    >>> table[["row", "part", "quantity", "value", "error"]].round(4).values.tolist()
+    [['weight', 'H', 'frobenius', 0.8165, 0.0], ['weight', 'H', 'trace', 2.0, 0.0]]
     """
     from hessfig.curvature.batched import undisturbed
     from hessfig.curvature.double_backward import differentiating
@@ -272,21 +358,19 @@ def measure(
             allowed="a hessfig.Problem",
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
-    place = device_of(device)
-    further: dict[str, Any] = {"directions": directions, "products": products}
-    wanted = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, **further)
-    config = wanted.config()
-    names = config.quantities
+    wanted = Measure(
+        blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
+    )
+    place, config = device_of(device), wanted.config()
     with differentiating():
-        found_problem = problem.objective(config.dtype)  # refuses what is no network
-        with undisturbed(found_problem):
-            config = with_parts(config, found_problem, parts)
-            blocks_there = blocks_asked(config, found_problem.layout)
-            measurable = found_problem.on(place)
-            at = At(config, seed=config.first_seed)
-            asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
-            found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
-    return _frame(found, config.first_seed, found_problem.witness)
+        objective = problem.objective(config.dtype)  # refuses what is no network
+        with undisturbed(objective):
+            config = with_parts(config, objective, parts)
+            blocks_there = blocks_asked(config, objective.layout)
+            measurable, at = objective.on(place), At(config, seed=config.first_seed)
+            asked = {name: asked_of(quantity(name), blocks_there, at) for name in config.quantities}
+            measured = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
+    return _frame(measured, config.first_seed, objective.witness)
 
 
 def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
@@ -312,22 +396,27 @@ def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -
 
     Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
     """
-    asked, found = [quantity(name) for name in config.quantities], blocks_of(config.blocks, layout, config.model)
-    check_served(asked, found)
-    check_parts(config, found)
-    for one in asked:
-        if not (is_followed and one.needs_optimiser):
-            one.check_settings(config, layout)
-    return found
+    quantities, blocks = [quantity(name) for name in config.quantities], blocks_of(config.blocks, layout, config.model)
+    check_served(quantities, blocks)
+    check_parts(config, blocks)
+    for each in quantities:
+        if not (is_followed and each.needs_optimiser):
+            each.check_settings(config, layout)
+    return blocks
 
 
-def _frame(found: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:
+def _entry(block: Any) -> list[Any]:
+    """Return the setting `blocks` that names one block: a pair may be a list."""
+    return [tuple(block) if isinstance(block, list) else block]
+
+
+def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:
     import pandas as pd
 
     from hessfig.analysis.presented import Table
 
     shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
-    rows = [{**shared, **row} for measured in found.values() for row in measured.rows]
+    rows = [{**shared, **row} for result in measured.values() for row in result.rows]
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
     lost = frame[frame["status"] == Status.nonfinite]
@@ -343,5 +432,5 @@ def _frame(found: Mapping[str, Measured], seed: int, witness: Witness | None) ->
         )
     frame = Table(frame)
     frame.attrs["witness"] = {} if witness is None else witness.record
-    frame.attrs["arrays"] = {name: measured.arrays for name, measured in found.items() if measured.arrays}
+    frame.attrs["arrays"] = {name: result.arrays for name, result in measured.items() if result.arrays}
     return frame

@@ -1,23 +1,27 @@
-"""The copy of a network that is measured in its place while a training goes on with the network itself."""
+"""The network that a training goes on with, and the copy of it that is measured in its place."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hessfig.api.interface import Spec
+from hessfig.api.arguments import Spec
+from hessfig.curvature.double_backward import differentiating
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
 from hessfig.models.own.kept_batches import held, kept
+from hessfig.models.own.own_checks import check_network, check_scripted, original
 from hessfig.models.own.own_network import data_content
 from hessfig.models.own.preserved import evaluating
 from hessfig.models.own.witnessing import Witnessing, asked_of_user
 from hessfig.record import digest
+from hessfig.rng import kept_draws, made_on
 
 
 class NetworkCopy:
@@ -108,3 +112,41 @@ def _take_over(live: nn.Module, ours: nn.Module) -> str:
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
     named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
     return {name: tensor for some in named for name, tensor in some}
+
+
+def unwrapped(network: Any) -> Any:
+    """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(network, parallel) or original(network) is not network:
+        network = network.module if isinstance(network, parallel) else original(network)
+    return network
+
+
+def trained(network: nn.Module) -> set[str]:
+    """Return the names of the parameters that require a gradient."""
+    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+def check_spread(network: Any) -> None:
+    """Raise UserError for a network of which this process holds a part only, or that is none."""
+    if not isinstance(network, nn.Module):
+        check_network(network)
+    check_scripted(network)
+    pieces = [name for name, one in network.named_parameters() if type(one.data).__name__ == "DTensor"]
+    if pieces:
+        raise UserError(
+            "Monitor: the network is spread over several processes",
+            got=first_few(pieces),
+            allowed="a network that this process holds whole",
+            remedy="measure a checkpoint of it with hessfig.measure",
+        )
+
+
+@contextmanager
+def undisturbed(network: nn.Module) -> Iterator[None]:
+    """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
+    device = next(network.parameters(), torch.empty(0, device="cpu")).device
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # what the training has under way is not the time of measuring
+    with differentiating(), kept_draws(), made_on(device):
+        yield
