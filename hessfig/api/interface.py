@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.config.enums import DType
 from hessfig.config.schema import Config
+from hessfig.curvature.batched import undisturbed
+from hessfig.curvature.double_backward import differentiating
+from hessfig.curvature.loss_convexity import why_no_split
 from hessfig.errors import UserError, first_few, plain
 from hessfig.measurements.catalogue import MAY_BE_UNDEFINED, quantity
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
@@ -20,7 +26,6 @@ from hessfig.terms import OF_THE_BLOCK, Approximation, Block, Part
 from hessfig.weights import Layout
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import Tensor, nn
 
     from hessfig.config.of_quantities import ApproximationConfig
@@ -203,7 +208,6 @@ class Problem:
         """
         from hessfig.config.of_quantities import ApproximationConfig
         from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
-        from hessfig.curvature.batched import undisturbed
         from hessfig.curvature.block_operator import Entries
         from hessfig.measurements.approximations import approximation_of
 
@@ -219,8 +223,6 @@ class Problem:
 
     def _single(self, wanted: Measure, chosen: ApproximationConfig | None = None) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
-        from hessfig.curvature.double_backward import differentiating
-
         config = wanted.config()
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(wanted.device or "cpu")
@@ -239,8 +241,6 @@ class Problem:
         return config, problem, blocks[0]
 
     def _repr_html_(self) -> str:
-        from hessfig.analysis.presented import described_html
-
         return described_html(f"Problem of {type(self.network).__name__}", self._facts())
 
     def _facts(self) -> dict[str, Any]:
@@ -348,9 +348,6 @@ def measure(
     >>> table[["row", "part", "quantity", "value", "error"]].round(4).values.tolist()
     [['weight', 'H', 'frobenius', 0.8165, 0.0], ['weight', 'H', 'trace', 2.0, 0.0]]
     """
-    from hessfig.curvature.batched import undisturbed
-    from hessfig.curvature.double_backward import differentiating
-
     if not isinstance(problem, Problem):
         raise UserError(
             "measure: the problem is of another kind",
@@ -378,8 +375,6 @@ def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
 
     Raises UserError, with the reason, if another part was requested.
     """
-    from hessfig.curvature.loss_convexity import why_no_split
-
     why = why_no_split(problem) if set(config.parts) - {Part.H} else ""
     if why and asked is not None:
         raise UserError(
@@ -411,10 +406,6 @@ def _entry(block: Any) -> list[Any]:
 
 
 def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:
-    import pandas as pd
-
-    from hessfig.analysis.presented import Table
-
     shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
     rows = [{**shared, **row} for result in measured.values() for row in result.rows]
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
