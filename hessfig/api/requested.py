@@ -105,6 +105,7 @@ def remembered(folder: Path, resamples: int) -> Iterator[FigureAsked]:
 def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
     drawn = read_checked(path)
     windows = [(_end(low), _end(high)) for low, high in drawn["windows"]]
+    encoding: dict[str, Any] = {key: drawn[key] and str(drawn[key]) for key in _ENCODING}
     spec = FigureSpec(
         path.stem,
         sweep,
@@ -112,7 +113,7 @@ def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
         windows,
         dict(drawn["options"]),
         Average(drawn["average"]).value,
-        **{key: drawn[key] and str(drawn[key]) for key in _ENCODING},
+        **encoding,
         where=dict(drawn.get("where") or {}),  # not kept before 0.3.0
         resamples=resamples,
         paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(drawn)])),
