@@ -169,7 +169,7 @@ class Monitor:
             network, batch, loss = followed(network, batch, loss)
         self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
-        self._step, self._told = -1, set[str]()
+        self._step, self._reported = -1, set[str]()
         self._owner: Owner | None = None
         if not self._is_first:
             return
@@ -322,8 +322,8 @@ class Monitor:
         if known is not None:
             return known
         started = time.perf_counter()
-        found = self._quantity(name, step)
-        return self._course.keep(key, step, name, found, seconds=time.perf_counter() - started)
+        measured = self._quantity(name, step)
+        return self._course.keep(key, step, name, measured, seconds=time.perf_counter() - started)
 
     def _quantity(self, name: str, step: int) -> Measured:
         at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
@@ -331,11 +331,11 @@ class Monitor:
             state = state_of(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
-        found = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
-        if quantity(name).needs_optimiser and not found.rows:
+        measured = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
+        if quantity(name).needs_optimiser and not measured.rows:
             self._say(f"{name} is not defined before the optimiser's first update: step {step} has none", kind=name)
-        self._warm.update(found.warm)
-        return found
+        self._warm.update(measured.warm)
+        return measured
 
     def _thin(self, step: int) -> None:
         self._course.seen["skipped"].append(step)
@@ -373,16 +373,16 @@ class Monitor:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        for one in caught:
-            place = f"{one.category.__name__} {one.filename}:{one.lineno}"
-            if place not in self._told:
-                self._told.add(place)
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        for warning in caught:
+            place = f"{warning.category.__name__} {warning.filename}:{warning.lineno}"
+            if place not in self._reported:
+                self._reported.add(place)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def _say(self, words: str, *, kind: str) -> None:
         """Warn, once of each kind."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             warnings.warn(f"hessfig.Monitor: {words}", RuntimeWarning, stacklevel=5)
 
 

@@ -62,10 +62,10 @@ class NetworkCopy:
             weights = _take_over(self._network, self.problem.network)
             if self._identity() != self._made_of or not self._witnessing.holds(self._built, order):
                 self._copy()
-        found = fingerprint(self.problem, key, order=order, twice=not self._is_known)
+        function = fingerprint(self.problem, key, order=order, twice=not self._is_known)
         parts = identities(self.problem.network, **{"the loss": self.problem.loss})
         self._is_known = True
-        return digest([weights, parts, found.digest]), parts, found.why
+        return digest([weights, parts, function.digest]), parts, function.why
 
     @property
     def problem(self) -> Objective:
@@ -90,28 +90,29 @@ class NetworkCopy:
 
 def _take_over(live: nn.Module, ours: nn.Module) -> str:
     """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
-    theirs, held = _tensors(live), _tensors(ours)
-    shapes, asked = ({name: tuple(one.shape) for name, one in some.items()} for some in (theirs, held))
-    other = sorted(name for name in {*shapes, *asked} if shapes.get(name) != asked.get(name))
-    if other:
-        was = [f"{name}: {shapes.get(name, 'gone')} (was {asked.get(name, 'not there')})" for name in other]
+    theirs, copies = _tensors(live), _tensors(ours)
+    now, before = ({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (theirs, copies))
+    changed = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
+    if changed:
         raise UserError(
             "Monitor: the network changed its parameters or their shapes",
-            got=first_few(was),
+            got=first_few(
+                [f"{name}: {now.get(name, 'gone')} (was {before.get(name, 'not there')})" for name in changed]
+            ),
             allowed="the parameters it had when the monitor was made",
             remedy="make a new Monitor, with a folder of its own, after the change",
         )
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     with torch.no_grad():
-        for name, tensor in held.items():
+        for name, tensor in copies.items():
             tensor.copy_(theirs[name])
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
     named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
-    return {name: tensor for some in named for name, tensor in some}
+    return {name: tensor for tensors in named for name, tensor in tensors}
 
 
 def unwrapped(network: Any) -> Any:
@@ -132,7 +133,7 @@ def check_spread(network: Any) -> None:
     if not isinstance(network, nn.Module):
         check_network(network)
     check_scripted(network)
-    pieces = [name for name, one in network.named_parameters() if type(one.data).__name__ == "DTensor"]
+    pieces = [name for name, tensor in network.named_parameters() if type(tensor.data).__name__ == "DTensor"]
     if pieces:
         raise UserError(
             "Monitor: the network is spread over several processes",
