@@ -100,10 +100,25 @@ class Problem:
             object.__setattr__(self, name, kept(getattr(self, name), name))
 
     def objective(self, dtype: str) -> Objective:
-        """Return the checked problem in `dtype`: a copy, which has the derivatives of the user's own function.
+        """Return the checked problem, on copies of network and data, for the engines of hessfig.curvature.
 
-        Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs; and for a function
-        that cannot be measured as it is.
+        The derivatives of the copy are compared with those of your own function.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        hessfig.curvature.Objective
+            Its own docstring has an example.
+
+        Raises
+        ------
+        UserError
+            For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
+            be measured as it is.
         """
         from hessfig.models.own.witnessing import foreign
 

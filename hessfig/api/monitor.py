@@ -205,10 +205,23 @@ class Monitor:
             self._owner = None
 
     def __call__(self, step: int) -> Values:
-        """Measure if this step is due, and return what was measured by name: {"largest_eigenvalue/all/H": 12.3}.
+        """Measure if this step is due, and return what was measured by name.
 
-        Steps that were measured, or are called again (accumulated gradients), are not measured twice. Raises what a
-        measurement raises where on_error is "raise", and UserError for a folder that holds another training.
+        Parameters
+        ----------
+        step : int
+            Of the training. Steps that were measured, or are called again (accumulated gradients), are not measured
+            twice.
+
+        Returns
+        -------
+        dict
+            Numbers by quantity, block and part: {"largest_eigenvalue/all/H": 12.3}; empty at other steps.
+
+        Raises
+        ------
+        UserError
+            For a folder that holds another training. Where on_error is "raise", any error of a measurement.
         """
         self.budget.arrive()
         try:
