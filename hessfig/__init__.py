@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from hessfig.api.arguments import Measure
     from hessfig.api.interface import Problem, measure
     from hessfig.api.monitor import Monitor
-    from hessfig.api.sessions import Run, plot, predict, read, run
+    from hessfig.api.predicted import predict
+    from hessfig.api.sessions import Run, plot, read, run
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.integrations import lens as lens
     from hessfig.models.found_weights import find_weights
@@ -29,10 +30,11 @@ __all__ = [
 __version__ = "0.3.0"
 _HOMES = {
     **dict.fromkeys(("Problem", "measure"), "hessfig.api.interface"),
-    **dict.fromkeys(("Run", "plot", "predict", "read", "run"), "hessfig.api.sessions"),
+    **dict.fromkeys(("Run", "plot", "read", "run"), "hessfig.api.sessions"),
     "Measure": "hessfig.api.arguments",
     "BlockOperator": "hessfig.curvature.block_operator",
     "Monitor": "hessfig.api.monitor",
+    "predict": "hessfig.api.predicted",
     "find_weights": "hessfig.models.found_weights",
 }
 

@@ -13,8 +13,8 @@ import torch
 
 import hessfig
 from hessfig.analysis.presented import between_marks
-from hessfig.api.sessions import COLUMNS_PREDICTED as COLUMNS
-from hessfig.api.sessions import predicted_rows as rows
+from hessfig.api.predicted import COLUMNS_PREDICTED as COLUMNS
+from hessfig.api.predicted import predicted_rows as rows
 from hessfig.cli.main import main
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Data, DType, PowersOf

@@ -8,11 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hessfig.config.checks import LARGEST_SEED, check
 from hessfig.config.enums import Data, DType, Heading, Method, Probes, Products
 from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import MOST_PROBES, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.measurements.catalogue import quantities
+from hessfig.measurements.requirements import check_differences
 from hessfig.terms import Kind, Optimiser, Part
 
 if TYPE_CHECKING:
@@ -27,9 +30,8 @@ _EXAMPLES = {
     "parts": 'parts=["H", "H_o"]',
     "quantities": 'quantities=["frobenius", "trace"]',
     "spectrum": 'spectrum={"k": 3, "steps": 80}',
-    "directions": 'directions={"named": ["gradient", "update"], "rules": ["muon"]}',
     "estimator": 'estimator="auto"',
-    "dtype": 'dtype="float64"',
+    "directions": 'directions={"named": ["gradient", "update"], "rules": ["muon"]}',
 }
 
 
@@ -74,11 +76,6 @@ class Measure:
 
     def config(self, dtype: str | None = None) -> Config:
         """Return the settings that stand for it, in `dtype` where it names none. Raises UserError."""
-        from hessfig.config.checks import LARGEST_SEED, check
-        from hessfig.config.science import MOST_PROBES
-        from hessfig.measurements.catalogue import quantities as known
-        from hessfig.measurements.requirements import check_differences
-
         config = Config(
             task=TaskConfig(data=Data.python),
             model=ModelConfig(kind=Kind.python),
@@ -91,7 +88,7 @@ class Measure:
             directions=_directions(self.directions),
             blocks=_blocks(self.blocks),
             parts=_listed("parts", ("H", "H_o", "H_f") if self.parts is None else self.parts, Part),
-            quantities=_words("quantities", self.quantities, known()),  # the catalogue checks the names
+            quantities=_words("quantities", self.quantities, quantities()),  # the catalogue checks the names
             first_seed=whole("seed", self.seed, least=0, most=LARGEST_SEED, example=0),
             seeds=1,
             dtype=one_of("dtype", self.dtype or dtype or "float64", DType),
@@ -200,5 +197,5 @@ def one_of(key: str, given: Any, choices: Iterable[Word]) -> Word:
         f"{key}: there is no such choice",
         got=plain(given if isinstance(given, str) else repr(given)),
         allowed=", ".join(known),
-        remedy=hint or f"for example {_EXAMPLES.get(key, repr(next(iter(known))))}",
+        remedy=hint or f"for example {_EXAMPLES.get(key, f'{key}={next(iter(known))!r}')}",
     )

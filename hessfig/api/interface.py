@@ -12,6 +12,7 @@ import pandas as pd
 from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.config.enums import DType
+from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
 from hessfig.curvature.batched import undisturbed
 from hessfig.curvature.double_backward import differentiating
@@ -28,7 +29,6 @@ from hessfig.weights import Layout
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hessfig.config.of_quantities import ApproximationConfig
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Objective, Witness
@@ -176,7 +176,7 @@ class Problem:
         from hessfig.curvature.block_operator import BlockOperator
         from hessfig.models.routes import Engines
 
-        wanted = Measure(_entry(block), [part], dtype=dtype, device=device, products=products)
+        wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
         config, problem, single = self._single(wanted)
         engines = Engines(problem, config.model, config.estimator.products)
         return BlockOperator(problem, single, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
@@ -221,7 +221,6 @@ class Problem:
         >>> bool(torch.allclose(exact.dense(), diagonal.dense()))
         True
         """
-        from hessfig.config.of_quantities import ApproximationConfig
         from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
         from hessfig.curvature.block_operator import Entries
         from hessfig.measurements.approximations import approximation_of
@@ -229,7 +228,7 @@ class Problem:
         kind = one_of("name", name, Approximation)
         chosen = ApproximationConfig(names=[kind], rank=whole("rank", rank, most=64, example=3))
         method = "dense" if kind in OF_THE_BLOCK else "auto"
-        wanted = Measure(_entry(block), [part], ["approximations"], method, seed=seed)
+        wanted = Measure([block], [part], ["approximations"], method, seed=seed)
         config, problem, single = self._single(wanted, chosen)
         request = asked_of(quantity("approximations"), [single], At(config, seed=config.first_seed))
         with undisturbed(problem):
@@ -413,11 +412,6 @@ def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -
         if not (is_followed and each.needs_optimiser):
             each.check_settings(config, layout)
     return blocks
-
-
-def _entry(block: Any) -> list[Any]:
-    """Return the setting `blocks` that names one block: a pair may be a list."""
-    return [tuple(block) if isinstance(block, list) else block]
 
 
 def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:

@@ -67,9 +67,7 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
     for figure in shipped_figures():
         if figure.sweep == folder.name:
             yield figure_spec(compose([f"figure={figure.name}", as_word("output_dir", str(folder.parent))], own))
-    for figure_asked in remembered(folder, Config().resamples):
-        if spec_or_problem := figure_asked.spec or figure_asked.problem:
-            yield spec_or_problem
+    yield from filter(None, (asked.spec or asked.problem for asked in remembered(folder, Config().resamples)))
 
 
 def remember(job: Job, folder: Path) -> None:

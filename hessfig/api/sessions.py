@@ -1,4 +1,4 @@
-"""Sweeps, figures and predictions from Python: run, read, plot and predict, by the settings of the command line."""
+"""Sweeps and figures from Python: run, read and plot, by the settings of the command line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
 from hessfig.config.compose.provenance import as_made, command_of, preset_in, table_folder, unchanged
 from hessfig.config.enums import Data, Kind
-from hessfig.config.keys import as_plain, in_manifest
+from hessfig.config.keys import in_manifest
 from hessfig.config.presets import STUDY
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError, command_line, plain
 from hessfig.files import fingerprint
-from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
-from hessfig.predictions.network_series import SIGMA, Regime
 from hessfig.record import COLUMNS, MANIFEST, TABLE
-from hessfig.terms import Block, Part
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -391,70 +387,3 @@ def _given(**settings: Any) -> dict[str, Any]:
 
 def _words(words: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
     return [*words, *(as_word(key, value) for key, value in settings.items())]
-
-
-COLUMNS_PREDICTED = ("variant", "row", "col", "layer", "part", "regime", "exponent", "zero", "reason")
-
-
-def predict(*words: str) -> pd.DataFrame:
-    """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
-
-    The prediction is norm(block) ~ sigma^exponent as sigma -> 0 or infinity, by counting powers (docs/components.md).
-
-    Parameters
-    ----------
-    *words : str
-        Settings as those of `hessfig predict`: "model.scores=qk_norm", "blocks=all".
-
-    Returns
-    -------
-    pandas.DataFrame
-        `exponent` is nan if there is none; `zero` tells that the block vanishes identically; `reason` names the
-        monomials that dominate, or the theorem.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-
-    Examples
-    --------
-    >>> import hessfig
-    >>> table = hessfig.predict("blocks=[W_V]")
-    >>> table[["row", "part", "regime", "exponent", "zero"]].values.tolist()[0]
-    ['W_V', 'H_o', 'sigma -> 0', 2.0, 'false']
-    """
-    import pandas as pd
-
-    frame = pd.DataFrame(predicted_rows(VERBS["predict"].jobs(words)[0]), columns=COLUMNS_PREDICTED)
-    return frame.assign(exponent=pd.to_numeric(frame["exponent"], errors="coerce"))
-
-
-def predicted_rows(job: Job) -> Iterator[dict[str, Any]]:
-    """Yield the predictions, in the order of variants, blocks, parts and regimes."""
-    from hessfig.sweep.variant import Variant
-
-    axis = job.config.powers_of
-    for name, config in job.variants:
-        architecture, several = Architecture.from_config(as_plain(config)), "model.n_layers" in job.config.sweep.vary
-        label = ",".join([name] * bool(name) + [f"model.n_layers={config.model.n_layers}"] * several)
-        for block in Variant(name, config).blocks:
-            for part in config.parts:
-                yield from _predicted(label, block, part, architecture, axis)
-
-
-def _predicted(label: str, block: Block, part: Part, architecture: Architecture, axis: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per regime; one that holds at every sigma stands for all."""
-    named = {"variant": label, "row": block.row, "col": block.col, "layer": block.layer, "part": part.value}
-    for regime in regimes(architecture):
-        rate = growth_rate(block, part, architecture, regime, axis)
-        yield {**named, **_described(rate, axis)}
-        if rate.regime == Regime.every_sigma:
-            return
-
-
-def _described(rate: GrowthRate, axis: str) -> dict[str, Any]:
-    texts = {"regime": rate.regime.value, "reason": rate.reason or rate.reference}
-    exponent = "" if rate.exponent is None else f"{rate.exponent:g}"
-    is_zero = str(rate.prediction == Prediction.structural_zero).lower()
-    return {**{key: text.replace(SIGMA, axis) for key, text in texts.items()}, "exponent": exponent, "zero": is_zero}

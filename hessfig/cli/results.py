@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hessfig.api.sessions import COLUMNS_PREDICTED, fitted_slopes, predicted_rows
+from hessfig.api.predicted import COLUMNS_PREDICTED, predicted_rows
+from hessfig.api.sessions import fitted_slopes
 from hessfig.cli.flags import check_format, own_words
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder

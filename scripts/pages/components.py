@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.presented import markdown_table
-from hessfig.api.sessions import predicted_rows as rows
+from hessfig.api.predicted import predicted_rows as rows
 from hessfig.config.compose.job import compose
 
 PAGE = Path(__file__).parents[2] / "docs" / "components.md"
