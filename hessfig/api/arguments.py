@@ -13,7 +13,7 @@ from hessfig.config.enums import Data, DType, Heading, Method, Probes, Products
 from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
 from hessfig.config.science import MOST_PROBES, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
-from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.errors import UserError, plain, unknown_name
 from hessfig.measurements.catalogue import quantities
 from hessfig.measurements.requirements import check_differences
 from hessfig.terms import Kind, Optimiser, Part
@@ -192,10 +192,6 @@ def one_of(key: str, given: Any, choices: Iterable[Word]) -> Word:
     known = {str(choice): choice for choice in choices}
     if isinstance(given, str) and str(given) in known:
         return known[str(given)]
-    hint = did_you_mean(given[:100], known) if isinstance(given, str) else ""
-    raise UserError(
-        f"{key}: there is no such choice",
-        got=plain(given if isinstance(given, str) else repr(given)),
-        allowed=", ".join(known),
-        remedy=hint or f"for example {_EXAMPLES.get(key, f'{key}={next(iter(known))!r}')}",
-    )
+    name = given if isinstance(given, str) else ""
+    example = f"for example {_EXAMPLES.get(key, repr(next(iter(known))))}"
+    raise unknown_name(f"{key}: there is no such choice", name[:100], known, example, got=plain(name or repr(given)))

@@ -242,8 +242,7 @@ class Problem:
         place = device_of(wanted.device or "cpu")
         with differentiating():
             problem = self.objective(config.dtype).on(place)
-            config = with_parts(config, problem, str(config.parts[0]))
-            blocks = blocks_asked(config, problem.layout)
+            config, blocks = checked_request(config, problem, str(config.parts[0]))
         if len(blocks) > 1:
             names = [f"{block.col}@{block.layer}" for block in blocks]
             raise UserError(
@@ -376,20 +375,36 @@ def measure(
     with differentiating():
         objective = problem.objective(config.dtype)  # refuses what is no network
         with undisturbed(objective):
-            config = with_parts(config, objective, parts)
-            blocks_there = blocks_asked(config, objective.layout)
+            config, named = checked_request(config, objective, parts)
             measurable, at = objective.on(place), At(config, seed=config.first_seed)
-            asked = {name: asked_of(quantity(name), blocks_there, at) for name in config.quantities}
+            asked = {name: asked_of(quantity(name), named, at) for name in config.quantities}
             measured = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
     return _frame(measured, config.first_seed, objective.witness)
 
 
-def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
+def checked_request(
+    config: Config, objective: Objective, parts: Any, *, is_followed: bool = False
+) -> tuple[Config, list[Block]]:
+    """Return the settings with the parts that exist, and the blocks that they ask of a network of the user's own.
+
+    Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
+    """
+    config, quantities = _with_parts(config, objective, parts), [quantity(name) for name in config.quantities]
+    blocks = blocks_of(config.blocks, objective.layout, config.model)
+    check_served(quantities, blocks)
+    check_parts(config, blocks)
+    for each in quantities:
+        if not (is_followed and each.needs_optimiser):
+            each.check_settings(config, objective.layout)
+    return config, blocks
+
+
+def _with_parts(config: Config, objective: Objective, asked: Any) -> Config:
     """Return the settings with the parts that exist: H alone if the loss is not convex in the declared outputs.
 
     Raises UserError, with the reason, if another part was requested.
     """
-    why = why_no_split(problem) if set(config.parts) - {Part.H} else ""
+    why = why_no_split(objective) if set(config.parts) - {Part.H} else ""
     if why and asked is not None:
         raise UserError(
             f"parts: H_o and H_f are not defined here: {why}",
@@ -398,20 +413,6 @@ def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
             remedy="parts='H', or declare outputs in which the loss is convex: loss=..., outputs='NAME'",
         )
     return replace(config, parts=[Part.H]) if why else config
-
-
-def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -> list[Block]:
-    """Return the blocks that settings ask of a network of the user's own.
-
-    Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
-    """
-    quantities, blocks = [quantity(name) for name in config.quantities], blocks_of(config.blocks, layout, config.model)
-    check_served(quantities, blocks)
-    check_parts(config, blocks)
-    for each in quantities:
-        if not (is_followed and each.needs_optimiser):
-            each.check_settings(config, layout)
-    return blocks
 
 
 def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:

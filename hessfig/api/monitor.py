@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.budget import Budget
-from hessfig.api.interface import blocks_asked, with_parts
+from hessfig.api.interface import checked_request
 from hessfig.api.network_copy import NetworkCopy, check_spread, trained, undisturbed, unwrapped
 from hessfig.api.owner import Owner
 from hessfig.config.schema import SweepConfig
@@ -181,17 +181,16 @@ class Monitor:
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
             self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=config.dtype, place=place)
-            self._config, self._warm = with_parts(config, self._copy.problem, wanted.parts), dict[str, Tensor]()
+            objective, self._warm = self._copy.problem, dict[str, Tensor]()
             self._trained = trained(self._network) if weights == TRAINABLE else None
-            layout = self._copy.problem.layout
-            self._blocks = blocks_asked(self._config, layout, is_followed=True)
+            self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
             self._owner = Owner(self.folder)
             try:
                 self._log = logger(log, self.folder)
-                content, depth = self._copy.data_content, layout.num_layers
+                content, depth = self._copy.data_content, objective.layout.num_layers
                 self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=overwrite)
             except BaseException:
                 self.close()
