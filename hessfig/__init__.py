@@ -4,13 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hessfig.arguments import Measure
+    from hessfig.api.arguments import Measure
+    from hessfig.api.interface import Problem, measure
+    from hessfig.api.monitor import Monitor
+    from hessfig.api.predicted import predict
+    from hessfig.api.sessions import Run, plot, read, run
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.integrations import lens as lens
-    from hessfig.interface import Problem, measure
     from hessfig.models.found_weights import find_weights
-    from hessfig.monitor import Monitor
-    from hessfig.sessions import Run, plot, predict, read, run
 
 __all__ = [
     "BlockOperator",
@@ -28,11 +29,12 @@ __all__ = [
 ]
 __version__ = "0.3.0"
 _HOMES = {
-    **dict.fromkeys(("Problem", "measure"), "hessfig.interface"),
-    **dict.fromkeys(("Run", "plot", "predict", "read", "run"), "hessfig.sessions"),
-    "Measure": "hessfig.arguments",
+    **dict.fromkeys(("Problem", "measure"), "hessfig.api.interface"),
+    **dict.fromkeys(("Run", "plot", "read", "run"), "hessfig.api.sessions"),
+    "Measure": "hessfig.api.arguments",
     "BlockOperator": "hessfig.curvature.block_operator",
-    "Monitor": "hessfig.monitor",
+    "Monitor": "hessfig.api.monitor",
+    "predict": "hessfig.api.predicted",
     "find_weights": "hessfig.models.found_weights",
 }
 

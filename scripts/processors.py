@@ -78,7 +78,7 @@ TESTS = (
     "tests/states/training/test_steepest.py",
     "tests/states/training/test_trajectory.py",
     "tests/sweep/test_measure.py",
-    "tests/test_interface.py",
+    "tests/api/test_interface.py",
     "tests/test_rng.py",
 )
 UNSET = {name for chosen in INSTRUCTIONS.values() for name in chosen}

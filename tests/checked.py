@@ -17,7 +17,7 @@ from beartype import BeartypeConf, beartype
 ROOT = Path(__file__).parent.parent
 # The tape's small steps run a million times here, and dense oracles hold their shapes; a monitor's warnings name the
 # line that called it, counting frames; what networks are made of is walked through piece by piece, and has no shapes.
-UNCHECKED = ("hessfig.models.tape", "hessfig.monitor", "hessfig.models.identity")
+UNCHECKED = ("hessfig.models.tape", "hessfig.api.monitor", "hessfig.models.identity")
 LIBRARIES = {"torch", "jaxtyping"}
 
 

@@ -116,7 +116,7 @@ def test_arrows_of_the_measuring_wing_point_one_way() -> None:
         if wing not in MEASURING:
             return True
         backwards = target in MEASURING and MEASURING.index(target) > MEASURING.index(wing)
-        return not backwards and target not in (*READING, "theory", "predictions", "cli")
+        return not backwards and target not in (*READING, "theory", "predictions", "api", "cli")
 
     assert broken(is_allowed) == []
 
@@ -128,7 +128,7 @@ def test_the_reading_wing_needs_only_the_table() -> None:
             return True
         later, measuring = READING[READING.index(wing) + 1 :], MEASURING[len(VOCABULARY) :]
         is_theory = target in ("theory", "predictions") and imported not in LIGHT
-        return imported.partition(".")[0] != "torch" and target not in (*later, *measuring) and not is_theory
+        return imported.partition(".")[0] != "torch" and target not in (*later, *measuring, "api") and not is_theory
 
     assert broken(is_allowed) == []
 
@@ -136,14 +136,14 @@ def test_the_reading_wing_needs_only_the_table() -> None:
 def test_the_interface_needs_no_sweep() -> None:
     """One network of the reader's own is measured without variants, cells, stores and workers."""
     assert (
-        broken(lambda module, imported: module != "hessfig.interface" or wing_of(imported) not in ("sweep", "cli"))
+        broken(lambda module, imported: module != "hessfig.api.interface" or wing_of(imported) not in ("sweep", "cli"))
         == []
     )
 
 
 def test_python_needs_no_command_line() -> None:
     """What scripts and notebooks call does not go through the terminal: only the command line imports its own rooms."""
-    library = [module for module in NAMES if wing_of(module) not in ("cli", "")] + ["hessfig.sessions"]
+    library = [module for module in NAMES if wing_of(module) not in ("cli", "")]
 
     def is_allowed(module: str, imported: str) -> bool:
         return module not in library or wing_of(imported) != "cli"
@@ -185,8 +185,8 @@ def test_theory_knows_nothing_of_the_runner() -> None:
         ("hessfig.figures.x", "torch.nn", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.analysis.x", "hessfig.figures.sheets", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.report.x", "hessfig.models.blocks", "test_the_reading_wing_needs_only_the_table"),
-        ("hessfig.interface", "hessfig.sweep.plan", "test_the_interface_needs_no_sweep"),
-        ("hessfig.sessions", "hessfig.cli.results", "test_python_needs_no_command_line"),
+        ("hessfig.api.interface", "hessfig.sweep.plan", "test_the_interface_needs_no_sweep"),
+        ("hessfig.api.sessions", "hessfig.cli.results", "test_python_needs_no_command_line"),
         ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
         ("hessfig.sweep.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),

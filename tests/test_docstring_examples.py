@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import doctest
+import inspect
+import re
 from importlib import import_module
+from operator import attrgetter
 
 import pytest
 
+import hessfig
 from hessfig import curvature
 from tests.test_architecture import MODULES, name_of
 
@@ -24,5 +28,18 @@ def test_every_public_name_of_the_library_has_an_example(name: str) -> None:
     assert "\n    >>> " in str(getattr(curvature, name).__doc__) or "\n>>> " in str(getattr(curvature, name).__doc__)
 
 
-def test_the_public_interface_has_examples() -> None:
-    assert {"hessfig.arguments", "hessfig.curvature.block_operator"} <= {*WITH_EXAMPLES}
+PUBLIC = [
+    *(name for name in hessfig.__all__ if name != "__version__"),
+    *("Problem.operator", "Problem.approximation"),
+    *("lens.attention_patterns", "lens.attention_scores", "lens.residual_norms"),
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example_and_its_parameters_described(name: str) -> None:
+    public = attrgetter(name)(hessfig)
+    text = str(inspect.getdoc(public))
+    assert "\nExamples\n---" in text and ">>> " in text and public.__module__ in WITH_EXAMPLES
+    described = "\n".join(re.findall(r"^\*{0,2}\w.*$", text, flags=re.MULTILINE))
+    missing = [each for each in inspect.signature(public).parameters if not re.search(rf"\b{each}\b", described)]
+    assert set(missing) <= {"self"} or name == "BlockOperator"  # Problem.operator makes them

@@ -23,7 +23,7 @@ import sys
 import torch
 import hessfig
 
-assert "torch" in sys.modules and "hessfig.interface" not in sys.modules
+assert "torch" in sys.modules and "hessfig.api.interface" not in sys.modules
 network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 2))
 problem = hessfig.Problem(network, torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
 for name in {quantities!r}:

@@ -13,6 +13,8 @@ import torch
 
 import hessfig
 from hessfig.analysis.presented import between_marks
+from hessfig.api.predicted import COLUMNS_PREDICTED as COLUMNS
+from hessfig.api.predicted import predicted_rows as rows
 from hessfig.cli.main import main
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Data, DType, PowersOf
@@ -20,8 +22,6 @@ from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.blocks import TIED
 from hessfig.predictions import network_series
-from hessfig.sessions import COLUMNS_PREDICTED as COLUMNS
-from hessfig.sessions import predicted_rows as rows
 from hessfig.tasks.batch import draw_batch
 from hessfig.terms import Matrix
 from scripts.pages import components as components_page

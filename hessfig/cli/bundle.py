@@ -184,7 +184,7 @@ class Bundle:
 
     def _remembered(self) -> dict[str, bytes]:
         """Return what `hessfig plot` left of figures of the user's own."""
-        from hessfig.requested import DRAWN
+        from hessfig.api.requested import DRAWN
 
         found = {}
         for path in sorted((self.folder / DRAWN).glob("*.json")):

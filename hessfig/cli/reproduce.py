@@ -211,8 +211,8 @@ def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:
 
     The folder has the name of its sweep. A figure that its table cannot give is named in a note, and left out.
     """
+    from hessfig.api.requested import figures_of
     from hessfig.figures.sheets import draw
-    from hessfig.requested import figures_of
 
     paths = []
     for spec in figures_of(folder, own):

@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hessfig.api.predicted import COLUMNS_PREDICTED, predicted_rows
+from hessfig.api.sessions import fitted_slopes
 from hessfig.cli.flags import check_format, own_words
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
@@ -17,7 +19,6 @@ from hessfig.config.presets import STUDY, shipped_figures, studies
 from hessfig.errors import UserError, first_few, plain, unknown_name
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
-from hessfig.sessions import COLUMNS_PREDICTED, fitted_slopes, predicted_rows
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def plot(job: Job) -> int:
     """Draw the figure chosen."""
-    from hessfig.requested import paper_of
+    from hessfig.api.requested import paper_of
 
     figure = job.config.figure
     if not figure.name:
@@ -56,7 +57,7 @@ def _no_figure(job: Job) -> UserError:
 
 def _study(job: Job) -> list[Path]:
     """Compute the tables of a theory study unless they are there and whole (seconds), then draw its figure."""
-    from hessfig.requested import OF_STUDIES, paper_of
+    from hessfig.api.requested import OF_STUDIES, paper_of
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
     if name not in studies():
@@ -81,8 +82,8 @@ def _compute(name: str, outputs: Path) -> None:
 
 
 def _drawn(job: Job) -> list[Path]:
+    from hessfig.api.requested import figure_spec, remember
     from hessfig.figures.sheets import draw
-    from hessfig.requested import figure_spec, remember
 
     outputs, spec = Path(job.config.output_dir), figure_spec(job)
     paths = draw(spec, outputs)
@@ -207,9 +208,9 @@ def predict(job: Job) -> int:
 
 def report(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
+    from hessfig.api.requested import report_requests
     from hessfig.report.at_a_glance import write_glance
     from hessfig.report.written import check_place, write_report
-    from hessfig.requested import report_requests
 
     check_format(job.config.format, Printed.table, Printed.pdf)
     if job.config.format == Printed.pdf:

@@ -11,16 +11,29 @@ from hessfig.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hessfig.interface import Problem
+    from hessfig.api.interface import Problem
 
 _CLOSE = 1e-4  # of mixing weights that are computed again, in float32
 
 
 def attention_patterns(problem: Problem) -> Tensor:
-    """Return the mixing weights (layers, samples, heads, queries, keys) of a problem's bridge on its tokens.
+    """Return the mixing weights of a problem's bridge on its tokens: softmax(scores) for most architectures.
 
-    The bridge is run as it is: its weights of this moment, in their type, in evaluation mode. Several batches of equal
-    length are joined. Raises UserError where the network is no bridge, or its inputs are no tokens.
+    Parameters
+    ----------
+    problem : hessfig.Problem
+        Of a TransformerBridge and tokens. The bridge is run as it is: its weights of this moment, in their type, in
+        evaluation mode. Several batches of equal length are joined.
+
+    Returns
+    -------
+    torch.Tensor
+        Of shape (layers, samples, heads, queries, keys).
+
+    Raises
+    ------
+    UserError
+        Where the network is no bridge, or its inputs are no tokens.
 
     Examples
     --------
@@ -29,19 +42,46 @@ def attention_patterns(problem: Problem) -> Tensor:
     >>> from transformer_lens.model_bridge.sources.native import boot
     >>> sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 8, "n_ctx": 3, "d_vocab": 5}
     >>> bridge = boot(TransformerBridgeConfig(**sizes, act_fn="relu")).eval()
-    >>> found = hessfig.lens.attention_patterns(hessfig.Problem(bridge, torch.tensor([[0, 3, 1]])))
-    >>> tuple(found.shape), bool((found.sum(-1) - 1).abs().max() < 1e-6)
+    >>> problem = hessfig.Problem(bridge, torch.tensor([[0, 3, 1]]))
+    >>> patterns = hessfig.lens.attention_patterns(problem)
+    >>> tuple(patterns.shape), bool((patterns.sum(-1) - 1).abs().max() < 1e-6)
     ((1, 1, 2, 3, 3), True)
     """
     return _stacked(problem, "attn.hook_pattern")
 
 
 def attention_scores(problem: Problem) -> Tensor:
-    """Return what the patterns are the softmax of (layers, samples, heads, queries, keys): masked entries are minimal.
+    """Return what the patterns are the softmax of, q k^T / sqrt(d_head); masked entries are minimal.
 
     Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that compute attention themselves)
-    they are q k^T / sqrt(d_head) of its queries and keys, if these have that softmax. As `attention_patterns`
-    otherwise; raises UserError, too, where they have not (rotary positions, soft caps).
+    the scores are computed from its queries and keys, if these have that softmax.
+
+    Parameters
+    ----------
+    problem : hessfig.Problem
+        As in `attention_patterns`.
+
+    Returns
+    -------
+    torch.Tensor
+        Of shape (layers, samples, heads, queries, keys).
+
+    Raises
+    ------
+    UserError
+        As in `attention_patterns`, and for architectures with other scores (rotary positions, soft caps).
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from transformer_lens.config import TransformerBridgeConfig
+    >>> from transformer_lens.model_bridge.sources.native import boot
+    >>> sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 8, "n_ctx": 3, "d_vocab": 5}
+    >>> bridge = boot(TransformerBridgeConfig(**sizes, act_fn="relu")).eval()
+    >>> problem = hessfig.Problem(bridge, torch.tensor([[0, 3, 1]]))
+    >>> scores, patterns = hessfig.lens.attention_scores(problem), hessfig.lens.attention_patterns(problem)
+    >>> torch.allclose(scores.softmax(-1), patterns, atol=1e-6)
+    True
     """
     from hessfig.curvature.double_backward import differentiating
 
@@ -50,9 +90,33 @@ def attention_scores(problem: Problem) -> Tensor:
 
 
 def residual_norms(problem: Problem) -> Tensor:
-    """Return the Euclidean norm of the residual stream (layers + 1, samples, positions): below and behind each layer.
+    """Return the Euclidean norm of the residual stream before the first layer and after each.
 
-    As `attention_patterns` otherwise.
+    Parameters
+    ----------
+    problem : hessfig.Problem
+        As in `attention_patterns`.
+
+    Returns
+    -------
+    torch.Tensor
+        Of shape (layers + 1, samples, positions).
+
+    Raises
+    ------
+    UserError
+        As in `attention_patterns`.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from transformer_lens.config import TransformerBridgeConfig
+    >>> from transformer_lens.model_bridge.sources.native import boot
+    >>> sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 8, "n_ctx": 3, "d_vocab": 5}
+    >>> bridge = boot(TransformerBridgeConfig(**sizes, act_fn="relu")).eval()
+    >>> problem = hessfig.Problem(bridge, torch.tensor([[0, 3, 1]]))
+    >>> tuple(hessfig.lens.residual_norms(problem).shape)
+    (2, 1, 3)
     """
     import torch
 

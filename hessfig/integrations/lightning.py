@@ -6,10 +6,10 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from hessfig.monitor import Monitor
+from hessfig.api.monitor import Monitor
 
 
-class MonitorCallback(Callback):
+class LightningMonitor(Callback):
     """Calls monitor(step) when the training begins, and after every batch; the steps are the Trainer's global ones."""
 
     def __init__(self, monitor: Monitor) -> None:
@@ -22,3 +22,6 @@ class MonitorCallback(Callback):
     def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
         """Measure the state after an update; batches that only add to a gradient have the step of the last one."""
         self.monitor(trainer.global_step)
+
+
+MonitorCallback = LightningMonitor  # the name that the documentation imports

@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hessfig.monitor import Monitor
+from hessfig.api.monitor import Monitor
 
 
-class MonitorCallback(TrainerCallback):
+class TrainerMonitor(TrainerCallback):
     """Calls monitor(step) when the training begins, and after every update; the steps are the Trainer's global ones."""
 
     def __init__(self, monitor: Monitor) -> None:
@@ -22,3 +22,6 @@ class MonitorCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the state after an update."""
         self.monitor(state.global_step)
+
+
+MonitorCallback = TrainerMonitor  # the name that the documentation imports

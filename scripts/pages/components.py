@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.presented import markdown_table
+from hessfig.api.predicted import predicted_rows as rows
 from hessfig.config.compose.job import compose
-from hessfig.sessions import predicted_rows as rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "components.md"
 COMMAND = "python scripts/pages/components.py --write"

@@ -6,8 +6,8 @@ from typing import Any
 
 import hessfig
 from hessfig.errors import UserError
+from tests.api.test_arguments import PROBLEMS, REQUESTS, problem
 from tests.attack.ledger import Ledger
-from tests.test_arguments import PROBLEMS, REQUESTS, problem
 
 KIND = "arguments of the Python interface"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hessfig.api.sessions import run
 from hessfig.config.compose.job import jobs
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError
-from hessfig.sessions import run
 from tests.conftest import Cli
 
 SECRET = "hunter2-of-the-environment"

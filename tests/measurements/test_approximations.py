@@ -301,7 +301,7 @@ class Called(nn.Module):
 
 
 def test_the_same_network_as_one_s_own_has_the_same_approximations() -> None:
-    import hessfig.interface as interface
+    import hessfig.api.interface as interface
 
     model, names = ARCHITECTURES["heads"], ["W_Q", "W_V", "W_O", "W_U"]
     problem = toy_problem(model)
@@ -330,7 +330,7 @@ class Transposed(nn.Module):
 
 
 def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
-    import hessfig.interface as interface
+    import hessfig.api.interface as interface
 
     rows = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     problem = interface.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
@@ -520,7 +520,7 @@ def test_estimators_that_do_not_serve_are_refused(estimator: EstimatorConfig, ma
 
 
 def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement() -> None:
-    import hessfig.interface as interface
+    import hessfig.api.interface as interface
 
     network = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 4))
     tokens = torch.randint(0, 5, (4, 2), generator=torch.Generator().manual_seed(0))

@@ -1,23 +1,27 @@
-"""The copy of a network that is measured in its place while a training goes on with the network itself."""
+"""The network that a training goes on with, and the copy of it that is measured in its place."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hessfig.api.arguments import Spec
+from hessfig.curvature.double_backward import differentiating
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
-from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
 from hessfig.models.own.kept_batches import held, kept
+from hessfig.models.own.own_checks import check_network, check_scripted, original
 from hessfig.models.own.own_network import data_content
 from hessfig.models.own.preserved import evaluating
 from hessfig.models.own.witnessing import Witnessing, asked_of_user
 from hessfig.record import digest
+from hessfig.rng import kept_draws, made_on
 
 
 class NetworkCopy:
@@ -58,10 +62,10 @@ class NetworkCopy:
             weights = _take_over(self._network, self.problem.network)
             if self._identity() != self._made_of or not self._witnessing.holds(self._built, order):
                 self._copy()
-        found = fingerprint(self.problem, key, order=order, twice=not self._is_known)
+        function = fingerprint(self.problem, key, order=order, twice=not self._is_known)
         parts = identities(self.problem.network, **{"the loss": self.problem.loss})
         self._is_known = True
-        return digest([weights, parts, found.digest]), parts, found.why
+        return digest([weights, parts, function.digest]), parts, function.why
 
     @property
     def problem(self) -> Objective:
@@ -86,25 +90,64 @@ class NetworkCopy:
 
 def _take_over(live: nn.Module, ours: nn.Module) -> str:
     """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
-    theirs, held = _tensors(live), _tensors(ours)
-    shapes, asked = ({name: tuple(one.shape) for name, one in some.items()} for some in (theirs, held))
-    other = sorted(name for name in {*shapes, *asked} if shapes.get(name) != asked.get(name))
-    if other:
-        was = [f"{name}: {shapes.get(name, 'gone')} (was {asked.get(name, 'not there')})" for name in other]
+    theirs, copies = _tensors(live), _tensors(ours)
+    now, before = ({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (theirs, copies))
+    changed = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
+    if changed:
         raise UserError(
             "Monitor: the network changed its parameters or their shapes",
-            got=first_few(was),
+            got=first_few(
+                [f"{name}: {now.get(name, 'gone')} (was {before.get(name, 'not there')})" for name in changed]
+            ),
             allowed="the parameters it had when the monitor was made",
             remedy="make a new Monitor, with a folder of its own, after the change",
         )
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     with torch.no_grad():
-        for name, tensor in held.items():
+        for name, tensor in copies.items():
             tensor.copy_(theirs[name])
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
     named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
-    return {name: tensor for some in named for name, tensor in some}
+    return {name: tensor for tensors in named for name, tensor in tensors}
+
+
+def unwrapped(network: Any) -> Any:
+    """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(network, parallel) or original(network) is not network:
+        network = network.module if isinstance(network, parallel) else original(network)
+    return network
+
+
+def trained(network: nn.Module) -> set[str]:
+    """Return the names of the parameters that require a gradient."""
+    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+def check_spread(network: Any) -> None:
+    """Raise UserError for a network of which this process holds a part only, or that is none."""
+    if not isinstance(network, nn.Module):
+        check_network(network)
+    check_scripted(network)
+    pieces = [name for name, tensor in network.named_parameters() if type(tensor.data).__name__ == "DTensor"]
+    if pieces:
+        raise UserError(
+            "Monitor: the network is spread over several processes",
+            got=first_few(pieces),
+            allowed="a network that this process holds whole",
+            remedy="measure a checkpoint of it with hessfig.measure",
+        )
+
+
+@contextmanager
+def undisturbed(network: nn.Module) -> Iterator[None]:
+    """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
+    device = next(network.parameters(), torch.empty(0, device="cpu")).device
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # what the training has under way is not the time of measuring
+    with differentiating(), kept_draws(), made_on(device):
+        yield

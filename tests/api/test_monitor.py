@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import inspect
 import json
 import random
 import warnings
@@ -20,8 +21,8 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig import files
-from hessfig import monitor as monitors
 from hessfig.analysis.manifest import read_run
+from hessfig.api import monitor as monitors
 from hessfig.errors import UserError
 from hessfig.sweep.monitored import OtherTraining
 from hessfig.sweep.pool import start_process
@@ -367,3 +368,21 @@ def test_step_rules_that_are_not_known_are_refused(make: Any, message: str, tmp_
         watched.monitor(
             model, tmp_path, quantities=["preconditioned_eigenvalue"], optimiser=make(list(model.parameters()))
         )
+
+
+def test_a_keyword_that_does_not_exist_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'quantity': did you mean 'quantities'\?"):
+        watched.monitor(watched.network(), tmp_path, quantity=["loss"])
+
+
+def test_a_measure_stands_alone(tmp_path: Path) -> None:
+    """Settings next to it would be ignored, those with their default too."""
+    given = {"folder": tmp_path, "measure": hessfig.Measure(quantities="loss")}
+    with pytest.raises(UserError, match=r"which holds these settings\n  got:     seed, parts"):
+        hessfig.Monitor(watched.network(), "cross_entropy", watched.data(), seed=0, parts=None, **given)
+
+
+def test_every_setting_of_a_measure_is_a_parameter_of_the_monitor() -> None:
+    of_monitor = inspect.signature(hessfig.Monitor).parameters
+    assert {*inspect.signature(hessfig.Measure).parameters} <= {*of_monitor}
+    assert all(one.kind != one.VAR_KEYWORD for one in of_monitor.values())

@@ -3,77 +3,75 @@
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
-import numpy
 import torch
 from torch import Tensor, nn
 
-from hessfig.arguments import Measure, Spec, device_of, one_of
-from hessfig.budget import Budget
+from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
+from hessfig.api.budget import Budget
+from hessfig.api.interface import checked_request
+from hessfig.api.network_copy import NetworkCopy, check_spread, trained, undisturbed, unwrapped
+from hessfig.api.owner import Owner
 from hessfig.config.schema import SweepConfig
-from hessfig.curvature.double_backward import differentiating
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
-from hessfig.interface import blocks_asked, with_parts
 from hessfig.measurements.catalogue import quantity, walks
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.lens_bridge import followed, is_bridge
-from hessfig.models.own.own_checks import check_network, check_scripted, original
 from hessfig.models.own.own_function import TRAINABLE
-from hessfig.network_copy import NetworkCopy
-from hessfig.owner import Owner
 from hessfig.record import digest
-from hessfig.rng import kept_draws, made_on
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
+_MOST_STEPS = 10**15
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What a monitor is told besides its parameters (see there)."""
-
-    weights: Mapping[str, Spec] | str | None = TRAINABLE
-    outputs: str | int | None = None
-    max_fraction: float | None = 0.05
-    log: str | Log | None = None
-    on_error: str = "warn"
-    overwrite: bool = False
+P = ParamSpec("P")
 
 
-_MEASURED = {"quantities": ("loss", "gradient_norm", "largest_eigenvalue"), "blocks": ("all",), "parts": "H"}
+def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
+    """Let Monitor(...) name the keyword that was probably meant, and refuse settings next to a whole Measure."""
+    known, of_measure = signature(init).parameters, {each.name for each in fields(Measure)}
 
+    @wraps(init)
+    def checked(*args: P.args, **given: P.kwargs) -> None:
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise TypeError(f"Monitor() got an unexpected keyword argument {name!r}" + (hint and f": {hint}"))
+        measure, own = given.get("measure"), [name for name in given if name in of_measure]
+        if measure is not None and (own or not isinstance(measure, Measure)):
+            raise UserError(
+                "Monitor: measure is a hessfig.Measure, which holds these settings",
+                got=first_few(own) if own else type(measure).__name__,
+                allowed="measure=hessfig.Measure(...), or its fields as keywords",
+                remedy="measure=hessfig.Measure(blocks=['all'], quantities=['largest_eigenvalue'], parts='H')",
+            )
+        init(*args, **given)
 
-def _taken_apart(measure: Measure | None, further: Mapping[str, Any]) -> tuple[Measure, _Options]:
-    """Return what is measured, and the other keywords. Raises TypeError for one that there is not."""
-    of_measure, of_options = ({one.name for one in fields(kind)} for kind in (Measure, _Options))
-    for name in further:
-        if name not in of_measure | of_options:
-            hint = did_you_mean(name, [*of_measure, *of_options])
-            raise TypeError(f"Monitor() got an unexpected keyword argument {name!r}" + (hint and f": {hint}"))
-    own = {name: value for name, value in further.items() if name in of_measure}
-    if measure is not None and (own or not isinstance(measure, Measure)):
-        raise UserError(
-            "Monitor: measure is a hessfig.Measure, which holds these settings",
-            got=first_few(list(own)) if own else type(measure).__name__,
-            allowed="measure=hessfig.Measure(...), or its fields as keywords",
-            remedy="measure=hessfig.Measure(blocks=['all'], quantities=['largest_eigenvalue'], parts='H')",
-        )
-    options = {name: value for name, value in further.items() if name in of_options}
-    return measure or Measure(**{**_MEASURED, **own}), _Options(**options)
+    return checked
 
 
 class Monitor:
     """Measure the curvature of a network while a loop of your own trains it: call monitor(step) at every step.
+
+    A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
+    training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
+    measurement. If a training has several processes, the one of rank 0 measures.
+
+    A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
+    again. The folder is the monitor's own until `close`, its garbage collection or the end of the process.
 
     Parameters
     ----------
@@ -81,34 +79,41 @@ class Monitor:
         What is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`.
     folder : path
         Where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers. A relative
-        one is that of the directory in which the monitor is made.
+        folder is relative to the directory in which the monitor is made.
     measure : hessfig.Measure, optional
-        Blocks, parts, quantities, estimator, dtype and device. Its fields may be given as keywords here instead. By
-        default loss, gradient norm and largest eigenvalue of H of all weights, in float64 on the CPU, else in float32,
-        on the device of the network.
+        Blocks, parts, quantities, estimator, dtype and the other fields at once, in place of the keywords below.
+    blocks, parts, quantities, estimator, num_probes, spectrum, directions, seed, products
+        As in hessfig.measure. By default loss, gradient norm and largest eigenvalue of H of all weights: a few dozen
+        products with H for each measurement. Norms of single blocks, quantities=["frobenius"], blocks="each", cost
+        `num_probes` products for each weight; whole densities and all eigenvalues cost much more, for a larger `every`.
+    dtype, device : str, optional
+        By default the device of the network, and float64 on the CPU, float32 elsewhere.
     every : int
-        Steps between two measurements. Steps grow through the whole training, over its epochs: one below the last is
-        refused.
+        Steps between two measurements. Steps grow through the whole training, over its epochs: a step below the last
+        one is refused.
     optimiser : torch.optim.Optimizer, optional
         For preconditioned_eigenvalue (of the moments as they are stored), stability_threshold and critical_step
         (without it: the step of plain gradient descent).
-    **further
-        weights ("trainable", those that require a gradient: hessfig.Problem takes frozen ones too unless told so; None:
-        every parameter; or names as there) and outputs (as there);
-        max_fraction (0.05: the share of the training's time that measurements may take, without set-up and the first
-        one; a step is skipped if its measurement would exceed the share; None: no limit); log ("tensorboard", "wandb",
-        "mlflow", "trackio", or a function log(values, step) for every measurement); on_error ("warn": a failed
-        measurement is reported and noted in the manifest, a failed logger is reported, and the training continues;
-        "raise": either of them ends the training); overwrite (True: replace the results of another training in the
-        folder).
+    weights, outputs
+        As in hessfig.Problem, but for the default "trainable": the parameters that require a gradient. None: every
+        parameter, frozen ones too.
+    max_fraction : float, optional
+        Share of the training's time that measurements may take, without set-up and the first one; a step is skipped if
+        its measurement would exceed the share. None: no limit, for short trainings whose every step matters.
+    log : str or callable, optional
+        "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step) for every measurement.
+    on_error : str
+        "warn": a failed measurement is reported and noted in the manifest, a failed logger is reported, and the
+        training continues. "raise": either of them ends the training.
+    overwrite : bool
+        Whether the results of another training in the folder are replaced.
 
-    A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
-    training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
-    measurement. If a training has several processes, the one of rank 0 measures.
-
-    A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
-    again. The folder is the monitor's own until `close`, its garbage collection or the end of the process. Raises
-    UserError for what cannot be measured, for a folder that holds something else, and for that of another monitor.
+    Raises
+    ------
+    UserError
+        For what cannot be measured, for a folder that holds something else, and for that of another monitor.
+    TypeError
+        For a keyword that does not exist.
 
     Examples
     --------
@@ -119,9 +124,12 @@ class Monitor:
     >>> monitor = hessfig.Monitor(network, "cross_entropy", batch, measure=wanted, **options)
     >>> [list(monitor(step)) for step in range(12) if step % 10 == 0]
     [['largest_eigenvalue/all/H'], ['largest_eigenvalue/all/H']]
+    >>> monitor.skipped
+    []
     >>> monitor.close()
     """
 
+    @_checked_keywords
     def __init__(
         self,
         network: nn.Module,
@@ -130,44 +138,60 @@ class Monitor:
         *,
         folder: str | Path,
         measure: Measure | None = None,
+        blocks: str | Sequence[Any] = ("all",),
+        parts: str | Sequence[str] | None = "H",
+        quantities: str | Sequence[str] = ("loss", "gradient_norm", "largest_eigenvalue"),
+        estimator: str = "auto",
+        num_probes: int = 20,
+        spectrum: Mapping[str, Any] | None = None,
+        directions: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        dtype: str | None = None,
+        device: str | None = None,
+        products: str = "auto",
         every: int = 20,
         optimiser: torch.optim.Optimizer | None = None,
-        **further: Any,
+        weights: Mapping[str, Spec] | str | None = TRAINABLE,
+        outputs: str | int | None = None,
+        max_fraction: float | None = 0.05,
+        log: str | Log | None = None,
+        on_error: str = "warn",
+        overwrite: bool = False,
     ) -> None:
-        wanted, options = _taken_apart(measure, further)
-        self.folder, self.every = Path(folder).absolute(), _every(every)  # whatever directory the training goes to
-        self.budget = Budget(options.max_fraction)
-        network = _unwrapped(network)
+        wanted = measure or Measure(
+            blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
+        )
+        self.folder = Path(folder).absolute()  # whatever directory the training goes to
+        self.every = whole("every", every, most=_MOST_STEPS, example=20)
+        self.budget = Budget(max_fraction)
+        network = unwrapped(network)
         if is_bridge(network):
             network, batch, loss = followed(network, batch, loss)
         self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
-        self._raises = one_of("on_error", options.on_error, ("warn", "raise")) == "raise"
-        self._step, self._told = -1, set[str]()
+        self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
+        self._step, self._reported = -1, set[str]()
         self._owner: Owner | None = None
         if not self._is_first:
             return
         check_spread(self._network)
-        with _undisturbed(self._network):
+        with undisturbed(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
             config = wanted.config("float64" if place.type == "cpu" else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            self._copy = NetworkCopy(
-                self._network, batch, loss, options.weights, options.outputs, dtype=config.dtype, place=place
-            )
-            self._config, self._warm = with_parts(config, self._copy.problem, wanted.parts), dict[str, Tensor]()
-            self._trained = _trained(self._network) if options.weights == TRAINABLE else None
-            layout = self._copy.problem.layout
-            self._blocks = blocks_asked(self._config, layout, is_followed=True)
+            self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=config.dtype, place=place)
+            objective, self._warm = self._copy.problem, dict[str, Tensor]()
+            self._trained = trained(self._network) if weights == TRAINABLE else None
+            self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
             self._owner = Owner(self.folder)
             try:
-                self._log = logger(options.log, self.folder)
-                content, depth = self._copy.data_content, layout.num_layers
-                self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=options.overwrite)
+                self._log = logger(log, self.folder)
+                content, depth = self._copy.data_content, objective.layout.num_layers
+                self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=overwrite)
             except BaseException:
                 self.close()
                 raise
@@ -180,14 +204,28 @@ class Monitor:
             self._owner = None
 
     def __call__(self, step: int) -> Values:
-        """Measure if this step is due, and return what was measured by name: {"largest_eigenvalue/all/H": 12.3}.
+        """Measure if this step is due, and return what was measured by name.
 
-        Steps that were measured, or are called again (accumulated gradients), are not measured twice. Raises what a
-        measurement raises where on_error is "raise", and UserError for a folder that holds another training.
+        Parameters
+        ----------
+        step : int
+            Of the training. Steps that were measured, or are called again (accumulated gradients), are not measured
+            twice.
+
+        Returns
+        -------
+        dict
+            Numbers by quantity, block and part: {"largest_eigenvalue/all/H": 12.3}; empty at other steps.
+
+        Raises
+        ------
+        UserError
+            For a folder that holds another training. Where on_error is "raise", any error of a measurement.
         """
         self.budget.arrive()
         try:
-            return self._at(_step(step)) if self._is_first else {}
+            at = whole("step", step, least=0, most=_MOST_STEPS, example=0)
+            return self._at(at) if self._is_first else {}
         finally:
             self.budget.leave()
 
@@ -211,7 +249,7 @@ class Monitor:
             self._write_down()
             return {}
         try:
-            with self.budget.measuring(), _undisturbed(self._network), self._once():
+            with self.budget.measuring(), undisturbed(self._network), self._once():
                 values = self._measured(step)
                 self._tell(values, step)
             return values
@@ -252,7 +290,7 @@ class Monitor:
 
     def _check_trained(self) -> None:
         """Raise UserError where other parameters require a gradient than did when the monitor was made."""
-        now, was = _trained(self._network), self._trained
+        now, was = trained(self._network), self._trained
         if was is not None and now != was:
             other = sorted(now ^ was)
             raise UserError(
@@ -296,8 +334,8 @@ class Monitor:
         if known is not None:
             return known
         started = time.perf_counter()
-        found = self._quantity(name, step)
-        return self._course.keep(key, step, name, found, seconds=time.perf_counter() - started)
+        measured = self._quantity(name, step)
+        return self._course.keep(key, step, name, measured, seconds=time.perf_counter() - started)
 
     def _quantity(self, name: str, step: int) -> Measured:
         at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
@@ -305,11 +343,11 @@ class Monitor:
             state = state_of(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
-        found = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
-        if quantity(name).needs_optimiser and not found.rows:
+        measured = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
+        if quantity(name).needs_optimiser and not measured.rows:
             self._say(f"{name} is not defined before the optimiser's first update: step {step} has none", kind=name)
-        self._warm.update(found.warm)
-        return found
+        self._warm.update(measured.warm)
+        return measured
 
     def _thin(self, step: int) -> None:
         self._course.seen["skipped"].append(step)
@@ -347,30 +385,17 @@ class Monitor:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        for one in caught:
-            place = f"{one.category.__name__} {one.filename}:{one.lineno}"
-            if place not in self._told:
-                self._told.add(place)
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        for warning in caught:
+            place = f"{warning.category.__name__} {warning.filename}:{warning.lineno}"
+            if place not in self._reported:
+                self._reported.add(place)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def _say(self, words: str, *, kind: str) -> None:
         """Warn, once of each kind."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             warnings.warn(f"hessfig.Monitor: {words}", RuntimeWarning, stacklevel=5)
-
-
-def _unwrapped(network: Any) -> Any:
-    """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(network, parallel) or original(network) is not network:
-        network = network.module if isinstance(network, parallel) else original(network)
-    return network
-
-
-def _trained(network: nn.Module) -> set[str]:
-    """Return the names of the parameters that require a gradient."""
-    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
 def _rank() -> int:
@@ -378,43 +403,6 @@ def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK") or 0)
-
-
-def check_spread(network: Any) -> None:
-    """Raise UserError for a network of which this process holds a part only, or that is none."""
-    if not isinstance(network, nn.Module):
-        check_network(network)
-    check_scripted(network)
-    pieces = [name for name, one in network.named_parameters() if type(one.data).__name__ == "DTensor"]
-    if pieces:
-        raise UserError(
-            "Monitor: the network is spread over several processes",
-            got=first_few(pieces),
-            allowed="a network that this process holds whole",
-            remedy="measure a checkpoint of it with hessfig.measure",
-        )
-
-
-def _every(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise UserError("every: steps between two measurements", got=repr(given), allowed=">= 1", remedy="every=20")
-    return given
-
-
-def _step(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int | numpy.integer) or given < 0:
-        raise UserError("monitor(step)", got=repr(given), allowed="a whole number >= 0", remedy="monitor(step)")
-    return int(given)
-
-
-@contextmanager
-def _undisturbed(network: nn.Module) -> Iterator[None]:
-    """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
-    device = next(network.parameters(), torch.empty(0, device="cpu")).device
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # what the training has under way is not the time of measuring
-    with differentiating(), kept_draws(), made_on(device):
-        yield
 
 
 def _label(row: Row) -> str:

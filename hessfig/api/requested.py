@@ -31,7 +31,8 @@ from hessfig.report.gathered import Departure, FigureAsked, FigureRequests, Swee
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
 OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
-_OF_LAYOUT = ("name", "layout", "options", "x", "colour", "dashes", "where")
+_ENCODING = ("x", "colour", "dashes")
+_OF_LAYOUT = ("name", "layout", "options", *_ENCODING, "where")
 _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
 _OF_REPORT = Paper(formats=("png", "svg"))
 _OWN = "A figure of your own"
@@ -49,10 +50,7 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         asked.windows,
         figure.options,
         asked.config.sweep.average.value,
-        x=figure.x,
-        colour=figure.colour,
-        dashes=figure.dashes,
-        where=figure.where,
+        **{key: getattr(figure, key) for key in (*_ENCODING, "where")},
         resamples=asked.config.resamples,
         preset=unchanged(preset),
         paper=replace(paper or paper_of(job), changed=_changed(preset)),
@@ -69,9 +67,7 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
     for figure in shipped_figures():
         if figure.sweep == folder.name:
             yield figure_spec(compose([f"figure={figure.name}", as_word("output_dir", str(folder.parent))], own))
-    for one in remembered(folder, Config().resamples):
-        if found := one.spec or one.problem:
-            yield found
+    yield from filter(None, (asked.spec or asked.problem for asked in remembered(folder, Config().resamples)))
 
 
 def remember(job: Job, folder: Path) -> None:
@@ -105,35 +101,33 @@ def remembered(folder: Path, resamples: int) -> Iterator[FigureAsked]:
 
 
 def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
-    found = read_checked(path)
-    windows = [(_end(low), _end(high)) for low, high in found["windows"]]
-    x, colour, dashes = (found[key] and str(found[key]) for key in ("x", "colour", "dashes"))
+    drawn = read_checked(path)
+    windows = [(_end(low), _end(high)) for low, high in drawn["windows"]]
+    encoding: dict[str, Any] = {key: drawn[key] and str(drawn[key]) for key in _ENCODING}
     spec = FigureSpec(
         path.stem,
         sweep,
-        str(found["layout"]),
+        str(drawn["layout"]),
         windows,
-        dict(found["options"]),
-        Average(found["average"]).value,
-        x=x,
-        colour=colour,
-        dashes=dashes,
-        where=dict(found.get("where") or {}),  # not kept before 0.3.0
+        dict(drawn["options"]),
+        Average(drawn["average"]).value,
+        **encoding,
+        where=dict(drawn.get("where") or {}),  # not kept before 0.3.0
         resamples=resamples,
-        paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(found)])),
+        paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(drawn)])),
     )
     check_windows(windows)
     check(spec)
-    return FigureAsked(path.stem, spec.paper.title or _OWN, "own", sweep, _quoted_anew(found["command"], "plot"), spec)
+    return FigureAsked(path.stem, spec.paper.title or _OWN, "own", sweep, _requote(drawn["command"], "plot"), spec)
 
 
 def _end(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _paper_words(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _paper_words(drawn: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield width, title, panels ... of a figure that was drawn (before 0.3.0 they were not kept), checked by name."""
-    for key, value in dict(found.get("paper") or {}).items():
+    for key, value in dict(drawn.get("paper") or {}).items():
         if key != "style" and key.removeprefix("figure.") not in _OF_PAPER:
             raise ValueError(f"{key} is no setting of a page")
         if value is not None and value != []:
@@ -155,26 +149,26 @@ def _of_its_sweep(job: Job) -> Job:
 
 def _changed(preset: Preset | None) -> tuple[str, ...]:
     """Return in words in which settings the network of a table is not its preset's."""
-    return changed_words({one.key: one.value for one in preset.of_network}) if preset else ()
+    return changed_words({each.key: each.value for each in preset.of_network}) if preset else ()
 
 
 def report_requests(job: Job) -> FigureRequests:
     """Return all that a report of output_dir shows: figures by name, those drawn by hand, and a plain one of the rest.
 
-    Nothing in it raises: what cannot be read is said where it would stand.
+    Nothing in it raises: what cannot be read is reported where it would stand.
     """
     outputs = Path(job.config.output_dir)
-    found = [name for name in find_sweeps(outputs) if name not in studies()]
-    measured = [name for name in found if _is_measured(job, name)]
+    sweeps = [name for name in find_sweeps(outputs) if name not in studies()]
+    measured = [name for name in sweeps if _is_measured(job, name)]
     figures = _figures(job)
     known = {figure.name for figure in figures}
-    figures += [one for name in measured for one in _by_hand(job, outputs / name, known)]
+    figures += [figure for name in measured for figure in _user_drawn_figures(job, outputs / name, known)]
     drawn = {figure.sweep for figure in figures}
     return FigureRequests(
         outputs,
         [*figures, *(_plain_figure(job, outputs / name) for name in measured if name not in drawn)],
-        {name: _sweep(job, name) for name in found},
-        {key: one.about for key, one in settings().items()},
+        {name: _sweep(job, name) for name in sweeps},
+        {key: setting.about for key, setting in settings().items()},
         job.config.tolerance,
         job.config.resamples,
         hessfig.__version__,
@@ -198,7 +192,8 @@ def _sweep(job: Job, name: str) -> SweepAsked:
         preset.words(name) if preset else about,
         asked.windows,
         asked.config.sweep.average.value,
-        _quoted_anew(manifest.get("command"), "run") or _again(job, named, made.get("vary") or {}, departures or []),
+        _requote(manifest.get("command"), "run")
+        or _rerun_command(job, named, made.get("vary") or {}, departures or []),
         departures,
         is_known,
         preset=preset.name if preset else "",
@@ -206,16 +201,16 @@ def _sweep(job: Job, name: str) -> SweepAsked:
     )
 
 
-def _again(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
+def _rerun_command(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
     """Return the command that makes a sweep again: what departs from the preset is given."""
-    words = [f"{one.key}={one.made}" for one in departures if one.key not in vary]
-    if any(one.key in vary for one in departures):
+    words = [f"{each.key}={each.made}" for each in departures if each.key not in vary]
+    if any(each.key in vary for each in departures):
         words.append(f"sweep.vary={typed(vary)}")
     return command_line("run", named, *words, *_place(job))
 
 
-def _departures(found: Sequence[SettingDifference]) -> list[Departure]:
-    return [Departure(one.key, typed(one.made), typed(one.asked)) for one in found]
+def _departures(differences: Sequence[SettingDifference]) -> list[Departure]:
+    return [Departure(each.key, typed(each.made), typed(each.asked)) for each in differences]
 
 
 def _composed(job: Job, *words: str) -> Job:
@@ -244,9 +239,9 @@ def _if_sound(read: Callable[..., T], *of: Any) -> T | None:
         return None
 
 
-def _quoted_anew(found: object, verb: str) -> str:
-    """Return a command line found in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
-    words = words_of_command(found, verb)
+def _requote(command: object, verb: str) -> str:
+    """Return a command line of a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
+    words = words_of_command(command, verb)
     return "" if words is None else command_line(verb, *words)
 
 
@@ -258,8 +253,8 @@ def _figures(job: Job) -> list[FigureAsked]:
     """Return every figure that the settings know, the paper's first and by name; the user's own where measured."""
     known: list[ShippedFigure | FigureConfig] = [*shipped_figures()]
     known += (_composed(job, f"figure={name}").config.figure for name in _own_figures(job))
-    shown = [one for one in known if one.group != FigureGroup.own or _is_measured(job, one.sweep)]
-    return [_figure(job, one) for one in sorted(shown, key=_rank)]
+    shown = [figure for figure in known if figure.group != FigureGroup.own or _is_measured(job, figure.sweep)]
+    return [_figure(job, figure) for figure in sorted(shown, key=_rank)]
 
 
 def _rank(figure: Any) -> tuple[Any, ...]:
@@ -284,14 +279,14 @@ def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
     return replace(asked, title=f"{asked.title}{changed}", spec=spec)
 
 
-def _by_hand(job: Job, folder: Path, known: set[str]) -> Iterator[FigureAsked]:
+def _user_drawn_figures(job: Job, folder: Path, known: set[str]) -> Iterator[FigureAsked]:
     """Yield the figures that `hessfig plot` drew of a sweep next to those that the settings know."""
     own = _own_figures(job)  # their files, which are at hand, may have changed since
     changed = _changed(_if_sound(preset_in, folder, job.own))
-    for one in remembered(folder, job.config.resamples):
-        if one.name not in own:
-            name = f"{one.name}_{folder.name}" if one.name in known else one.name
-            yield replace(one, name=name, spec=one.spec and _for_report(one.spec, name, changed))
+    for figure in remembered(folder, job.config.resamples):
+        if figure.name not in own:
+            name = f"{figure.name}_{folder.name}" if figure.name in known else figure.name
+            yield replace(figure, name=name, spec=figure.spec and _for_report(figure.spec, name, changed))
 
 
 def _for_report(spec: FigureSpec, name: str, changed: tuple[str, ...]) -> FigureSpec:

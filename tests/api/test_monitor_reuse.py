@@ -314,7 +314,7 @@ def test_one_monitor_in_a_folder_among_processes(tmp_path: Path) -> None:
 
 def test_a_forked_child_does_not_free_the_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    from hessfig.owner import Owner
+    from hessfig.api.owner import Owner
 
     owner = Owner(tmp_path / "mine")
     child = os.fork()

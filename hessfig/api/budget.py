@@ -32,8 +32,8 @@ class Budget:
 
     def allows(self) -> bool:
         """Whether one more measurement, as long as the last, is within max_fraction of the training so far."""
-        within = self.max_fraction is None or self.spent + self._last <= self.max_fraction * self.training
-        return not self._last or within
+        share = self.max_fraction
+        return not self._last or share is None or self.spent + self._last <= share * self.training
 
     @property
     def pace(self) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
     runs = [
         hessfig.read("outputs/sigma"),
         hessfig.Run(Path("outputs/sigma")),
-        hessfig.sessions.Run(Path("outputs/sigma")),
+        hessfig.api.sessions.Run(Path("outputs/sigma")),
     ]
     assert "<td>outputs/sigma</td>" in runs[0]._repr_html_().replace("</code>", "").replace("<code>", "")
     other = tmp_path / "outputs" / "sigma"

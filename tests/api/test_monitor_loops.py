@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.analysis.manifest import read_run
+from hessfig.api.owner import LOCK, Owner
 from hessfig.errors import UserError
-from hessfig.owner import LOCK, Owner
 from tests import watched
+from tests.api.test_monitor import curvature, value
 from tests.models.test_lens_bridge import bridge, tokens
-from tests.test_monitor import curvature, value
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning", "ignore:.*torch.jit:FutureWarning")
 

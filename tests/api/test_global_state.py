@@ -26,8 +26,8 @@ from torch import nn
 import hessfig
 from hessfig.errors import UserError
 from hessfig.models.lens_bridge import wrapped
+from tests.api.test_sessions import SMALL
 from tests.models.test_lens_bridge import WORDS, native
-from tests.test_sessions import SMALL
 
 State = dict[str, Any]
 _PRECISE = {
@@ -79,7 +79,7 @@ def global_state(network: nn.Module) -> State:
 
 _SHOWN = warnings.showwarning
 _IS_ALONE = "pytest" not in sys.modules
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 def _or_error(read: Callable[[], Any]) -> Any:
@@ -353,7 +353,7 @@ ALONE = """
 import random, sys, tempfile, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-import tests.test_global_state as every
+import tests.api.test_global_state as every
 every._made()
 for name, call, error in every.EVERY:
     folder, watched = Path(tempfile.mkdtemp()), every.bridge() if name.startswith("lens") else every.network()

@@ -1,4 +1,4 @@
-"""Sweeps, figures and predictions from Python: run, read, plot and predict, by the settings of the command line."""
+"""Sweeps and figures from Python: run, read and plot, by the settings of the command line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
 from hessfig.config.compose.provenance import as_made, command_of, preset_in, table_folder, unchanged
 from hessfig.config.enums import Data, Kind
-from hessfig.config.keys import as_plain, in_manifest
+from hessfig.config.keys import in_manifest
 from hessfig.config.presets import STUDY
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError, command_line, plain
 from hessfig.files import fingerprint
-from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
-from hessfig.predictions.network_series import SIGMA, Regime
 from hessfig.record import COLUMNS, MANIFEST, TABLE
-from hessfig.terms import Block, Part
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -41,9 +37,24 @@ _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_l
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a sweep or of a Monitor in a `folder`; files are read when an attribute is first used.
+    """The results of a sweep or of a Monitor in a folder; files are read when an attribute is first used.
 
-    A relative folder is that of the directory in which the run is made, and `folder` is absolute.
+    hessfig.run and hessfig.read return one.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        A relative folder is relative to the directory in which the run is made; the attribute `folder` is absolute.
+
+    Examples
+    --------
+    >>> import tempfile, torch, hessfig
+    >>> network, batch = torch.nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> monitor = hessfig.Monitor(network, "cross_entropy", batch, folder=tempfile.mkdtemp(), quantities=["loss"])
+    >>> values = monitor(0)
+    >>> run = hessfig.Run(monitor.folder)
+    >>> run.table["quantity"].tolist(), run.manifest["config"]["quantities"]
+    (['loss'], ['loss'])
     """
 
     folder: Path
@@ -55,9 +66,9 @@ class Run:
     @cached_property
     def table(self) -> pd.DataFrame:
         """The checked table, one row per measured number; see docs/table.md for its columns."""
-        found = Table(read_run(self.folder).table)
-        found.attrs["config"] = self.manifest.get("config", {})  # for figures of some of its rows
-        return found
+        table = Table(read_run(self.folder).table)
+        table.attrs["config"] = self.manifest.get("config", {})  # for figures of some of its rows
+        return table
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -67,7 +78,25 @@ class Run:
     def slopes(self, *words: str, **settings: Any) -> pd.DataFrame:
         """Return fitted slopes, one row per curve and window, as `hessfig slopes` does; written to slopes.csv too.
 
-        For example run.slopes("sweep.windows=[[null,1]]", quantity="trace"). Raises UserError as the command does.
+        A slope is the exponent b of value ~ a x^b, fitted to the logarithms along the axis of the sweep (sigma, step or
+        a varied setting), next to the exponent that the theory predicts for it.
+
+        Parameters
+        ----------
+        *words : str
+            Settings as on the command line: "sweep.windows=[[null,1]]".
+        **settings
+            Settings by name: quantity="trace", tolerance=0.2.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Slopes with standard errors and confidence intervals (bootstrap over seeds), windows and predictions.
+
+        Raises
+        ------
+        UserError
+            For settings that `hessfig slopes` refuses, and for a table that is missing or broken.
         """
         asked = _words(words, {"sweep.name": self.folder.name, "output_dir": str(self.folder.parent), **settings})
         VERBS["slopes"].check(asked)
@@ -92,12 +121,54 @@ def _shown(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = None, **settings: Any) -> Run:
+def run(
+    sweep: str | None = None,
+    *words: str,
+    seeds: int | None = None,
+    workers: int | str | None = None,
+    output_dir: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    **settings: Any,
+) -> Run:
     """Measure a sweep as `hessfig run` does, and return it; finished cells are reused.
 
-    `words` and `settings` are those of the command line: hessfig.run("sigma", "model.d_model=32", seeds=4). Workers
-    need no `if __name__ == "__main__"`, neither in scripts nor in notebooks. Raises UserError for settings that cannot
-    be run, and if a cell fails; what was measured before is kept.
+    Workers need no `if __name__ == "__main__"`, neither in scripts nor in notebooks.
+
+    Parameters
+    ----------
+    sweep : str, optional
+        The name of a sweep (`hessfig list`), "sigma" by default.
+    *words : str
+        Settings as on the command line: "model.d_model=32", "grid.points=10".
+    seeds : int, optional
+        Initial weights per point; three or more give the mean an interval (docs/accuracy.md).
+    workers : int or "auto", optional
+        Processes; by default as many as this machine has cores.
+    output_dir : path, optional
+        Where the folder of the sweep is made; by default "outputs".
+    config_dir : path, optional
+        A folder with sweeps, figures and models of your own (docs/extending.md).
+    **settings
+        Further settings by name (docs/settings.md), such as quantities=["trace"].
+
+    Returns
+    -------
+    hessfig.Run
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run, and if a cell fails; what was measured before is kept.
+
+    Examples
+    --------
+    >>> import tempfile, hessfig
+    >>> small = ("model.d_model=4", "model.n_heads=1", "task.digits=1", "task.batch_size=2", "grid.points=3")
+    >>> run = hessfig.run("sigma", *small, "blocks=[W_V]", seeds=2, workers=1, output_dir=tempfile.mkdtemp())
+    >>> len(run.table)
+    18
+    >>> run.slopes()[["row", "part", "predicted"]].values.tolist()
+    [['W_V', 'H_o', 2.0], ['W_V', 'H_f', nan], ['W_V', 'H', 2.0]]
     """
     from hessfig.config.machine import check_machine
     from hessfig.sweep.plan import Sweep
@@ -105,7 +176,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
 
     own = own_folder(str(config_dir)) if config_dir else None
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
-    asked = [*first, *_words(words, settings)]
+    asked = [*first, *_words(words, {**_given(seeds=seeds, workers=workers, output_dir=output_dir), **settings})]
     (job,) = VERBS["run"].jobs(asked, own)
     _check_here(job)
     check_machine(job.first)
@@ -135,30 +206,88 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
 def read(folder: str | Path) -> Run:
     """Return the results that `hessfig run` or hessfig.Monitor has written into a folder.
 
-    Raises UserError for a table that is missing, broken, or not that of its manifest.
+    Parameters
+    ----------
+    folder : path
+        The folder of a sweep, such as "outputs/sigma", or of a monitor.
+
+    Returns
+    -------
+    hessfig.Run
+
+    Raises
+    ------
+    UserError
+        For a table that is missing, broken, or not that of its manifest.
+
+    Examples
+    --------
+    >>> import tempfile, torch, hessfig
+    >>> network, batch = torch.nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> monitor = hessfig.Monitor(network, "cross_entropy", batch, folder=tempfile.mkdtemp(), quantities=["loss"])
+    >>> values = monitor(0)
+    >>> hessfig.read(monitor.folder).table["status"].tolist()
+    ['ok']
     """
-    found = Run(Path(folder))
-    read_run(found.folder)
-    return found
+    run = Run(Path(folder))
+    read_run(run.folder)
+    return run
 
 
 def plot(
-    what: Run | pd.DataFrame | str | Path, figure: str | None = None, *words: str, sheet: int = 0, **settings: Any
+    what: Run | pd.DataFrame | str | Path,
+    figure: str | None = None,
+    *words: str,
+    sheet: int = 0,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> ShownFigure:
     """Return a matplotlib figure of a run, of its folder, or of a table; nothing is written.
 
-    `figure`: one of `hessfig plot --help`, such as "3a". Without it, `layout` says how to draw (default: lines). The
-    other settings are those of the group figure, and `style`: hessfig.plot(run, layout="lines", x="step", width=3.3,
-    options={"quantity": "trace"}, title="Mine"). Of a figure with several sheets, `sheet` (from 0) is
-    returned. Axes, labels and legends are matplotlib's: use `figure.axes` and `figure.savefig` as usual.
+    Axes, labels and legends are matplotlib's: use `figure.axes` and `figure.savefig` as usual.
 
-    Raises UserError for settings that do not fit, and for a table that lacks what the figure needs.
+    Parameters
+    ----------
+    what : hessfig.Run, path or pandas.DataFrame
+        A run, its folder, or a table of a run, of hessfig.measure or of several of these, joined.
+    figure : str, optional
+        One of `hessfig plot --help`, such as "3a". Without it, `layout` says how to draw.
+    *words : str
+        Settings as on the command line: "figure.width=3.3".
+    sheet : int
+        Of a figure with several sheets, the one to return.
+    layout : str, optional
+        "lines" by default, for numbers along an axis; "bars" for the numbers of one network, "spectra" for eigenvalues
+        and densities, "heat" for all pairs of weights; docs/figures.md lists them all.
+    options : dict, optional
+        Options of the layout: {"quantity": "trace"}.
+    **settings
+        Settings of the group figure, and `style`: x="step", colour="part", width=3.3, title="Mine".
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    UserError
+        For settings that do not fit, and for a table that lacks what the figure needs.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> figure = hessfig.plot(hessfig.measure(problem), layout="bars", title="A linear map")
+    >>> figure.get_suptitle(), len(figure.axes)
+    ('A linear map', 3)
     """
-    from hessfig.requested import figure_spec
+    from hessfig.api.requested import figure_spec
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))
-        chosen = {"figure": figure} if figure else {"name": folder.name, "layout": settings.pop("layout", "lines")}
+        chosen = {"figure": figure} if figure else {"name": folder.name, "layout": "lines"}
+        chosen |= _given(layout=layout, options=options)
         place = {"figure.sweep": folder.name, "output_dir": str(folder.parent)}
         job = compose(_words(words, {**place, **_of_figures({**chosen, **settings})}))
         if job.config.figure.layout == STUDY:
@@ -229,9 +358,8 @@ def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:
 
 def _check_here(job: Job) -> None:
     config = job.first
-    asked = {"launcher=slurm": config.launcher.kind != "local", "shard": config.shard is not None}
-    asked["dry_run=true"] = config.dry_run
-    for word, is_asked in asked.items():
+    elsewhere = {"launcher=slurm": config.launcher.kind != "local", "shard": config.shard is not None}
+    for word, is_asked in {**elsewhere, "dry_run=true": config.dry_run}.items():
         if is_asked:
             raise UserError(
                 f"hessfig.run measures on this machine: {word} is a matter of the command line",
@@ -243,61 +371,19 @@ def _check_here(job: Job) -> None:
 
 def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments as settings: those of the group figure get its name, options one word each."""
-    known, found = vars(FigureConfig()), dict[str, Any]()
+    known, named = vars(FigureConfig()), dict[str, Any]()
     for key, value in settings.items():
         if key == "options" and isinstance(value, Mapping):
-            found |= {f"figure.options.{name}": one for name, one in value.items()}
+            named |= {f"figure.options.{name}": option for name, option in value.items()}
         else:
-            found[f"figure.{key}" if key in known else key] = value
-    return found
+            named[f"figure.{key}" if key in known else key] = value
+    return named
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _words(words: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
     return [*words, *(as_word(key, value) for key, value in settings.items())]
-
-
-COLUMNS_PREDICTED = ("variant", "row", "col", "layer", "part", "regime", "exponent", "zero", "reason")
-
-
-def predict(*words: str) -> pd.DataFrame:
-    """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
-
-    `words` are those of `hessfig predict`: predict("model.scores=qk_norm", "blocks=all"). `exponent` is nan if there
-    is none; `zero` tells that the block vanishes identically. Raises UserError for settings that cannot be run.
-    """
-    import pandas as pd
-
-    frame = pd.DataFrame(predicted_rows(VERBS["predict"].jobs(words)[0]), columns=COLUMNS_PREDICTED)
-    return frame.assign(exponent=pd.to_numeric(frame["exponent"], errors="coerce"))
-
-
-def predicted_rows(job: Job) -> Iterator[dict[str, Any]]:
-    """Yield the predictions, in the order of variants, blocks, parts and regimes."""
-    from hessfig.sweep.variant import Variant
-
-    axis = job.config.powers_of
-    for name, config in job.variants:
-        architecture, several = Architecture.from_config(as_plain(config)), "model.n_layers" in job.config.sweep.vary
-        label = ",".join([name] * bool(name) + [f"model.n_layers={config.model.n_layers}"] * several)
-        for block in Variant(name, config).blocks:
-            for part in config.parts:
-                yield from _predicted(label, block, part, architecture, axis)
-
-
-def _predicted(label: str, block: Block, part: Part, architecture: Architecture, axis: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per regime; one that holds at every sigma stands for all."""
-    named = {"variant": label, "row": block.row, "col": block.col, "layer": block.layer, "part": part.value}
-    for regime in regimes(architecture):
-        rate = growth_rate(block, part, architecture, regime, axis)
-        yield {**named, **_said(rate, axis)}
-        if rate.regime == Regime.every_sigma:
-            return
-
-
-def _said(rate: GrowthRate, axis: str) -> dict[str, Any]:
-    exponent = "" if rate.exponent is None else f"{rate.exponent:g}"
-    words = rate.reason or rate.reference
-    along = {"regime": rate.regime.value, "reason": words}
-    if axis != SIGMA:
-        along = {key: text.replace(SIGMA, axis) for key, text in along.items()}
-    return {**along, "exponent": exponent, "zero": str(rate.prediction == Prediction.structural_zero).lower()}

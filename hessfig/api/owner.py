@@ -24,15 +24,15 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class Owner:
     """Holds `folder`, which exists, until `release`, garbage collection, or the end of the process, however it ends.
 
-    The kernel keeps the lock (flock on a file in the folder), so that nobody's death leaves one behind. Where the file
+    The kernel keeps the lock (flock on a file in the folder), so a killed process leaves no stale lock. Where the file
     system has no locks, only a second owner in the same process is noticed, with a warning. Raises UserError where
     another owner lives.
     """
 
     def __init__(self, folder: Path) -> None:
         folder = folder.absolute()  # wherever the process goes before it releases
-        found = folder.stat()
-        place = (os.getpid(), found.st_ino ^ found.st_dev << 64)
+        status = folder.stat()
+        place = (os.getpid(), status.st_ino ^ status.st_dev << 64)
         if place in _HELD:
             gc.collect()  # a monitor in a cycle with its network is dead, and not yet known to be
         if place in _HELD:

@@ -1,0 +1,437 @@
+"""The Python interface: blocks of the Hessian of any network, with the engines of the command line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from hessfig.analysis.presented import Table, described_html
+from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
+from hessfig.config.enums import DType
+from hessfig.config.of_quantities import ApproximationConfig
+from hessfig.config.schema import Config
+from hessfig.curvature.batched import undisturbed
+from hessfig.curvature.double_backward import differentiating
+from hessfig.curvature.loss_convexity import why_no_split
+from hessfig.errors import UserError, first_few, plain
+from hessfig.measurements.catalogue import quantity, undefined_rows
+from hessfig.measurements.quantity import At, Measured, asked_of, check_served
+from hessfig.measurements.requirements import check_parts
+from hessfig.models.blocks import blocks_of
+from hessfig.record import COLUMNS, Status
+from hessfig.terms import OF_THE_BLOCK, Approximation, Block, Part
+from hessfig.weights import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+    from hessfig.curvature.block_operator import BlockOperator
+    from hessfig.curvature.problem import Objective, Witness
+
+
+_OF_ZERO = " (of a block that is zero these are not defined)"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The loss of a network on data: the function whose Hessian is measured.
+
+    Of batches with losses L_b(w), the function is L(w) = sum_b n_b L_b(w) / sum_b n_b. The weight n_b is what the mean
+    of the batch divides by: its number of samples or numbers, or the class weights of its targets that are not ignored.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        Any network, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each token is to
+        predict the next one, and weights=None means "found" (docs/transformer-lens.md).
+    inputs : tensor, tuple, dict, or an iterable of these
+        One batch: a tensor whose first axis counts the samples, a tuple of several inputs, or a dictionary of
+        arguments. A list, DataLoader or iterable of these, or of (inputs, targets) pairs, holds several batches. It is
+        read once, here, and kept; generators of random numbers stay as they were.
+    targets : tensor, list of tensors or str, optional
+        One tensor per batch; classes of -100 are ignored, as in torch. A name is that entry of a dictionary. By default
+        the second of a pair, or the entry `labels` of a dictionary.
+    loss : str, torch.nn.Module or callable, optional
+        "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs, targets), or
+        a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). By default the loss that the network
+        itself returns for its labels (as models of transformers do); without one, the cross-entropy of outputs and
+        targets, except for the entry `labels` of a dictionary, which needs a loss.
+    weights : dict, hessfig.weights.Layout or str, optional
+        {name: weight}, where a weight is the name of a parameter, ("emb.weight", index) for a view of it, such as [0,
+        2, 5] for three rows, or a list of these for a group, which holds each entry once. A name may give its layer:
+        "W_V@2". "trainable" takes the parameters that require a gradient (LoRA), and the others are constants; "found",
+        or what hessfig.find_weights returns, the weights of a transformer by what they do, W_Q to W_out of each layer.
+        By default every parameter by its own name, frozen ones too (the default of a Monitor is "trainable").
+    outputs : str or int, optional
+        Name or index of the output that the loss takes, for a network that returns several tensors.
+
+    Raises
+    ------
+    UserError
+        For batches without end. Other arguments are checked when they are used: by hessfig.measure, `operator` and
+        `approximation`. A loss of another type is evaluated on all outputs joined, and refused if it is not such a
+        mean.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> network, inputs, targets = torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
+    >>> hessfig.Problem(network, inputs, targets, weights={"first_row": ("weight", [0])})
+    Problem of Linear (parameters: 8, loss: the network's own, else cross_entropy, weights: first_row)
+    """
+
+    network: nn.Module
+    inputs: Any
+    targets: Any = None
+    loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
+    weights: Mapping[str, Spec] | Layout | str | None = None
+    outputs: str | int | None = None
+
+    def __post_init__(self) -> None:
+        """Read a loader or an iterable, once: every measurement is of the same batches."""
+        from hessfig.models.own.kept_batches import kept
+
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, kept(getattr(self, name), name))
+
+    def objective(self, dtype: str) -> Objective:
+        """Return the checked problem, on copies of network and data, for the engines of hessfig.curvature.
+
+        The derivatives of the copy are compared with those of your own function.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        hessfig.curvature.Objective
+            Its own docstring has an example.
+
+        Raises
+        ------
+        UserError
+            For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
+            be measured as it is.
+        """
+        from hessfig.models.own.witnessing import foreign
+
+        real = one_of("dtype", dtype, DType)
+        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())
+        return f"Problem of {type(self.network).__name__} ({facts})"
+
+    def operator(
+        self,
+        block: str | Sequence[str],
+        part: str = "H",
+        *,
+        dtype: str = "float64",
+        device: str = "cpu",
+        products: str = "auto",
+    ) -> BlockOperator:
+        """Return one block of H, H_o or H_f as an operator A: products A v, solutions, dense matrix (docs/library.md).
+
+        H = H_o + H_f (eq. 2). For outputs f(w) with Jacobians J_row and J_col in the two weights, a loss l(f) and
+        B = d^2 l / df^2, H_o = J_row^T B J_col (Gauss-Newton) and H_f = sum_i (dl / df_i) d^2 f_i / (dw_row dw_col).
+
+        Parameters
+        ----------
+        block : str or (row, column)
+            One weight, group or pair as in hessfig.measure: "W_V@2", ("W_Q", "W_V"), "all" for the whole network.
+        part : str
+            "H", "H_o" or "H_f". Linear systems with H_o are solved by conjugate gradients, with the two others, which
+            may be indefinite, by MINRES.
+        dtype, device : str
+            Of the products: "float64" or "float32"; "cpu", "cuda" or "cuda:N".
+        products : str
+            "auto", or "curvlinops", or "differences" of gradients for networks without second derivatives in torch.
+
+        Returns
+        -------
+        hessfig.curvature.BlockOperator
+            It holds copies of network and data, so it does not change while a training continues.
+
+        Raises
+        ------
+        UserError
+            For a block or part that does not exist, and for names that match several blocks.
+
+        Examples
+        --------
+        >>> import torch, hessfig
+        >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.zeros(3, 2), "mse")
+        >>> operator = problem.operator("weight")
+        >>> operator.shape, [round(float(entry), 6) for entry in operator @ torch.ones(6)]
+        ((6, 6), [0.333333, 0.333333, 0.333333, 0.333333, 0.333333, 0.333333])
+        """
+        from hessfig.curvature.block_operator import BlockOperator
+        from hessfig.models.routes import Engines
+
+        wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
+        config, problem, single = self._single(wanted)
+        engines = Engines(problem, config.model, config.estimator.products)
+        return BlockOperator(problem, single, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
+
+    def approximation(
+        self, name: str, block: str, part: str = "H", *, rank: int = 3, seed: int = 0
+    ) -> ApproximatedBlock:
+        """Return an approximation of a diagonal block B as an operator: K-FAC, Shampoo, a Fisher matrix and others.
+
+        docs/approximations.md defines each. Which one to take: as a preconditioner of `solve`, "kfac" or "ekfac", which
+        need no product with B; to find out how good a structure can be at best, "diagonal", "kfoc", "kronecker_sum" or
+        "soap", which are computed from the dense block (some thousand entries at most).
+
+        Parameters
+        ----------
+        name : str
+            One of hessfig.terms.Approximation.
+        block : str
+            A weight, or "all", as in `operator`.
+        part : str
+            The part B that diagonal, soap, kfoc, kronecker_sum, block_diagonal and layer_diagonal approximate; the
+            others do not depend on it.
+        rank : int
+            Number of Kronecker products in kronecker_sum.
+        seed : int
+            Of the labels that sampled_fisher draws.
+
+        Returns
+        -------
+        hessfig.curvature.ApproximatedBlock
+
+        Raises
+        ------
+        UserError
+            For a name that the block cannot have, such as "kfac" of a weight that is not a linear map.
+
+        Examples
+        --------
+        >>> import torch, hessfig
+        >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.zeros(3, 2), "mse")
+        >>> exact, diagonal = problem.operator("weight"), problem.approximation("diagonal", "weight")
+        >>> bool(torch.allclose(exact.dense(), diagonal.dense()))
+        True
+        """
+        from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+        from hessfig.curvature.block_operator import Entries
+        from hessfig.measurements.approximations import approximation_of
+
+        kind = one_of("name", name, Approximation)
+        chosen = ApproximationConfig(names=[kind], rank=whole("rank", rank, most=64, example=3))
+        method = "dense" if kind in OF_THE_BLOCK else "auto"
+        wanted = Measure([block], [part], ["approximations"], method, seed=seed)
+        config, problem, single = self._single(wanted, chosen)
+        request = asked_of(quantity("approximations"), [single], At(config, seed=config.first_seed))
+        with undisturbed(problem):
+            product = approximation_of(problem, request)
+        return ApproximatedBlock(name, single, product, Entries(problem, single.layer, single.col))
+
+    def _single(self, wanted: Measure, chosen: ApproximationConfig | None = None) -> tuple[Config, Objective, Block]:
+        """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
+        config = wanted.config()
+        config = config if chosen is None else replace(config, approximation=chosen)
+        place = device_of(wanted.device or "cpu")
+        with differentiating():
+            problem = self.objective(config.dtype).on(place)
+            config, blocks = checked_request(config, problem, str(config.parts[0]))
+        if len(blocks) > 1:
+            names = [f"{block.col}@{block.layer}" for block in blocks]
+            raise UserError(
+                "operator: this name matches several blocks",
+                got=plain(repr(wanted.blocks[0])),
+                allowed=first_few(names),
+                remedy=f"for example {names[-1]}",
+            )
+        return config, problem, blocks[0]
+
+    def _repr_html_(self) -> str:
+        return described_html(f"Problem of {type(self.network).__name__}", self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a problem says of itself in print: its size, its loss and its weights, no tensors."""
+        named = self.weights.names if isinstance(self.weights, Layout) else self.weights
+        weights = named if isinstance(named, str) else ", ".join(named or ()) or "every parameter"
+        loss = self.loss or "the network's own, else cross_entropy"
+        return {
+            "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+            "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__),
+            "weights": weights,
+        }
+
+
+def measure(
+    problem: Problem,
+    *,
+    blocks: str | Sequence[Any] = "each",
+    parts: str | Sequence[str] | None = None,
+    quantities: str | Sequence[str] = ("frobenius",),
+    estimator: str = "auto",
+    num_probes: int = 20,
+    spectrum: Mapping[str, Any] | None = None,
+    directions: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    dtype: str = "float64",
+    device: str = "cpu",
+    products: str = "auto",
+) -> pd.DataFrame:
+    """Measure blocks of the Hessian of a problem and return a table; nothing is written.
+
+    H = H_o + H_f (eq. 2), with H_o = J^T B J the Gauss-Newton part and H_f = sum_i (dl / df_i) d^2 f_i / dw^2 the
+    functional part, where J is the Jacobian of the outputs f and B the Hessian of the loss l in them. By default the
+    numbers are Frobenius norms. With K probes v_k (E[v v^T] = I) the norm of a block A is estimated as
+    sqrt(sum_k |A v_k|^2 / K), and a trace as sum_k v_k . A v_k / K.
+
+    Parameters
+    ----------
+    problem : hessfig.Problem
+        The loss, its data and its named weights.
+    blocks : str or list
+        "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of names, groups
+        and (row, column) pairs. In a list the name "all" is the whole network, and a pattern ("*.attn.*") stands for
+        every weight that it matches.
+    parts : str, list of str, optional
+        "H", "H_o", "H_f", or a list. By default all three if the loss is convex in the outputs, else H alone.
+    quantities : str or list of str
+        Names of hessfig.measurements.catalogue, such as "frobenius", "trace", "largest_eigenvalue" (docs/table.md).
+        Traces and eigenvalues are of diagonal blocks only.
+    estimator : str
+        How norms and traces are found (docs/accuracy.md). Which one to take:
+
+        - "auto", the default, for every size: dense where a column of a small network (65 536 parameters) has at most
+          256 entries, else probes;
+        - "dense" for exact norms of blocks of up to some thousand entries: one product for each entry of the column;
+        - "aligned" for norms of larger blocks: probes along the block's own axes, with intervals that hold from four
+          probes on;
+        - "hutchinson" for the method of the paper: a single norm is correct to 3 to 8 % with 20 probes, and
+          intervals are reliable with 12 probes or more;
+        - "xtrace" for traces of blocks whose eigenvalues decay quickly.
+    num_probes : int
+        Random vectors for each column of blocks. The error decreases as 1 / sqrt(num_probes).
+    spectrum : dict, optional
+        Settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}.
+    directions : dict, optional
+        Settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}.
+    seed : int
+        Of all random vectors; equal seeds give equal bits, here and on the command line.
+    dtype : str
+        "float64"; or "float32", which takes half the memory and has larger errors, above all where attention saturates.
+    device : str
+        "cpu", "cuda" or "cuda:N".
+    products : str
+        "auto"; "curvlinops"; or "differences" of gradients, for networks without second derivatives in torch: it serves
+        Frobenius norms alone, and the error of a norm includes that of the differences.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per measured number, with the columns of hessfig.record.COLUMNS (docs/table.md); `error` is one standard
+        error, 0 for exact numbers. The arrays of a quantity are in `table.attrs["arrays"]` under its name.
+
+    Raises
+    ------
+    UserError
+        (a ValueError) for what cannot be measured.
+
+    Warns
+    -----
+    RuntimeWarning
+        If products of curvlinops are wrong or cannot be computed and a slower route is used (large networks with
+        LayerNorm or SiLU: docs/own-model.md), if no parameter reaches the outputs, and if numbers are not finite: these
+        have the status `nonfinite` and the error nan.
+
+    Notes
+    -----
+    A network of at most 65 536 parameters is measured on one thread, because more threads are slower; the number of
+    threads of torch is restored.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.zeros(3, 2), "mse")
+    >>> table = hessfig.measure(problem, blocks=["weight"], quantities=["frobenius", "trace"], parts="H")
+    >>> table[["row", "part", "quantity", "value", "error"]].round(4).values.tolist()
+    [['weight', 'H', 'frobenius', 0.8165, 0.0], ['weight', 'H', 'trace', 2.0, 0.0]]
+    """
+    if not isinstance(problem, Problem):
+        raise UserError(
+            "measure: the problem is of another kind",
+            got=type(problem).__name__,
+            allowed="a hessfig.Problem",
+            remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
+        )
+    wanted = Measure(
+        blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
+    )
+    place, config = device_of(device), wanted.config()
+    with differentiating():
+        objective = problem.objective(config.dtype)  # refuses what is no network
+        with undisturbed(objective):
+            config, named = checked_request(config, objective, parts)
+            measurable, at = objective.on(place), At(config, seed=config.first_seed)
+            asked = {name: asked_of(quantity(name), named, at) for name in config.quantities}
+            measured = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
+    return _frame(measured, config.first_seed, objective.witness)
+
+
+def checked_request(
+    config: Config, objective: Objective, parts: Any, *, is_followed: bool = False
+) -> tuple[Config, list[Block]]:
+    """Return the settings with the parts that exist, and the blocks that they ask of a network of the user's own.
+
+    Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
+    """
+    config, quantities = _with_parts(config, objective, parts), [quantity(name) for name in config.quantities]
+    blocks = blocks_of(config.blocks, objective.layout, config.model)
+    check_served(quantities, blocks)
+    check_parts(config, blocks)
+    for each in quantities:
+        if not (is_followed and each.needs_optimiser):
+            each.check_settings(config, objective.layout)
+    return config, blocks
+
+
+def _with_parts(config: Config, objective: Objective, asked: Any) -> Config:
+    """Return the settings with the parts that exist: H alone if the loss is not convex in the declared outputs.
+
+    Raises UserError, with the reason, if another part was requested.
+    """
+    why = why_no_split(objective) if set(config.parts) - {Part.H} else ""
+    if why and asked is not None:
+        raise UserError(
+            f"parts: H_o and H_f are not defined here: {why}",
+            got=plain(repr(asked)),
+            allowed="H",
+            remedy="parts='H', or declare outputs in which the loss is convex: loss=..., outputs='NAME'",
+        )
+    return replace(config, parts=[Part.H]) if why else config
+
+
+def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:
+    shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
+    rows = [{**shared, **row} for result in measured.values() for row in result.rows]
+    frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
+    frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
+    lost, may_be = frame[frame["status"] == Status.nonfinite], undefined_rows(measured)
+    if len(lost) < len(frame):  # where nothing is finite, something is wrong
+        lost = lost[~lost["quantity"].isin(may_be)]
+    if len(lost):
+        names = first_few(list(dict.fromkeys(lost["quantity"])))
+        warnings.warn(
+            f"{len(lost)} of {len(frame)} numbers are not finite ({names}): look for nan, inf or overflow in inputs, "
+            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(may_be).all())}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    frame = Table(frame)
+    frame.attrs["witness"] = {} if witness is None else witness.record
+    frame.attrs["arrays"] = {name: result.arrays for name, result in measured.items() if result.arrays}
+    return frame
