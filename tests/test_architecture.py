@@ -414,7 +414,7 @@ def test_every_name_and_path_in_words_is_there() -> None:
         '"""Counted as violations (theory/bounds.py)."""',
         '"conf/sweep/nowhere.yaml"',
         '"""`attention_literal.py` has the others."""',
-        '"hessfig.cli.results:slopes, cli/nowhere.py"',
+        '"hessfig.cli.results:slopes_verb, cli/nowhere.py"',
     ],
 )
 def test_a_name_of_nothing_is_found(text: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from hessfig.config.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, plain, run_command
 from hessfig.files import fingerprint, is_file
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import RecordedRun
@@ -49,7 +49,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|da
 _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
 
 
-def bundle(arguments: Sequence[str]) -> int:
+def bundle_verb(arguments: Sequence[str]) -> int:
     """Write one archive with a table and all that is needed to measure it again; say what is in it."""
     place, own, given = words_of("bundle", arguments)
     folder = place if place.is_dir() else place.parent
@@ -68,7 +68,7 @@ def _archive_at(name: str) -> Path:
     path = Path(name)
     if path.suffix != ARCHIVE:
         raise UserError("file names an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip")
-    check_free([path], _BUNDLE)
+    check_replaceable([path], _BUNDLE)
     return path
 
 

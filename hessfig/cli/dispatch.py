@@ -17,7 +17,7 @@ Action = Callable[[Job], int]
 _LONGEST = 100
 
 
-def run(verb: Verb, command: Command, action: Action) -> int:
+def run_command(verb: Verb, command: Command, action: Action) -> int:
     """Compose what `command` asks of `verb` and carry it out; return the exit code.
 
     Everything is checked before the first run begins.

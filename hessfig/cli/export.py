@@ -7,15 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hessfig.cli.flags import Command, own_words
-from hessfig.cli.flags import read as read_flags
+from hessfig.cli.flags import Command, own_words, read_command
 from hessfig.cli.reproduce import job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.packed import ARCHIVE, CODE, zipped
 from hessfig.errors import UserError, first_few, plain
 from hessfig.files import check_place, write_bytes
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ T = TypeVar("T")
 _EXPORT = "exported network"  # kind of files, for the register
 
 
-def export(arguments: Sequence[str]) -> int:
+def export_verb(arguments: Sequence[str]) -> int:
     """Write batch, weights and settings of one network as files that need no hessfig; say which.
 
     Everything is made before the first file is written. Raises UserError for settings that leave more than one network
@@ -35,7 +34,7 @@ def export(arguments: Sequence[str]) -> int:
     from hessfig.states.exported import plain_files
     from hessfig.sweep.plan import Sweep
 
-    job, given = _asked(read_flags(arguments))
+    job, given = _asked(read_command(arguments))
     sweep = Sweep(job.variants, job.asked)
     into = _checked_place(Path(given.get("into", f"{sweep.name}_network")))
     variant = _variant(sweep.variants, given)
@@ -96,7 +95,7 @@ def _checked_place(into: Path) -> Path:
     is_archive = into.suffix == ARCHIVE
     check_place(into.parent if is_archive else into)
     if is_archive:
-        check_free([into], _EXPORT)
+        check_replaceable([into], _EXPORT)
     if into.is_dir() and (is_archive or any(into.iterdir())):
         raise UserError(
             f"into: {into} holds files already",

@@ -30,7 +30,7 @@ class Command:
     asks_help: bool
 
 
-def read(arguments: Sequence[str]) -> Command:
+def read_command(arguments: Sequence[str]) -> Command:
     """Return the command. Raises UserError for a flag that does not exist, and for a folder that cannot serve."""
     words: list[str] = []
     flags: dict[str, str] = {}

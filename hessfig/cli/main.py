@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hessfig.cli.flags import read
+from hessfig.cli.flags import read_command
 from hessfig.cli.terminal import say, take_signals, take_streams
 from hessfig.errors import UserError, did_you_mean, too_few_files
 from hessfig.verbs import VERBS, Verb
@@ -122,11 +122,11 @@ def _as_setting(word: str) -> str:
 def _run(verb: Verb, rest: list[str]) -> int:
     if not verb.composed and not set(rest) & set(_HELP):
         return _function(verb.does)(rest)
-    command = read(rest)
+    command = read_command(rest)
     if command.asks_help or not verb.composed:
         say(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
-    return import_module("hessfig.cli.dispatch").run(verb, command, _function(verb.does))
+    return import_module("hessfig.cli.dispatch").run_command(verb, command, _function(verb.does))
 
 
 def _function(path: str) -> Any:

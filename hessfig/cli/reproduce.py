@@ -9,13 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.flags import own_words
-from hessfig.cli.flags import read as read_flags
+from hessfig.cli.flags import own_words, read_command
 from hessfig.cli.terminal import say, show
 from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ ROWS, KIND = "reproduced.csv", "comparison by rows"
 MeasuredTable = tuple["RecordedRun", Mapping[str, Any]]
 
 
-def reproduce(arguments: Sequence[str]) -> int:
+def reproduce_verb(arguments: Sequence[str]) -> int:
     """Measure a table again, or compare it with another one; print verdicts, and write a row for every number.
 
     Returns 0 when every number is equal (to the bit, to 1e-9, or within its stated errors), and every figure of a
@@ -53,13 +52,13 @@ def _rows(given: Mapping[str, str]) -> Path:
     path = Path(given.get("rows", ROWS))
     if path.suffix != ".csv":
         raise UserError("rows is the name of a table", got=f"rows={path}", allowed="FILE.csv", remedy=f"rows={ROWS}")
-    check_free([path], KIND)
+    check_replaceable([path], KIND)
     return path
 
 
 def words_of(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
     """Return the place that is named, the folder of --config-dir, and the key=value words."""
-    command = read_flags(arguments)
+    command = read_command(arguments)
     places = [word for word in command.words if "=" not in word]
     given = own_words(VERBS[verb], [word for word in command.words if "=" in word])
     if verb == "bundle" and not places and "sweep" in given:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hessfig.report.written import Written
 
 
-def plot(job: Job) -> int:
+def plot_verb(job: Job) -> int:
     """Draw the figure chosen."""
     from hessfig.requested import paper_of
 
@@ -91,7 +91,7 @@ def _drawn(job: Job) -> list[Path]:
     return paths
 
 
-def slopes(job: Job) -> int:
+def slopes_verb(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes.fit import ACROSS, SLOPES
     from hessfig.cli.terminal import say
@@ -149,7 +149,7 @@ def _levels(job: Job) -> int:
     return 0
 
 
-def check(job: Job) -> int:
+def check_verb(job: Job) -> int:
     """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
     from hessfig.analysis.slopes import gate
     from hessfig.analysis.slopes.fit import SLOPES
@@ -166,7 +166,7 @@ def _of_a_run(reference: Path) -> Path:
     return reference / TABLE if is_run else reference
 
 
-def compare(job: Job) -> int:
+def compare_verb(job: Job) -> int:
     """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
 
@@ -186,7 +186,7 @@ def compare(job: Job) -> int:
     return 0
 
 
-def predict(job: Job) -> int:
+def predict_verb(job: Job) -> int:
     """Print the predictions of every variant, as a table or as CSV."""
     check_format(job.config.format, Printed.table, Printed.csv)
     found = list(predicted_rows(job))
@@ -205,7 +205,7 @@ def predict(job: Job) -> int:
     return 0
 
 
-def report(job: Job) -> int:
+def report_verb(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
     from hessfig.report.at_a_glance import write_glance
     from hessfig.report.written import check_place, write_report
@@ -250,7 +250,7 @@ def _problems(contents: Contents) -> Iterator[str]:
             yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
-def verify(arguments: list[str]) -> int:
+def verify_verb(arguments: list[str]) -> int:
     """Check statements of the theory; the settings are words of its own."""
     from hessfig.cli.terminal import show
     from hessfig.theory.verification import parse

@@ -1,24 +1,35 @@
-"""What a run would do, has done, and did: counts of cells, an estimate of time, a closing line."""
+"""What a run would do, has done, and did: counts of cells, an estimate of time, the table, a closing line."""
 
+from __future__ import annotations
+
+import csv
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hessfig.config.schema import Config
-from hessfig.errors import plain
+from hessfig.errors import UserError, plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.protocol import kind
-from hessfig.record import FROBENIUS
+from hessfig.record import FROBENIUS, TABLE
 from hessfig.sweep.limits import assumed_flops, expected_memory
+from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.progress import kind_of
 from hessfig.sweep.runner import Summary, worker_count
-from hessfig.sweep.store import CellStore, Failures
+from hessfig.sweep.store import CellStore, Failures, submitted_jobs
 from hessfig.sweep.trainings import needs
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block
 
+if TYPE_CHECKING:
+    from hessfig.config.compose.job import Job
+
 _CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
+_SHOWN = 5  # settings of another table
+_OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
@@ -46,18 +57,54 @@ def describe(sweep: Sweep, *, title: str = "") -> str:
     return "\n".join(lines)
 
 
+def status_lines(job: Job, sweep: Sweep) -> list[str]:
+    """Return what `hessfig status` and dry_run=true say: the plan, jobs that were submitted, and the table."""
+    from hessfig.config.compose.provenance import title  # takes Hydra
+
+    plan = describe(sweep, title=title(job))
+    return [plan, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
+
+
+def _table_there(job: Job, sweep: Sweep) -> str:
+    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
+    from hessfig.config.compose.provenance import differences, manifest_of
+
+    path = sweep.folder / TABLE
+    if not is_file(path):
+        return f"none yet ({path})"
+    what = f"{path}, {_rows(path)}"
+    try:
+        manifest = manifest_of(path.parent)
+    except UserError as error:
+        return f"{what}, with a manifest that cannot be read ({plain(error.got)})"
+    if manifest is None:
+        return f"{what}, without a manifest: its settings are not known"
+    is_same = manifest.get("config_hash") == config_hash(sweep.variants)
+    made = "these settings" if is_same else _OTHER_CONTENT
+    if other := differences(manifest["config"], job):
+        more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        made = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
+    return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
+
+
+def _rows(path: Path) -> str:
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as handle:
+            return f"{sum(1 for _ in csv.reader(handle)) - 1} rows"
+    except (OSError, csv.Error) as error:
+        return f"which cannot be read ({error})"
+
+
 def summarise(summary: Summary) -> str:
-    """Return the closing line of a run."""
+    """Return the closing line of a run, or of a share."""
+    counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
+    done = f"{counts} in {_duration(summary.seconds)}"
+    if summary.share:
+        return f"shard {summary.share}: {done}; cells: {summary.table.parent / 'cells'}"
     memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
     lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
     where = f"table: {summary.table}{lacks}" if is_file(summary.table) else "no table: no cell is finished"
-    return f"{did(summary)}{memory}; {where}"
-
-
-def did(done: Summary) -> str:
-    """Return how many cells were measured, reused and failed, and how long it took."""
-    counts = f"{done.measured} cells measured, {done.reused} reused, {done.failed} failed"
-    return f"{counts} in {_duration(done.seconds)}"
+    return f"{done}{memory}; {where}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:

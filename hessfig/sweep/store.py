@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -168,6 +169,8 @@ class Failures:
         return self.folder / f"{key}.txt"
 
 
+# Launchers whose jobs outlive the command that submitted them: who tells what these jobs do in a sweep's folder.
+_JOBS = ("hessfig.sweep.slurm",)
 _RENEWED = 60.0  # seconds; a mark counts for an hour
 _OURS: set[Path] = set()  # marks of this process
 
@@ -197,9 +200,15 @@ def leave_all() -> None:
 
 
 def is_at_work(folder: Path) -> bool:
-    """Whether a run has a fresh mark in `folder`."""
+    """Whether a run has a fresh mark in `folder`, or a job that was submitted for it may still measure."""
     marks = [path for path in folder.glob(".running.*") if MARK.fullmatch(path.name)]
-    return bool(marks) and any(age(path, clock_of(folder)) < OLD for path in marks)
+    is_marked = bool(marks) and any(age(path, clock_of(folder)) < OLD for path in marks)
+    return is_marked or any(submitted_jobs(folder).values())
+
+
+def submitted_jobs(folder: Path) -> dict[str, bool]:
+    """Return a line for each job that was submitted for the sweep in `folder`, and whether it may still measure."""
+    return {line: is_alive for name in _JOBS for line, is_alive in import_module(name).jobs_in(folder).items()}
 
 
 def _renew(mark: Path, ended: Event) -> None:
