@@ -37,13 +37,7 @@ def check_replaceable(paths: Iterable[Path], kind: str, *, known: Collection[str
     """Raise UserError for the first path at which anything stands that `publish` would not replace."""
     for path in sorted(paths):
         if reason := _foreign(path, kind, known):
-            word = shlex.quote(str(path))
-            raise UserError(
-                f"{path} holds what hessfig did not write, and would be replaced",
-                got=reason,
-                allowed=f"no such file, or a {kind} as hessfig left it",
-                remedy=f"name another place, or move it away: mv {word} {word}.mine",
-            )
+            raise refused(path, reason, f"no such file, or a {kind} as hessfig left it")
 
 
 def remove_own(path: Path) -> bool:
@@ -59,6 +53,17 @@ def trusted_hashes(folder: Path) -> list[str]:
     """Return the SHA-256 of manifest and table of a folder whose manifest, by its checksum, hessfig wrote."""
     manifest = read_sealed(folder / MANIFEST)
     return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))] if manifest else []
+
+
+def refused(path: Path, reason: str, allowed: str) -> UserError:
+    """Return the error to show when something that hessfig did not write would be replaced."""
+    word = shlex.quote(str(path))
+    return UserError(
+        f"{path} holds what hessfig did not write, and would be replaced",
+        got=reason,
+        allowed=allowed,
+        remedy=f"name another place, or move it away: mv {word} {word}.mine",
+    )
 
 
 def _foreign(path: Path, kind: str, known: Collection[str]) -> str:

@@ -46,6 +46,11 @@ class Unused:
     def files(self) -> list[Path]:
         return [*self.cells, *self.leftovers]
 
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(path.stat().st_size for path in self.files if path.exists())
+
     def lines(self) -> list[str]:
         """Return which files may go, and which cells stay although no table and no sweep uses them."""
         lines = []
@@ -57,10 +62,9 @@ class Unused:
                 "run that will be resumed"
             )
         if self.files:
-            size = sum(path.stat().st_size for path in self.files if path.exists())
-            bytes_in_words = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+            size = f"{self.size / 1e6:.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:.1f} kB"
             rest = f", {len(self.leftovers)} leftovers of interrupted writers" * bool(self.leftovers)
-            files = f"{len(self.cells)} files of unused cells{rest}, {bytes_in_words}"
+            files = f"{len(self.cells)} files of unused cells{rest}, {size}"
             lines.append(f"{self.folder}: {files}; {self.kept} cells stay")
         return [*lines, *(f"  {path}" for path in self.files)]
 
