@@ -124,7 +124,7 @@ def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
     )
     check_windows(windows)
     check(spec)
-    return FigureAsked(path.stem, spec.paper.title or _OWN, "own", sweep, _quoted_anew(found["command"], "plot"), spec)
+    return FigureAsked(path.stem, spec.paper.title or _OWN, "own", sweep, _requote(found["command"], "plot"), spec)
 
 
 def _end(value: Any) -> float | None:
@@ -168,7 +168,7 @@ def report_requests(job: Job) -> FigureRequests:
     measured = [name for name in found if _is_measured(job, name)]
     figures = _figures(job)
     known = {figure.name for figure in figures}
-    figures += [one for name in measured for one in _by_hand(job, outputs / name, known)]
+    figures += [one for name in measured for one in _user_drawn_figures(job, outputs / name, known)]
     drawn = {figure.sweep for figure in figures}
     return FigureRequests(
         outputs,
@@ -198,7 +198,8 @@ def _sweep(job: Job, name: str) -> SweepAsked:
         preset.words(name) if preset else about,
         asked.windows,
         asked.config.sweep.average.value,
-        _quoted_anew(manifest.get("command"), "run") or _again(job, named, made.get("vary") or {}, departures or []),
+        _requote(manifest.get("command"), "run")
+        or _rerun_command(job, named, made.get("vary") or {}, departures or []),
         departures,
         is_known,
         preset=preset.name if preset else "",
@@ -206,7 +207,7 @@ def _sweep(job: Job, name: str) -> SweepAsked:
     )
 
 
-def _again(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
+def _rerun_command(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
     """Return the command that makes a sweep again: what departs from the preset is given."""
     words = [f"{one.key}={one.made}" for one in departures if one.key not in vary]
     if any(one.key in vary for one in departures):
@@ -244,7 +245,7 @@ def _if_sound(read: Callable[..., T], *of: Any) -> T | None:
         return None
 
 
-def _quoted_anew(found: object, verb: str) -> str:
+def _requote(found: object, verb: str) -> str:
     """Return a command line found in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
     words = words_of_command(found, verb)
     return "" if words is None else command_line(verb, *words)
@@ -284,7 +285,7 @@ def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
     return replace(asked, title=f"{asked.title}{changed}", spec=spec)
 
 
-def _by_hand(job: Job, folder: Path, known: set[str]) -> Iterator[FigureAsked]:
+def _user_drawn_figures(job: Job, folder: Path, known: set[str]) -> Iterator[FigureAsked]:
     """Yield the figures that `hessfig plot` drew of a sweep next to those that the settings know."""
     own = _own_figures(job)  # their files, which are at hand, may have changed since
     changed = _changed(_if_sound(preset_in, folder, job.own))

@@ -49,16 +49,12 @@ class Verb:
 
         return (*top_level(*TABLE), *self.names) if self.makes_table else (*self.names, *top_level(*TABLE))
 
-    def meant(self, word: str) -> str:
-        """Return a key=value word with the setting that an alias stands for."""
-        key, equals, value = word.partition("=")
-        return f"{dict(self.aliases).get(key, key)}{equals}{value}"
-
     def in_full(self, words: Sequence[str]) -> list[str]:
         """Return words with the settings that aliases stand for, behind the presets that they leave as they are."""
-        meant = [self.meant(word) for word in words]
-        keys = {word.partition("=")[0] for word in meant}
-        return [*(word for word in self.presets if word.partition("=")[0] not in keys), *meant]
+        typed, names = [word.partition("=") for word in words], dict(self.aliases)
+        keys = [names.get(key, key) for key, _, _ in typed]
+        presets = [word for word in self.presets if word.partition("=")[0] not in keys]
+        return [*presets, *(f"{key}{equals}{value}" for key, (_, equals, value) in zip(keys, typed, strict=True))]
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
@@ -84,10 +80,10 @@ class Verb:
 
         check_words(words, own, several=several)
         self.check(words)
-        found = jobs(words, own, several=several)
-        for job in found if self.makes_table else ():
+        every = jobs(words, own, several=several)
+        for job in every if self.makes_table else ():
             job.check_read()
-        return found
+        return every
 
     def _taken(self) -> list[str]:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
@@ -103,6 +99,9 @@ class Verb:
         return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
 
 
+_NETWORK = ("model", "state", "training", "task")
+_MEASURED = ("estimator", "spectrum", "landscape", "approximation", "directions", "compression")
+_WORKERS = ("device", "memory", "reuse", "workers", "force_workers")
 VERBS = {
     verb.name: verb
     for verb in (
@@ -116,15 +115,8 @@ VERBS = {
                 "hessfig run 'sweep.vary={model.n_heads: [1, 2, 4]}' sweep.name=few_heads",
             ),
             does="hessfig.cli.experiment:run_verb",
-            groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "approximation"),
-                *("directions", "compression", "grid", "launcher"),
-                *("model", "state", "training", "task"),
-            ),
-            names=(
-                *("device", "memory", "reuse", "workers", "force_workers", "shard", "ranks", "ranks_timeout"),
-                *("launcher", "output_dir", "dry_run"),
-            ),
+            groups=("sweep", *_MEASURED, "grid", "launcher", *_NETWORK),
+            names=(*_WORKERS, "shard", "ranks", "ranks_timeout", "launcher", "output_dir", "dry_run"),
             table=True,
             makes_table=True,
         ),
@@ -154,8 +146,8 @@ VERBS = {
                 "hessfig slice sweep.name=mine directions.reach=0.5 'directions.plane=[largest,random]'",
             ),
             does="hessfig.cli.experiment:slice_verb",
-            groups=("directions", "spectrum", "model", "state", "training", "task", "grid"),
-            names=("device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            groups=("directions", "spectrum", *_NETWORK, "grid"),
+            names=(*_WORKERS, "output_dir"),
             table=True,
             makes_table=True,
             presets=("sweep=slices", "seeds=1"),
@@ -246,7 +238,7 @@ VERBS = {
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status_verb",
             groups=("sweep",),
-            names=("device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            names=(*_WORKERS, "output_dir"),
             table=True,
             makes_table=True,
         ),
@@ -291,7 +283,7 @@ VERBS = {
                 "hessfig export sweep=sigma model.d_model=8 'grid.values=[0.3]' seeds=1 into=network.zip",
             ),
             does="hessfig.cli.export:export_verb",
-            groups=("sweep", "model", "state", "training", "task"),
+            groups=("sweep", *_NETWORK),
             names=("output_dir", "variant", "num_layers", "sigma", "step", "seed", "into", "code"),
             table=True,
             makes_table=True,
