@@ -133,8 +133,11 @@ def run_shard(sweep: Sweep, shard: Shard) -> Summary:
         lost = len(sweep.unfinished(pilots))
         cells = [] if lost else shard.cells(sweep.cells)
         main = measure_cells(sweep, f"{sweep.name}: shard {shard}", cells, on_this_machine)
+    counts = main.counts
     return Summary(
-        **main.counts,
+        measured=counts["measured"],
+        reused=counts["reused"],
+        failed=counts["failed"],
         seconds=time.perf_counter() - started,
         peak=max(main.peak, pilot.peak),
         table=sweep.folder / TABLE,

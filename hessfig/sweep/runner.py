@@ -90,9 +90,8 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
         notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(table, gathered.missing, sweep.cells)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
-    return Summary(
-        **counts, seconds=seconds, peak=peak, table=table, missing=missing, notes=notes, is_written=is_written
-    )
+    measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
+    return Summary(measured, reused, failed, seconds, peak, table, missing, notes, is_written)
 
 
 @contextmanager
