@@ -31,8 +31,8 @@ class Owner:
 
     def __init__(self, folder: Path) -> None:
         folder = folder.absolute()  # wherever the process goes before it releases
-        found = folder.stat()
-        place = (os.getpid(), found.st_ino ^ found.st_dev << 64)
+        stat = folder.stat()
+        place = (os.getpid(), stat.st_ino ^ stat.st_dev << 64)
         if place in _HELD:
             gc.collect()  # a monitor in a cycle with its network is dead, and not yet known to be
         if place in _HELD:

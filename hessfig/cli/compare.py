@@ -32,16 +32,16 @@ def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.
     """
-    found: dict[str, tuple[Path, Comparison | Paired]] = {}
+    comparisons: dict[str, tuple[Path, Comparison | Paired]] = {}
     skipped: dict[str, str] = {}
     for figure, sweep in _published().items():
         try:
             folder = folder_of(sweep)
-            found[figure] = (folder, _read(folder, reference))
+            comparisons[figure] = (folder, _read(folder, reference))
         except NothingToCompare as error:
             skipped[figure] = _reason(error)
-    _check_any(list(found), skipped, outputs, reference)
-    for figure, (folder, comparison) in found.items():
+    _check_any(list(comparisons), skipped, outputs, reference)
+    for figure, (folder, comparison) in comparisons.items():
         _print(f"figure {figure}", comparison, folder, _leave(comparison, folder))
     for figure, why in skipped.items():
         print(f"figure {figure} ({_published()[figure]}): skipped: {why}")

@@ -107,19 +107,19 @@ def _checked_place(into: Path) -> Path:
 
 
 def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
-    name = _only("variant", given, [one.name for one in variants])
-    named = [one for one in variants if one.name == name]
-    num_layers = _only("num_layers", given, [one.layout.num_layers for one in named])
-    return next(one for one in named if one.layout.num_layers == num_layers)
+    name = _only("variant", given, [variant.name for variant in variants])
+    named = [variant for variant in variants if variant.name == name]
+    num_layers = _only("num_layers", given, [variant.layout.num_layers for variant in named])
+    return next(variant for variant in named if variant.layout.num_layers == num_layers)
 
 
 def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
     """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
     values, text = list(dict.fromkeys(found)), given.get(key)
-    same = values if text is None else [one for one in values if _is_named(one, text)]
+    same = values if text is None else [value for value in values if _is_named(value, text)]
     if len(same) == 1:
         return same[0]
-    shown = [PLAIN if one == "" else plain(one) for one in values if one is not None]
+    shown = [PLAIN if value == "" else plain(value) for value in values if value is not None]
     example = f"for example {key}={shown[0]}" if shown else "leave it out"
     raise UserError(
         f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),

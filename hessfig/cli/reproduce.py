@@ -166,13 +166,13 @@ def _compared(
     """Print and write the comparison of two tables; `beside` says what else is not reproduced."""
     from hessfig.analysis.comparison.reproduced import compare_repeat, machines
 
-    found = compare_repeat(first[0], second[0], is_repeat=is_repeat)
-    publish({path: found.csv()}, KIND)
-    show(found.table())
+    comparison = compare_repeat(first[0], second[0], is_repeat=is_repeat)
+    publish({path: comparison.csv()}, KIND)
+    show(comparison.table())
     if first[1] or second[1]:
         show(machines(first[1], second[1]))
-    say(found.sentence(beside), *found.notes(), f"written: {path}")
-    return 1 if beside or not found.is_reproduced else 0
+    say(comparison.sentence(beside), *comparison.notes(), f"written: {path}")
+    return 1 if beside or not comparison.is_reproduced else 0
 
 
 def _other_arrays(folder: Path, again: Path) -> list[str]:
@@ -181,7 +181,7 @@ def _other_arrays(folder: Path, again: Path) -> list[str]:
 
     count, other = unequal_arrays(folder, again)
     if count:
-        differ = f"; different: {first_few([plain(one) for one in other], most=3)}" if other else ""
+        differ = f"; different: {first_few([plain(name) for name in other], most=3)}" if other else ""
         say(f"stored arrays: {count - len(other)} of {count} files equal{differ}")
     return [f"{len(other)} files of arrays different"] if other else []
 

@@ -133,7 +133,7 @@ def _levels(job: Job) -> int:
     from hessfig.analysis.slopes import levels
 
     config, folder = job.config, table_folder(job)
-    found = levels.run(
+    tables = levels.run(
         folder,
         job.windows,
         average=config.sweep.average.value,
@@ -141,7 +141,7 @@ def _levels(job: Job) -> int:
         among=job.given.get("quantities"),
         resamples=config.resamples,
     )
-    for frame in found:
+    for frame in tables:
         if len(frame):
             _print(frame, job)
     if config.format == Printed.table:
@@ -189,16 +189,16 @@ def compare_verb(job: Job) -> int:
 def predict_verb(job: Job) -> int:
     """Print the predictions of every variant, as a table or as CSV."""
     check_format(job.config.format, Printed.table, Printed.csv)
-    found = list(predicted_rows(job))
+    rows = list(predicted_rows(job))
     if job.config.format == Printed.csv:
         writer = csv.DictWriter(sys.stdout, COLUMNS_PREDICTED, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(rows)
         return 0
     from hessfig.analysis.presented import terminal_table
     from hessfig.cli.terminal import show
 
-    cells = [[str(row[name]) for name in COLUMNS_PREDICTED if name != "zero"] for row in found]
+    cells = [[str(row[name]) for name in COLUMNS_PREDICTED if name != "zero"] for row in rows]
     title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
     names = [name for name in COLUMNS_PREDICTED if name != "zero"]
     show(terminal_table(names, cells, title=title, wrapped=("variant", "reason")))

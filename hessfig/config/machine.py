@@ -88,9 +88,9 @@ def check_device_name(device: str) -> None:
 
 def slurm_memory(text: str) -> str:
     """Return '16G' for '16GB', as sbatch takes it."""
-    found = re.fullmatch(SIZE, text)
-    assert found is not None
-    return found.group(1) + found.group(2).upper()
+    match = re.fullmatch(SIZE, text)
+    assert match is not None
+    return match.group(1) + match.group(2).upper()
 
 
 def size_in_bytes(text: str) -> int:

@@ -102,8 +102,8 @@ Place = tuple[int, int]
 
 def parse_shard(text: str) -> tuple[int, int]:
     """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
-    found = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
-    index, count = share() if text == "auto" else map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
+    index, count = share() if text == "auto" else map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
         raise UserError(
             "shard: there is no such share of the cells",

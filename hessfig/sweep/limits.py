@@ -36,9 +36,9 @@ def unread(variant: Variant, key: str) -> UserError | None:
     """Return what is said of a setting that neither network, data and state nor what is measured reads."""
     group, config, read = key.partition(".")[0], variant.config, variant.keys_read
     key = setting_of(key)
-    said = network_checks.unread(config, key)
-    if said or is_off(config, key):
-        return said
+    refusal = network_checks.unread(config, key)
+    if refusal or is_off(config, key):
+        return refusal
     if group == "grid" and "sigma" not in variant.axes:
         return _idle(key, config, "sigma changes nothing of this network", "networks that sigma changes")
     every = set() if settings()[key].says.watches else {"training"}  # of an update, all that makes it

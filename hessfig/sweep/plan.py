@@ -148,12 +148,12 @@ class Sweep:
         return [_pilots(variant) if variant.has_pilots else [] for variant in self.variants]
 
     def _rows_by_sigma(self, pilots: list[Cell]) -> dict[float, Rows]:
-        found: dict[float, Rows] = {}
+        rows_by_sigma: dict[float, Rows] = {}
         for cell in pilots:
             assert cell.sigma is not None
             rows, _ = self.store.sound(cell.key) or ([], None)
-            found.setdefault(cell.sigma, []).extend(rows)
-        return found
+            rows_by_sigma.setdefault(cell.sigma, []).extend(rows)
+        return rows_by_sigma
 
 
 def _pilots(variant: Variant) -> list[Cell]:

@@ -171,8 +171,8 @@ def measure_cell(cell: Cell, store: CellStore, pipe: Connection | None = None) -
 
 
 def peak_memory() -> int:
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else 1024 * held
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def brief(error: Exception) -> str:
@@ -255,14 +255,14 @@ def _sheltered() -> Iterator[None]:
 @contextmanager
 def _without_main() -> Iterator[None]:
     """Hide the caller's script: workers would run it, which then needed a guard `if __name__ == "__main__"`."""
-    held = vars(sys.modules["__main__"])
-    before = {str(name): held[name] for name in ("__file__", "__spec__") if name in held}
-    held.pop("__file__", None)
-    held["__spec__"] = None
+    names = vars(sys.modules["__main__"])
+    before = {str(name): names[name] for name in ("__file__", "__spec__") if name in names}
+    names.pop("__file__", None)
+    names["__spec__"] = None
     try:
         yield
     finally:
-        held.update(before)
+        names.update(before)
 
 
 def _start_server() -> None:

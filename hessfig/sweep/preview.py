@@ -151,26 +151,26 @@ def _training_lines(todo: list[Cell]) -> list[str]:
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
-    found = reasons(failures, todo)
-    if not found:
+    kinds = reasons(failures, todo)
+    if not kinds:
         return []
-    count = sum(len(cells) for _, cells in found)
+    count = sum(len(cells) for _, cells in kinds)
     lines = [f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"]
-    for cause, cells in found[:_CAUSES]:
+    for cause, cells in kinds[:_CAUSES]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
         lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
-    more = len(found) - _CAUSES
+    more = len(kinds) - _CAUSES
     return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
 
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
-    causes, found = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
+    causes, kinds = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
     for cell in cells:
         if cell.key in causes:
             cause = causes[cell.key]
-            found.setdefault(kind_of(cause), (cause, []))[1].append(cell)
-    return sorted(found.values(), key=lambda one: -len(one[1]))
+            kinds.setdefault(kind_of(cause), (cause, []))[1].append(cell)
+    return sorted(kinds.values(), key=lambda kind: -len(kind[1]))
 
 
 def _blocks(variant: Variant) -> str:
@@ -178,11 +178,11 @@ def _blocks(variant: Variant) -> str:
     layers: dict[str, set[int]] = {}
     for block in variant.blocks:
         layers.setdefault(_name(block), set()).update([] if block.is_across else [block.layer])
-    inside = [found for found in layers.values() if found - {0}]
-    everywhere = all(found >= set(range(1, variant.layout.num_layers + 1)) for found in inside)
+    inside = [numbers for numbers in layers.values() if numbers - {0}]
+    everywhere = all(numbers >= set(range(1, variant.layout.num_layers + 1)) for numbers in inside)
     names = [
-        name if everywhere or not found - {0} else f"{name}@{','.join(map(str, sorted(found)))}"
-        for name, found in layers.items()
+        name if everywhere or not numbers - {0} else f"{name}@{','.join(map(str, sorted(numbers)))}"
+        for name, numbers in layers.items()
     ]
     words = ", ".join(names) if len(names) <= 6 else f"{len(names)} pairs"
     return words + " of every layer" * (bool(inside) and everywhere)
@@ -216,7 +216,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     """Return what a worker takes, for the smallest and the largest network, where the settings tell."""
-    known = sorted((size, _network(one)) for one in variants if (size := expected_memory(one)) is not None)
+    known = sorted((size, _network(variant)) for variant in variants if (size := expected_memory(variant)) is not None)
     if not known:
         return ["memory: not known for this network before it is run, whose last line tells it"]
     ends = {f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])}  # one, where they are equal

@@ -131,8 +131,8 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
         stale = [name for name in DERIVED if not remove_own(path.with_name(name))]
         notes += [f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table" for name in stale]
-    made = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
-    texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **made})}
+    written = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
+    texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **written})}
     publish(texts, KIND, known=trusted_hashes(sweep.folder))
     return notes
 
@@ -143,5 +143,5 @@ def _lacks(table: Path, missing: list[Cell], planned: Sequence[Cell]) -> list[st
         return []
     if len(missing) == len(planned):
         return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
-    some = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
-    return [f"{len(missing)} of {len(planned)} cells are not in the table ({some}): run the same command again"]
+    named = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
+    return [f"{len(missing)} of {len(planned)} cells are not in the table ({named}): run the same command again"]

@@ -82,12 +82,12 @@ class CellStore:
     def _check_arrays(self, path: Path, digest: str) -> None:
         try:
             with path.open("rb") as handle:
-                found = hashlib.file_digest(handle, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
         except FileNotFoundError as error:
             raise CorruptCell(f"{path}: the arrays of a finished cell are missing") from error
         except OSError as error:
             raise CorruptCell(f"{path}: cannot be read ({error.strerror})") from error
-        if found != digest:
+        if sha256 != digest:
             raise CorruptCell(f"{path}: its checksum does not match its cell")
 
     def _read(self, key: str) -> dict[str, Any] | None:
@@ -157,8 +157,8 @@ class Failures:
     def causes(self, keys: Iterable[str]) -> dict[str, str]:
         """Return why cells failed, by key, for those of `keys` that did."""
         noted = {path.stem for path in self.folder.glob("*.txt") if is_file(path)}
-        found = ((key, self.cause(key)) for key in keys if key in noted)
-        return {key: cause for key, cause in found if cause is not None}
+        causes = ((key, self.cause(key)) for key in keys if key in noted)
+        return {key: cause for key, cause in causes if cause is not None}
 
     def forget(self, keys: Iterable[str]) -> None:
         """Forget why these cells failed: they are tried again."""
