@@ -156,6 +156,15 @@ def test_theory_knows_nothing_of_the_runner() -> None:
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
 
 
+LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.curvature.ranks", "hessfig.config.schedulers")
+
+
+def test_launchers_are_known_by_their_records_alone() -> None:
+    """Launchers are named by strings and imported when they are chosen: nothing else depends on Slurm or torchrun."""
+    users = ("hessfig.sweep.launchers", *LAUNCHERS)
+    assert broken(lambda module, imported: imported not in LAUNCHERS or module in users) == []
+
+
 @pytest.mark.parametrize(
     ("module", "imported", "test"),
     [
@@ -169,6 +178,7 @@ def test_theory_knows_nothing_of_the_runner() -> None:
         ("hessfig.sessions", "hessfig.cli.results", "test_python_needs_no_command_line"),
         ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
+        ("hessfig.config.machine", "hessfig.config.schedulers", "test_launchers_are_known_by_their_records_alone"),
     ],
 )
 def test_a_forbidden_import_is_found(

@@ -51,6 +51,11 @@ class Variant:
         return blocks_of(self.config.blocks, self.layout, self.config.model)
 
     @cached_property
+    def widest(self) -> int:
+        """The most entries of a column of blocks."""
+        return max(self.layout.size(block.layer, block.col) for block in self.blocks)
+
+    @cached_property
     def axes(self) -> frozenset[str]:
         """Which of sigma and seed change the network."""
         return point.axes(self.config)
@@ -166,7 +171,7 @@ class Variant:
         return frozenset(settled).union(*(keys_read(self.science(name)["settings"]) for name in names))
 
     def check(self) -> None:
-        """Raise UserError when something that is asked for cannot be had."""
+        """Raise UserError for settings under which its quantities cannot be measured."""
         kind(self.config.model.kind).check(self.config)
         point.check(self.config)
         self._check_quantities()
