@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hessfig.cli.flags import check_format, own_words
+from hessfig.cli.terminal import say, show
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
 from hessfig.config.enums import Printed
@@ -69,15 +70,12 @@ def _study(job: Job) -> list[Path]:
             allowed=", ".join(["output_dir", "style", *(f"figure.{one}" for one in OF_STUDIES)]),
             remedy="leave it out: the figure is computed, not measured",
         )
-    if not import_module("hessfig.theory.studies").is_whole(outputs / name):
-        _compute(name, outputs)
+    tables = import_module("hessfig.theory.studies")
+    if not tables.is_whole(outputs / name):
+        if list((outputs / name).glob("*.csv")):
+            print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
+        tables.RUNS[name](outputs)
     return import_module("hessfig.figures.study_figures").DRAWN[name](outputs, paper_of(job))
-
-
-def _compute(name: str, outputs: Path) -> None:
-    if list((outputs / name).glob("*.csv")):
-        print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
-    import_module("hessfig.theory.studies").RUNS[name](outputs)
 
 
 def _drawn(job: Job) -> list[Path]:
@@ -94,7 +92,6 @@ def _drawn(job: Job) -> list[Path]:
 def slopes_verb(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes.fit import ACROSS, SLOPES
-    from hessfig.cli.terminal import say
 
     check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     job = as_made(job)
@@ -115,7 +112,6 @@ def _print(frame: pd.DataFrame, job: Job) -> None:
     """Print the lines that are asked for: for a terminal, or for a paper and nothing else."""
     from hessfig.analysis import presented
     from hessfig.analysis.slopes import printed
-    from hessfig.cli.terminal import say, show
 
     lines = printed.chosen(frame, rows=job.config.rows, parts=job.config.part)
     if job.config.format == Printed.table:
@@ -160,12 +156,6 @@ def check_verb(job: Job) -> int:
     return code
 
 
-def _of_a_run(reference: Path) -> Path:
-    """Return the table in the folder of another run; any other reference as it is."""
-    is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
-    return reference / TABLE if is_run else reference
-
-
 def compare_verb(job: Job) -> int:
     """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
@@ -178,7 +168,9 @@ def compare_verb(job: Job) -> int:
             allowed="reference=FILE.csv or reference=FOLDER",
             remedy="name a file of published values, the folder of another run, or that of the authors' result files",
         )
-    reference = _of_a_run(Path(config.reference))
+    reference = Path(config.reference)
+    if is_file(reference / TABLE) and is_file(reference / MANIFEST):  # the folder of another run
+        reference = reference / TABLE
     if "sweep" not in job.given and reference.is_dir():
         compare_figures(lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference)
     else:
@@ -196,11 +188,10 @@ def predict_verb(job: Job) -> int:
         writer.writerows(rows)
         return 0
     from hessfig.analysis.presented import terminal_table
-    from hessfig.cli.terminal import show
 
-    cells = [[str(row[name]) for name in COLUMNS_PREDICTED if name != "zero"] for row in rows]
-    title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
     names = [name for name in COLUMNS_PREDICTED if name != "zero"]
+    cells = [[str(row[name]) for name in names] for row in rows]
+    title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
     show(terminal_table(names, cells, title=title, wrapped=("variant", "reason")))
     return 0
 
@@ -252,7 +243,6 @@ def _problems(contents: Contents) -> Iterator[str]:
 
 def verify_verb(arguments: list[str]) -> int:
     """Check statements of the theory; the settings are words of its own."""
-    from hessfig.cli.terminal import show
     from hessfig.theory.verification import parse
     from hessfig.theory.verification import run as run_statements
 

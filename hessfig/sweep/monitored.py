@@ -201,11 +201,7 @@ class MonitoredTraining:
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         config, lost = self._config, self._gone(self._lost)  # but what was measured again since
-        arrays = [
-            {**self._labels(cell), "file": self._file(cell), "sha256": cell.arrays}
-            for cell in self._cells
-            if cell.arrays
-        ]
+        arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",
             "config": {name: found[:12] for name, found in self._hashes.items()},
@@ -241,8 +237,9 @@ class MonitoredTraining:
         stored = {cell.measurement for cell in self._cells}
         return [one for one in measurements if one not in stored]
 
-    def _file(self, cell: _Cell) -> str:
-        return self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()
+    def _array(self, cell: _Cell) -> dict[str, Any]:
+        file = self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()
+        return {**self._labels(cell), "file": file, "sha256": cell.arrays}
 
 
 def _sha256(content: bytes) -> str:
