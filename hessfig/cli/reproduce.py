@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.flags import own_words, read_command
 from hessfig.cli.terminal import say, show
-from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
+from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, unpacked_bundle
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_replaceable, publish
@@ -33,11 +33,11 @@ def reproduce_verb(arguments: Sequence[str]) -> int:
     """
     named, own, given = words_of("reproduce", arguments)
     rows = _rows(given)
-    with opened(named) as place:
+    with unpacked_bundle(named) as place:
         first = measured_table(place)
         if "beside" in given:
             _check_alone(given)
-            with opened(Path(given["beside"])) as other:
+            with unpacked_bundle(Path(given["beside"])) as other:
                 return _compared(first, measured_table(other), rows, is_repeat=False)
         folder = place if place.is_dir() else place.parent
         job = job_again(folder, first[1], own, given)

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from hessfig.states.training.loop import Progress
 
 
-_LOST = (BrokenPipeError, ConnectionResetError)  # the parent ended: so does the worker
-
-
 @dataclass(frozen=True)
 class TrainingNeed:
     """A training, and the steps whose states are to be there."""
@@ -76,7 +73,7 @@ def _train(need: TrainingNeed, store: CellStore, pipe: Connection) -> Answer:
         updates = ensure(need.trajectory, need.steps, lambda now: pipe.send(("training", words(now), 0)))
     except Diverged as error:
         return "trained", f"diverged: {error}"
-    except _LOST:
+    except (BrokenPipeError, ConnectionResetError):  # the parent ended: so does the worker
         raise
     except Exception as error:
         return "failed", brief(error)
