@@ -7,13 +7,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from hessfig.config.enums import Launcher, Method
+from hessfig.config.compose.job import compose
+from hessfig.config.enums import Method
 from hessfig.config.schedulers import parse_shard
-from hessfig.config.schema import Config, LauncherConfig
+from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep.launchers import Shard, launcher_of, run_shard
@@ -64,20 +64,16 @@ def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"),
-    [({}, "Workers"), ({"shard": "1/2"}, "Workers"), ({"launcher": LauncherConfig(kind=Launcher.slurm)}, "Slurm")],
+    ("words", "name"), [([], "Workers"), (["shard=1/2"], "Workers"), (["launcher=slurm"], "Slurm")]
 )
-def test_the_settings_choose_the_launcher(tmp_path: Path, settings: dict[str, object], name: str) -> None:
-    config = toy_config(tmp_path, dry_run=True, **settings)
-    launcher = launcher_of(SimpleNamespace(first=config, config=config))  # type: ignore[arg-type]
-    assert type(launcher).__name__ == name
+def test_the_settings_choose_the_launcher(words: list[str], name: str) -> None:
+    assert type(launcher_of(compose([*words, "dry_run=true"]))).__name__ == name
 
 
-def test_ranks_are_refused_without_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_refused_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    config = toy_config(tmp_path, ranks=True)
     with pytest.raises(UserError, match="torchrun did not start this"):
-        launcher_of(SimpleNamespace(first=config, config=config))  # type: ignore[arg-type]
+        launcher_of(compose(["ranks=true"]))
 
 
 def test_in_company_everybody_begins_elsewhere() -> None:
