@@ -25,7 +25,7 @@ def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collectio
     """
     new = {path: _as_bytes(content) for path, content in contents.items()}
     same = {path for path, content in new.items() if _holds(path, content)}
-    check_free(new.keys() - same, kind, known=known)
+    check_replaceable(new.keys() - same, kind, known=known)
     for path, content in new.items():
         before = [fingerprint(path)] if path.exists() else []  # it may stay, when this process is killed now
         _note(path, kind, [*before, hashlib.sha256(content).hexdigest()])
@@ -33,14 +33,14 @@ def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collectio
     return list(new)
 
 
-def check_free(paths: Iterable[Path], kind: str, *, known: Collection[str] = ()) -> None:
+def check_replaceable(paths: Iterable[Path], kind: str, *, known: Collection[str] = ()) -> None:
     """Raise UserError for the first path at which anything stands that `publish` would not replace."""
     for path in sorted(paths):
-        if found := _foreign(path, kind, known):
-            raise refused(path, found, f"no such file, or a {kind} as hessfig left it")
+        if reason := _foreign(path, kind, known):
+            raise refused(path, reason, f"no such file, or a {kind} as hessfig left it")
 
 
-def withdraw(path: Path) -> bool:
+def remove_own(path: Path) -> bool:
     """Remove a file that hessfig wrote and nobody changed since; return whether nothing stands there any more."""
     entry = _entry(path)
     if entry and not _foreign(path, entry["kind"], ()):
@@ -49,18 +49,18 @@ def withdraw(path: Path) -> bool:
     return not (path.exists() or path.is_symlink())
 
 
-def vouched(folder: Path) -> list[str]:
+def trusted_hashes(folder: Path) -> list[str]:
     """Return the SHA-256 of manifest and table of a folder whose manifest, by its checksum, hessfig wrote."""
     manifest = read_sealed(folder / MANIFEST)
     return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))] if manifest else []
 
 
-def refused(path: Path, found: str, allowed: str) -> UserError:
+def refused(path: Path, reason: str, allowed: str) -> UserError:
     """Return the error to show when something that hessfig did not write would be replaced."""
     word = shlex.quote(str(path))
     return UserError(
         f"{path} holds what hessfig did not write, and would be replaced",
-        got=found,
+        got=reason,
         allowed=allowed,
         remedy=f"name another place, or move it away: mv {word} {word}.mine",
     )
@@ -70,10 +70,10 @@ def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
     """Return why what stands at a path is not to be replaced by a file of this kind; nothing if it may be."""
     if path.is_symlink() or not path.is_file():
         return "a link" if path.is_symlink() else "a folder, a pipe or a device" if path.exists() else ""
-    entry, found = _entry(path), fingerprint(path)
+    entry, sha256 = _entry(path), fingerprint(path)
     if entry is None:
-        return "" if found in known else "a file that is in no register of hessfig's"
-    if found not in entry["sha256"]:
+        return "" if sha256 in known else "a file that is in no register of hessfig's"
+    if sha256 not in entry["sha256"]:
         return "a file that was changed since hessfig wrote it"
     return "" if entry["kind"] == kind else f"a {entry['kind']} of hessfig's, not a {kind}"
 
@@ -85,8 +85,8 @@ def _holds(path: Path, content: bytes) -> bool:
 
 def _entry(path: Path) -> dict[str, str] | None:
     """Return what the register says of a file; nothing where it says nothing that can be trusted."""
-    found = read_sealed(_place(path))
-    return found if isinstance(found.get("kind"), str) and isinstance(found.get("sha256"), list) else None
+    entry = read_sealed(_place(path))
+    return entry if isinstance(entry.get("kind"), str) and isinstance(entry.get("sha256"), list) else None
 
 
 def _note(path: Path, kind: str, hashes: list[str]) -> None:

@@ -49,16 +49,12 @@ class Verb:
 
         return (*top_level(*TABLE), *self.names) if self.makes_table else (*self.names, *top_level(*TABLE))
 
-    def meant(self, word: str) -> str:
-        """Return a key=value word with the setting that an alias stands for."""
-        key, equals, value = word.partition("=")
-        return f"{dict(self.aliases).get(key, key)}{equals}{value}"
-
     def in_full(self, words: Sequence[str]) -> list[str]:
         """Return words with the settings that aliases stand for, behind the presets that they leave as they are."""
-        meant = [self.meant(word) for word in words]
-        keys = {word.partition("=")[0] for word in meant}
-        return [*(word for word in self.presets if word.partition("=")[0] not in keys), *meant]
+        typed, names = [word.partition("=") for word in words], dict(self.aliases)
+        keys = [names.get(key, key) for key, _, _ in typed]
+        presets = [word for word in self.presets if word.partition("=")[0] not in keys]
+        return [*presets, *(f"{key}{equals}{value}" for key, (_, equals, value) in zip(keys, typed, strict=True))]
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
@@ -84,10 +80,10 @@ class Verb:
 
         check_words(words, own, several=several)
         self.check(words)
-        found = jobs(words, own, several=several)
-        for job in found if self.makes_table else ():
+        every = jobs(words, own, several=several)
+        for job in every if self.makes_table else ():
             job.check_read()
-        return found
+        return every
 
     def _taken(self) -> list[str]:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
@@ -103,6 +99,9 @@ class Verb:
         return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
 
 
+_NETWORK = ("model", "state", "training", "task")
+_MEASURED = ("estimator", "spectrum", "landscape", "approximation", "directions", "compression")
+_WORKERS = ("device", "memory", "reuse", "workers", "force_workers")
 VERBS = {
     verb.name: verb
     for verb in (
@@ -115,16 +114,9 @@ VERBS = {
                 "hessfig run -m sweep=sigma,layernorm",
                 "hessfig run 'sweep.vary={model.n_heads: [1, 2, 4]}' sweep.name=few_heads",
             ),
-            does="hessfig.cli.experiment:run",
-            groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "approximation"),
-                *("directions", "compression", "grid", "launcher"),
-                *("model", "state", "training", "task"),
-            ),
-            names=(
-                *("device", "memory", "reuse", "workers", "force_workers", "shard", "ranks", "ranks_timeout"),
-                *("launcher", "output_dir", "dry_run"),
-            ),
+            does="hessfig.cli.experiment:run_verb",
+            groups=("sweep", *_MEASURED, "grid", "launcher", *_NETWORK),
+            names=(*_WORKERS, "shard", "ranks", "ranks_timeout", "launcher", "output_dir", "dry_run"),
             table=True,
             makes_table=True,
         ),
@@ -138,7 +130,7 @@ VERBS = {
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
                 "hessfig plot figure=3a sweep=mine    (sweep= is short for figure.sweep=)",
             ),
-            does="hessfig.cli.results:plot",
+            does="hessfig.cli.results:plot_verb",
             groups=("figure",),
             names=("figure", "style", "output_dir"),
             table=True,
@@ -153,9 +145,9 @@ VERBS = {
                 "hessfig slice state=initialised state.step=null model.d_model=8 'directions.along=[largest,gradient]'",
                 "hessfig slice sweep.name=mine directions.reach=0.5 'directions.plane=[largest,random]'",
             ),
-            does="hessfig.cli.experiment:measure_and_draw",
-            groups=("directions", "spectrum", "model", "state", "training", "task", "grid"),
-            names=("device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            does="hessfig.cli.experiment:slice_verb",
+            groups=("directions", "spectrum", *_NETWORK, "grid"),
+            names=(*_WORKERS, "output_dir"),
             table=True,
             makes_table=True,
             presets=("sweep=slices", "seeds=1"),
@@ -169,7 +161,7 @@ VERBS = {
                 "hessfig slopes sweep=layernorm levels=true",
                 "hessfig slopes sweep=model_size_width quantity=trace",
             ),
-            does="hessfig.cli.results:slopes",
+            does="hessfig.cli.results:slopes_verb",
             groups=("sweep",),
             names=("tolerance", "resamples", "levels", "quantity", "rows", "part", "format", "output_dir"),
             table=True,
@@ -179,7 +171,7 @@ VERBS = {
             name="check",
             about="fail when a slope is outside its tolerance (regression gate)",
             examples=("hessfig check sweep=sigma tolerance=0.1",),
-            does="hessfig.cli.results:check",
+            does="hessfig.cli.results:check_verb",
             groups=("sweep",),
             names=("tolerance", "resamples", "quantity", "output_dir"),
             table=True,
@@ -193,7 +185,7 @@ VERBS = {
                 "hessfig compare sweep=sigma reference=published.csv",
                 "hessfig compare sweep=sigma reference=theirs/sigma/table.csv",
             ),
-            does="hessfig.cli.results:compare",
+            does="hessfig.cli.results:compare_verb",
             groups=("sweep",),
             names=("reference", "output_dir"),
             table=True,
@@ -207,7 +199,7 @@ VERBS = {
                 "hessfig predict sweep=components format=csv",
                 "hessfig predict model=self_attention task=gaussian powers_of=W_K",
             ),
-            does="hessfig.cli.results:predict",
+            does="hessfig.cli.results:predict_verb",
             groups=("sweep", "model", "task"),
             names=("format", "powers_of"),
             table=True,
@@ -221,14 +213,14 @@ VERBS = {
                 "hessfig report single_file=true    (one file to mail)",
                 "hessfig report format=pdf          (one page of results)",
             ),
-            does="hessfig.cli.results:report",
+            does="hessfig.cli.results:report_verb",
             names=("format", "single_file", "interactive", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
             name="verify",
             about="check every statement of the theory against automatic differentiation",
             examples=("hessfig verify statement=thm31,lem41",),
-            does="hessfig.cli.results:verify",
+            does="hessfig.cli.results:verify_verb",
             names=("statement", "output_dir", "seeds", "dtype", "L", "d_V", "d_K", "d_ff"),
             composed=False,
         ),
@@ -236,7 +228,7 @@ VERBS = {
             name="claims",
             about="judge the literature's empirical claims from the tables on disk",
             examples=("hessfig claims", "hessfig claims claim=sinks-stretch"),
-            does="hessfig.cli.claims:run",
+            does="hessfig.cli.claims:claims_verb",
             names=("claim", "output_dir"),
             composed=False,
         ),
@@ -244,9 +236,9 @@ VERBS = {
             name="status",
             about="report how much of a sweep is measured, and which table exists",
             examples=("hessfig status sweep=sigma",),
-            does="hessfig.cli.experiment:status",
+            does="hessfig.cli.experiment:status_verb",
             groups=("sweep",),
-            names=("device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            names=(*_WORKERS, "output_dir"),
             table=True,
             makes_table=True,
         ),
@@ -254,7 +246,7 @@ VERBS = {
             name="clean",
             about="list cells that no table and no current sweep uses, and remove them after confirmation",
             examples=("hessfig clean dry_run=true", "hessfig clean sweep=sigma yes=true"),
-            does="hessfig.cli.experiment:clean",
+            does="hessfig.cli.clean:clean_verb",
             groups=("sweep",),
             names=("output_dir", "dry_run", "yes"),
             table=True,
@@ -269,7 +261,7 @@ VERBS = {
                 "hessfig reproduce sigma.zip output_dir=again workers=2",
                 "hessfig reproduce network.zip code=run    (runs the code in it: read it first)",
             ),
-            does="hessfig.cli.reproduce:reproduce",
+            does="hessfig.cli.reproduce:reproduce_verb",
             names=("beside", "output_dir", "workers", "device", "rows", "code"),
             composed=False,
             place="FOLDER, TABLE.csv or BUNDLE.zip",
@@ -278,7 +270,7 @@ VERBS = {
             name="bundle",
             about="pack a table and all that is needed to measure it again in one archive",
             examples=("hessfig bundle outputs/sigma", "hessfig bundle sweep=sigma file=sigma.zip"),
-            does="hessfig.cli.bundle:bundle",
+            does="hessfig.cli.bundle:bundle_verb",
             names=("sweep", "output_dir", "file", "code"),
             composed=False,
             place="FOLDER",
@@ -290,8 +282,8 @@ VERBS = {
                 "hessfig export outputs/sigma sigma=0.01 seed=1234 into=network",
                 "hessfig export sweep=sigma model.d_model=8 'grid.values=[0.3]' seeds=1 into=network.zip",
             ),
-            does="hessfig.cli.export:export",
-            groups=("sweep", "model", "state", "training", "task"),
+            does="hessfig.cli.export:export_verb",
+            groups=("sweep", *_NETWORK),
             names=("output_dir", "variant", "num_layers", "sigma", "step", "seed", "into", "code"),
             table=True,
             makes_table=True,
@@ -306,7 +298,7 @@ VERBS = {
                 'eval "$(hessfig completion zsh)"',
                 "hessfig completion fish | source",
             ),
-            does="hessfig.cli.help:run",
+            does="hessfig.cli.help:completion_verb",
             composed=False,
         ),
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 from hessfig.config.compose.job import compose
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
-from hessfig.sweep.limits import unread
+from hessfig.sweep.limits import unread_setting
 from hessfig.sweep.plan import Sweep
 
 SMALL = {
@@ -159,7 +159,7 @@ def read_alone(sweep: str, given: dict[str, object]) -> dict[str, object]:
     except UserError:  # a network of the user's own has to be named first
         return given
     dotted = [key for key in given if "." in key and not key.startswith("sweep.")]
-    idle = {key for key in dotted if all(unread(variant, key) for variant in variants)}
+    idle = {key for key in dotted if all(unread_setting(variant, key) for variant in variants)}
     return {key: value for key, value in given.items() if key not in idle}
 
 

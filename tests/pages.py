@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from hessfig.cli.flags import own_words, read
-from hessfig.cli.help import run as completion
+from hessfig.cli.flags import own_words, read_command
+from hessfig.cli.help import completion_verb
 from hessfig.config.presets import choices
 from hessfig.verbs import VERBS, Verb
 
@@ -134,20 +134,20 @@ def _filled(word: str) -> str:
 
 def _composed(verb: Verb, words: list[str]) -> None:
     """Do all that the command does before it acts: overrides, composition, checks, and the plan of its cells."""
-    from hessfig.cli.dispatch import run
+    from hessfig.cli.dispatch import run_command
     from hessfig.cli.help import verb_help
     from hessfig.sweep.plan import Sweep
 
-    command = read(words)
+    command = read_command(words)
     if command.asks_help:
         assert verb_help(verb, command.own)
     elif not command.shows_settings:
-        run(verb, command, lambda job: len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0)
+        run_command(verb, command, lambda job: len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0)
 
 
 def _plain(verb: Verb, words: list[str]) -> None:
     if verb.name == "completion":
-        completion(words)
+        completion_verb(words)
     elif verb.name == "verify":
         _verify(words)
     else:

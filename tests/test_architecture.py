@@ -176,6 +176,15 @@ def test_theory_knows_nothing_of_the_runner() -> None:
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
 
 
+LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.curvature.ranks", "hessfig.config.schedulers")
+
+
+def test_launchers_are_known_by_their_records_alone() -> None:
+    """Launchers are named by strings and imported when they are chosen: nothing else depends on Slurm or torchrun."""
+    users = ("hessfig.sweep.launchers", *LAUNCHERS)
+    assert broken(lambda module, imported: imported not in LAUNCHERS or module in users) == []
+
+
 @pytest.mark.parametrize(
     ("module", "imported", "test"),
     [
@@ -191,6 +200,7 @@ def test_theory_knows_nothing_of_the_runner() -> None:
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
         ("hessfig.sweep.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),
         ("hessfig.studies.removal.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),
+        ("hessfig.config.machine", "hessfig.config.schedulers", "test_launchers_are_known_by_their_records_alone"),
     ],
 )
 def test_a_forbidden_import_is_found(
@@ -452,7 +462,7 @@ def test_every_name_and_path_in_words_is_there() -> None:
         '"""Counted as violations (theory/bounds.py)."""',
         '"conf/sweep/nowhere.yaml"',
         '"""`attention_literal.py` has the others."""',
-        '"hessfig.cli.results:slopes, cli/nowhere.py"',
+        '"hessfig.cli.results:slopes_verb, cli/nowhere.py"',
     ],
 )
 def test_a_name_of_nothing_is_found(text: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum, read_checked
-from hessfig.register import REGISTER, check_free, publish, vouched, withdraw
+from hessfig.register import REGISTER, check_replaceable, publish, remove_own, trusted_hashes
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Cli
 from tests.runs import here
@@ -64,7 +64,7 @@ def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
     before = _state(tmp_path)
     with pytest.raises(UserError, match=r"a\.csv holds what hessfig did not write(.|\n)*mv "):
         publish({other: "2", path: "2"}, "table")
-    assert not withdraw(path)
+    assert not remove_own(path)
     assert _state(tmp_path) == before
 
 
@@ -81,11 +81,11 @@ def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path: Path) -> Non
     for text in ("1", "2", "2", "1"):
         assert publish({path: text}, "table") == [path] and path.read_text() == text
     with pytest.raises(UserError, match="a table of hessfig's, not a bundle"):
-        check_free([path], "bundle")
+        check_replaceable([path], "bundle")
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path, moved, ignore=lambda folder, names: {"moved"} & set(names))
     publish({moved / "a.csv": "3"}, "table")
-    assert withdraw(path) and not path.exists() and withdraw(path)
+    assert remove_own(path) and not path.exists() and remove_own(path)
 
 
 def test_equal_content_is_nobodys_loss(tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ def test_hidden_files_of_the_users_stay_however_they_are_called(cli: Cli, swept:
 def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(tmp_path: Path) -> None:
     """They have no register: the manifest vouches for both, by its own checksum and the table's hash."""
     folder = write_sweep(make_table(seeds=1), tmp_path)
-    assert vouched(folder) == []
+    assert trusted_hashes(folder) == []
     manifest = read_checked(folder / "manifest.json")
     (folder / "manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
     paths = [folder / "table.csv", folder / "manifest.json"]
-    check_free(paths, "table", known=vouched(folder))
+    check_replaceable(paths, "table", known=trusted_hashes(folder))
     _edited(folder / "table.csv")
     with pytest.raises(UserError, match=r"table\.csv holds what hessfig did not write"):
-        check_free(paths, "table", known=vouched(folder))
+        check_replaceable(paths, "table", known=trusted_hashes(folder))

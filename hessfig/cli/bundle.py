@@ -38,7 +38,7 @@ from hessfig.config.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, plain, run_command
 from hessfig.files import fingerprint, is_file
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import RecordedRun
@@ -49,7 +49,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|da
 _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
 
 
-def bundle(arguments: Sequence[str]) -> int:
+def bundle_verb(arguments: Sequence[str]) -> int:
     """Write one archive with a table and all that is needed to measure it again; say what is in it."""
     place, own, given = words_of("bundle", arguments)
     folder = place if place.is_dir() else place.parent
@@ -68,7 +68,7 @@ def _archive_at(name: str) -> Path:
     path = Path(name)
     if path.suffix != ARCHIVE:
         raise UserError("file names an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip")
-    check_free([path], _BUNDLE)
+    check_replaceable([path], _BUNDLE)
     return path
 
 
@@ -94,16 +94,16 @@ class Bundle:
     def files(self) -> dict[str, bytes]:
         """Return every file by its name in the archive's folder. Raises UserError for one that cannot be read."""
         requirements, (table, manifest) = requirements_of(self.manifest).encode(), self._texts()
-        found = {TABLE: table, MANIFEST: manifest, **self._arrays(), **self._remembered()}
-        found |= {f"{OWN}/{name}": path.read_bytes() for name, path in sorted(self._own.items())}
-        found |= dict(self._batches())
-        found |= self._figures(found)
-        found["CITATION.cff"] = resources("hessfig.data").joinpath("CITATION.cff").read_bytes()
-        found[REQUIREMENTS] = requirements
-        found["README.md"] = self._readme(found).encode()
-        self._note_places(found)
-        sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items()))
-        return {**found, SUMS: "".join(sums).encode()}
+        packed = {TABLE: table, MANIFEST: manifest, **self._arrays(), **self._remembered()}
+        packed |= {f"{OWN}/{name}": path.read_bytes() for name, path in sorted(self._own.items())}
+        packed |= dict(self._batches())
+        packed |= self._figures(packed)
+        packed["CITATION.cff"] = resources("hessfig.data").joinpath("CITATION.cff").read_bytes()
+        packed[REQUIREMENTS] = requirements
+        packed["README.md"] = self._readme(packed).encode()
+        self._note_places(packed)
+        sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(packed.items()))
+        return {**packed, SUMS: "".join(sums).encode()}
 
     def _texts(self) -> tuple[bytes, bytes]:
         """Return table and manifest; where they name files by their place here, by their place in the archive."""
@@ -133,7 +133,7 @@ class Bundle:
     @cached_property
     def _specs(self) -> list[str]:
         """Code of the user's own that the settings name: factories and quantities."""
-        named = (spec for one in self._configs for spec in specs_of(one))
+        named = (spec for config in self._configs for spec in specs_of(config))
         return [spec for spec in dict.fromkeys(named) if is_own(spec)]
 
     @cached_property
@@ -151,18 +151,18 @@ class Bundle:
     @cached_property
     def _own(self) -> dict[str, Path]:
         """The user's files by their names in the folder `own`: code, data, weights, and YAML of --config-dir."""
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for spec in self._specs:
-            found |= files_of(spec, self.job.config.config_dir)
+            files |= files_of(spec, self.job.config.config_dir)
         for text, place in self._places.items():
-            inside = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
+            inside = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else [place]
             for file in inside:
                 name = _kept(text, self.job.own)
-                found[f"{name}/{file.name}" if place.is_dir() else name] = file
+                files[f"{name}/{file.name}" if place.is_dir() else name] = file
         if self.job.own:
             own = self.job.own
-            found |= {str(file.relative_to(own)): file for group in GROUPS for file in (own / group).glob("*.yaml")}
-        return {name: file for name, file in found.items() if self._is_packed(name, file)}
+            files |= {str(file.relative_to(own)): file for group in GROUPS for file in (own / group).glob("*.yaml")}
+        return {name: file for name, file in files.items() if self._is_packed(name, file)}
 
     def _is_packed(self, name: str, file: Path) -> bool:
         if file.stat().st_size <= LARGEST:
@@ -175,24 +175,24 @@ class Bundle:
         from hessfig.analysis.arrays import entries_of
 
         entries = entries_of(self.folder)
-        for path, sha256 in ((self.folder / one["file"], one["sha256"]) for one in entries):
-            found = fingerprint(path) if is_file(path) else "no such file"
-            if found != sha256:
+        for path, sha256 in ((self.folder / entry["file"], entry["sha256"]) for entry in entries):
+            actual = fingerprint(path) if is_file(path) else "no such file"
+            if actual != sha256:
                 remedy = f"measure it again: {run_command(self.folder)}"
-                raise UserError(f"{path} is not the array that was stored", got=found, allowed=sha256, remedy=remedy)
-        return {one["file"]: (self.folder / one["file"]).read_bytes() for one in entries}
+                raise UserError(f"{path} is not the array that was stored", got=actual, allowed=sha256, remedy=remedy)
+        return {entry["file"]: (self.folder / entry["file"]).read_bytes() for entry in entries}
 
     def _remembered(self) -> dict[str, bytes]:
         """Return what `hessfig plot` left of figures of the user's own."""
         from hessfig.api.requested import DRAWN
 
-        found = {}
+        packed = {}
         for path in sorted((self.folder / DRAWN).glob("*.json")):
             content = json.loads(path.read_bytes())
             content["command"] = _portable(str(content.get("command") or ""))
             content[CHECKSUM] = checksum(content)
-            found[f"{DRAWN}/{path.name}"] = (json.dumps(content, indent=1) + "\n").encode()
-        return found
+            packed[f"{DRAWN}/{path.name}"] = (json.dumps(content, indent=1) + "\n").encode()
+        return packed
 
     def _batches(self) -> Iterator[tuple[str, bytes]]:
         """Yield every batch that was measured on, once, as .npz, and which networks it belongs to, as CSV."""
@@ -205,8 +205,8 @@ class Bundle:
             plain_state = replace(variant.config, state=StateConfig())
             by_seed = variant.config.model.kind == Kind.python and "seed" in axes(plain_state)
             for seed in variant.seeds() if by_seed else [variant.config.first_seed]:
-                found = drawn(plain_state, sigma=variant.sigmas()[0], seed=seed)
-                content = batches_as_bytes((found.batch, *found.more))
+                problem = drawn(plain_state, sigma=variant.sigmas()[0], seed=seed)
+                content = batches_as_bytes((problem.batch, *problem.more))
                 name = f"{BATCHES}/{hashlib.sha256(content).hexdigest()[:12]}.npz"
                 label = variant.name.replace('"', '""')
                 lines.append(f'"{label}",{seed if by_seed else ""},{Path(name).name}')
@@ -226,14 +226,14 @@ class Bundle:
             return {f"{FIGURES}/{path.name}": path.read_bytes() for path in drawn}
 
     def _readme(self, packed: Mapping[str, bytes]) -> str:
-        said = self._portable
-        about, made_by = in_markdown((said["config"].get("sweep") or {}).get("about") or ""), self._made_by
+        manifest = self._portable
+        about, made_by = in_markdown((manifest["config"].get("sweep") or {}).get("about") or ""), self._made_by
         own = [name for name in packed if name.startswith(f"{OWN}/")]
         listed = [f"- `{name}`: SHA-256 {hashlib.sha256(packed[name]).hexdigest()}" for name in own]
         parts = [
             f"# {self.name}",
             f"{about}\n\n{len(self.run.table)} numbers, measured with {made_by}.",
-            _MEASURE_AGAIN.format(name=self.name, code=f" {CODE}=run" * bool(self._specs), command=said["command"]),
+            _MEASURE_AGAIN.format(name=self.name, code=f" {CODE}=run" * bool(self._specs), command=manifest["command"]),
             _CONTENT,
             "\n".join(["## Files of the authors' own", *listed, *(f"- {note}" for note in self.notes)]),
             "## Citation\n\n`CITATION.cff` holds software and paper. Add the hash of this archive to what you cite.",
@@ -248,16 +248,16 @@ class Bundle:
     def _note_places(self, packed: Mapping[str, bytes]) -> None:
         """Refuse a table or manifest that names a place of this machine; say so of the user's own texts."""
         for name, content in packed.items():
-            found = _ABSOLUTE.search(content.decode("utf-8", "ignore")) if _is_text(name) else None
-            if found and name in (TABLE, MANIFEST, "README.md"):
+            place = _ABSOLUTE.search(content.decode("utf-8", "ignore")) if _is_text(name) else None
+            if place and name in (TABLE, MANIFEST, "README.md"):
                 raise UserError(
                     f"{name} names a place of this machine",
-                    got=plain(found[0]),
+                    got=plain(place[0]),
                     allowed="relative paths",
                     remedy="measure again with a relative path (finished cells are reused)",
                 )
-            if found:
-                self.notes.append(f"{name} names a place of this machine, and is packed as it is: {plain(found[0])}")
+            if place:
+                self.notes.append(f"{name} names a place of this machine, and is packed as it is: {plain(place[0])}")
 
 
 _MEASURE_AGAIN = """## Measure it again

@@ -9,7 +9,7 @@ from hessfig.verbs import VERBS
 _LEAVE_OUT = "leave it out: `hessfig run` takes settings, this verb reads tables"
 
 
-def run(arguments: Sequence[str]) -> int:
+def claims_verb(arguments: Sequence[str]) -> int:
     """Judge every claim and write output_dir/claims.csv and claims.md; with claim=ID explain that one, writing nothing.
 
     Raises UserError for a word that is none of its own, an unknown claim, a folder that is not there, and a damaged

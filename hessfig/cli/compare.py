@@ -8,6 +8,7 @@ from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
 from hessfig.analysis.comparison.paired import Paired
 from hessfig.analysis.comparison.references import NothingToCompare
+from hessfig.cli.terminal import show
 from hessfig.config.compose.provenance import departures
 from hessfig.config.enums import Published
 from hessfig.config.presets import shipped_figures
@@ -17,8 +18,6 @@ from hessfig.record import MANIFEST, TABLE
 
 def compare_sweep(folder: Path, reference: Path) -> None:
     """Compare the sweep in `folder`; print its curves, the verdict and what is written."""
-    from hessfig.cli.terminal import show
-
     comparison = against.read(folder, reference)
     written = _leave(comparison, folder)
     show(comparison.rich_table())
@@ -32,20 +31,22 @@ def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.
     """
-    found: dict[str, tuple[Path, Comparison | Paired]] = {}
+    comparisons: dict[str, tuple[Path, Comparison | Paired]] = {}
     skipped: dict[str, str] = {}
     for figure, sweep in _published().items():
         try:
             folder = folder_of(sweep)
-            found[figure] = (folder, _read(folder, reference))
+            comparisons[figure] = (folder, _read(folder, reference))
         except NothingToCompare as error:
-            skipped[figure] = _reason(error)
-    _check_any(list(found), skipped, outputs, reference)
-    for figure, (folder, comparison) in found.items():
+            looked = f"; looked for: {error.allowed}; found: {error.got}" if error.allowed else ""
+            skipped[figure] = f"{error.what}{looked}"
+    _check_any(list(comparisons), skipped, outputs, reference)
+    for figure, (folder, comparison) in comparisons.items():
         _print(f"figure {figure}", comparison, folder, _leave(comparison, folder))
     for figure, why in skipped.items():
         print(f"figure {figure} ({_published()[figure]}): skipped: {why}")
-    print(_pictures())
+    names = sorted(figure.name for figure in shipped_figures() if figure.published == Published.pictures)
+    print(f"figures {' and '.join(names)}: skipped: published as pictures, without numbers")
 
 
 def _published() -> dict[str, str]:
@@ -54,20 +55,10 @@ def _published() -> dict[str, str]:
     return {figure.name: figure.sweep for figure in figures if figure.published == Published.numbers}
 
 
-def _pictures() -> str:
-    names = sorted(figure.name for figure in shipped_figures() if figure.published == Published.pictures)
-    return f"figures {' and '.join(names)}: skipped: published as pictures, without numbers"
-
-
 def _read(folder: Path, reference: Path) -> Comparison | Paired:
     if not (folder / TABLE).is_file():
         raise NothingToCompare(f"{folder / TABLE} is missing: {run_command(folder)}")
     return against.read(folder, reference)
-
-
-def _reason(error: NothingToCompare) -> str:
-    looked = f"; looked for: {error.allowed}; found: {error.got}" if error.allowed else ""
-    return f"{error.what}{looked}"
 
 
 def _check_any(found: list[str], skipped: dict[str, str], outputs: Path, reference: Path) -> None:

@@ -17,52 +17,43 @@ Action = Callable[[Job], int]
 _LONGEST = 100
 
 
-def run(verb: Verb, command: Command, action: Action) -> int:
+def run_command(verb: Verb, command: Command, action: Action) -> int:
     """Compose what `command` asks of `verb` and carry it out; return the exit code.
 
     Everything is checked before the first run begins.
     """
-    words = verb.in_full(command.words)
-    found = verb.jobs(words, command.own, several=command.several)
+    jobs = verb.jobs(verb.in_full(command.words), command.own, several=command.several)
     if command.shows_settings:
-        print("---\n".join(job.yaml() for job in found), end="")
+        print("---\n".join(job.yaml() for job in jobs), end="")
         return 0
     if not command.several:
-        return action(found[0])
-    if verb.makes_table:
-        _check_plans(found)
-    return _several(apart(found), action)
+        return action(jobs[0])
+    if verb.makes_table:  # what cannot be measured is refused now, not after hours of the first run
+        from hessfig.sweep.plan import Sweep
+
+        for job in jobs:
+            Sweep(job.variants, job.asked)
+    return _several(apart(jobs), action)
 
 
-def apart(found: Sequence[Job]) -> list[Job]:
+def apart(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
-    tables: dict[tuple[str, str], set[str]] = {}
-    for job in found:
-        tables.setdefault(_place(job), set()).add(_label(job))
-    return [_moved(job) if len(tables[_place(job)]) > 1 else job for job in found]
+    labels: dict[tuple[str, str], set[str]] = {}
+    for job in jobs:
+        labels.setdefault((job.config.output_dir, job.config.sweep.name), set()).add(_label(job))
+    return [
+        job.in_folder(f"{job.config.output_dir}/multirun/{_label(job)}")
+        if len(labels[job.config.output_dir, job.config.sweep.name]) > 1
+        else job
+        for job in jobs
+    ]
 
 
-def _check_plans(found: Sequence[Job]) -> None:
-    """Raise UserError for blocks or quantities that cannot be had, in whichever run: not after hours of the first."""
-    from hessfig.sweep.plan import Sweep
-
-    for job in found:
-        Sweep(job.variants, job.asked)
-
-
-def _place(job: Job) -> tuple[str, str]:
-    return job.config.output_dir, job.config.sweep.name
-
-
-def _moved(job: Job) -> Job:
-    return job.in_folder(f"{job.config.output_dir}/multirun/{_label(job)}")
-
-
-def _several(found: Sequence[Job], action: Action) -> int:
+def _several(jobs: Sequence[Job], action: Action) -> int:
     """Carry out every run; one that is refused does not stop the others."""
     codes = []
-    for number, job in enumerate(found, 1):
-        say(f"run {number} of {len(found)}: {' '.join(job.words)}")
+    for number, job in enumerate(jobs, 1):
+        say(f"run {number} of {len(jobs)}: {' '.join(job.words)}")
         try:
             codes.append(action(job))
         except UserError as error:
@@ -73,7 +64,7 @@ def _several(found: Sequence[Job], action: Action) -> int:
 
 def _label(job: Job) -> str:
     """Return the settings of a run that make its table, as the name of a folder: seeds-1_model.d_model-8."""
-    made = [f"{key}={value}" for key, value in job.given.items() if role_of(key) in OTHER_TABLE]
-    plain = "_".join(made).replace("=", "-")
+    words = [f"{key}={value}" for key, value in job.given.items() if role_of(key) in OTHER_TABLE]
+    plain = "_".join(words).replace("=", "-")
     clean = re.sub(r"[^A-Za-z0-9._-]", "", plain)[:_LONGEST]
     return clean if clean == plain else f"{clean}-{hashlib.sha256(plain.encode()).hexdigest()[:6]}"

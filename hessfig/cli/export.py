@@ -7,15 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hessfig.cli.flags import Command, own_words
-from hessfig.cli.flags import read as read_flags
+from hessfig.cli.flags import Command, own_words, read_command
 from hessfig.cli.reproduce import job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.packed import ARCHIVE, CODE, zipped
 from hessfig.errors import UserError, first_few, plain
 from hessfig.files import check_place, write_bytes
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ T = TypeVar("T")
 _EXPORT = "exported network"  # kind of files, for the register
 
 
-def export(arguments: Sequence[str]) -> int:
+def export_verb(arguments: Sequence[str]) -> int:
     """Write batch, weights and settings of one network as files that need no hessfig; say which.
 
     Everything is made before the first file is written. Raises UserError for settings that leave more than one network
@@ -35,7 +34,7 @@ def export(arguments: Sequence[str]) -> int:
     from hessfig.states.exported import plain_files
     from hessfig.sweep.plan import Sweep
 
-    job, given = _asked(read_flags(arguments))
+    job, given = _asked(read_command(arguments))
     sweep = Sweep(job.variants, job.asked)
     into = _checked_place(Path(given.get("into", f"{sweep.name}_network")))
     variant = _variant(sweep.variants, given)
@@ -96,7 +95,7 @@ def _checked_place(into: Path) -> Path:
     is_archive = into.suffix == ARCHIVE
     check_place(into.parent if is_archive else into)
     if is_archive:
-        check_free([into], _EXPORT)
+        check_replaceable([into], _EXPORT)
     if into.is_dir() and (is_archive or any(into.iterdir())):
         raise UserError(
             f"into: {into} holds files already",
@@ -108,19 +107,19 @@ def _checked_place(into: Path) -> Path:
 
 
 def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
-    name = _only("variant", given, [one.name for one in variants])
-    named = [one for one in variants if one.name == name]
-    num_layers = _only("num_layers", given, [one.layout.num_layers for one in named])
-    return next(one for one in named if one.layout.num_layers == num_layers)
+    name = _only("variant", given, [variant.name for variant in variants])
+    named = [variant for variant in variants if variant.name == name]
+    num_layers = _only("num_layers", given, [variant.layout.num_layers for variant in named])
+    return next(variant for variant in named if variant.layout.num_layers == num_layers)
 
 
 def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
     """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
     values, text = list(dict.fromkeys(found)), given.get(key)
-    same = values if text is None else [one for one in values if _is_named(one, text)]
+    same = values if text is None else [value for value in values if _is_named(value, text)]
     if len(same) == 1:
         return same[0]
-    shown = [PLAIN if one == "" else plain(one) for one in values if one is not None]
+    shown = [PLAIN if value == "" else plain(value) for value in values if value is not None]
     example = f"for example {key}={shown[0]}" if shown else "leave it out"
     raise UserError(
         f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),

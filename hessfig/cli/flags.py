@@ -30,22 +30,26 @@ class Command:
     asks_help: bool
 
 
-def read(arguments: Sequence[str]) -> Command:
+def read_command(arguments: Sequence[str]) -> Command:
     """Return the command. Raises UserError for a flag that does not exist, and for a folder that cannot serve."""
     words: list[str] = []
     flags: dict[str, str] = {}
     rest = iter(arguments)
     for word in rest:
         if word.startswith("-"):
-            name, value = _flag(word, rest)
-            flags[name] = value
+            flags.update([_flag(word, rest)])
         else:
             words.append(word)
     if flags.get("--cfg", "job") != "job":
         raise UserError("--cfg", got=flags["--cfg"] or "nothing", allowed="job", remedy="--cfg job")
+    own = None
+    if "--config-dir" in flags:
+        from hessfig.config.user_dir import own_folder
+
+        own = own_folder(flags["--config-dir"])
     return Command(
         words=tuple(words),
-        own=_folder(flags["--config-dir"]) if "--config-dir" in flags else None,
+        own=own,
         several="--multirun" in flags,
         shows_settings="--cfg" in flags,
         asks_help="--help" in flags,
@@ -58,7 +62,7 @@ def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave i
     Raises UserError for what is no key=value, and for a key that the verb does not read; `otherwise` is then the remedy
     where none is spelt alike.
     """
-    found = {}
+    given = {}
     for word in arguments:
         key, equals, value = word.partition("=")
         if not equals or not value:
@@ -67,8 +71,8 @@ def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave i
             raise UserError(what, got=word, allowed="key=value", remedy=f"for example {example}")
         if key not in verb.reads:
             raise unknown_name(f"{verb.name}: there is no setting {key!r}", key, verb.reads, otherwise, got=word)
-        found[key] = value
-    return found
+        given[key] = value
+    return given
 
 
 def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
@@ -93,12 +97,6 @@ def _without_dashes(word: str) -> str:
     key = key.replace("-", "_")
     known = key in GROUPS or is_setting(key)
     return f"settings have no dashes: {key}={value if equals and value else 'VALUE'}" if known else ""
-
-
-def _folder(text: str) -> Path:
-    from hessfig.config.user_dir import own_folder
-
-    return own_folder(text)
 
 
 def check_format(given: Printed, *allowed: Printed) -> None:

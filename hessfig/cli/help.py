@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hessfig.cli.flags import FLAGS, HELP, read
+from hessfig.cli.flags import FLAGS, HELP, read_command
 from hessfig.config.facts import TABLE, Role
 from hessfig.config.presets import choices, names
 from hessfig.config.schema import GROUPS
@@ -96,7 +96,7 @@ complete -c hessfig -l config-dir -r -a '(__fish_complete_directories)'
 _SCRIPTS = {"bash": _SCRIPT, "zsh": _ZSH, "fish": _FISH}
 
 
-def run(arguments: list[str]) -> int:
+def completion_verb(arguments: list[str]) -> int:
     """The name of a shell prints its script; `words LINE` prints the candidates for its last word."""
     if len(arguments) == 1 and arguments[0] in _SCRIPTS:
         print(_SCRIPTS[arguments[0]], end="")
@@ -136,6 +136,6 @@ def _values(key: str, own: Path | None) -> Sequence[str]:
 
 def _own(words: Sequence[str]) -> Path | None:
     try:
-        return read(words).own
+        return read_command(words).own
     except UserError:  # a line that is being written
         return None

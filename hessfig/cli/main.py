@@ -9,9 +9,8 @@ import warnings
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from hessfig.cli.flags import read
+from hessfig.cli.flags import read_command
 from hessfig.cli.terminal import say, take_signals, take_streams
 from hessfig.errors import UserError, did_you_mean, too_few_files
 from hessfig.verbs import VERBS, Verb
@@ -85,9 +84,29 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"hessfig {import_module('hessfig').__version__}")
         return 0
-    verb = _verb(arguments[0])
+    verb, rest = _verb(arguments[0]), arguments[1:]
     _check_current_folder()
-    return _run(verb, arguments[1:])
+    module, _, name = verb.does.partition(":")
+    if not verb.composed and not set(rest) & set(_HELP):
+        return int(getattr(import_module(module), name)(rest))
+    command = read_command(rest)
+    if command.asks_help or not verb.composed:
+        say(import_module("hessfig.cli.help").verb_help(verb, command.own))
+        return 0
+    return int(import_module("hessfig.cli.dispatch").run_command(verb, command, getattr(import_module(module), name)))
+
+
+def _verb(name: str) -> Verb:
+    if name in VERBS:
+        return VERBS[name]
+    setting = name.lstrip("-")
+    as_setting = f"a verb comes first, and settings have no dashes: hessfig run {setting}" if "=" in setting else ""
+    raise UserError(
+        f"there is no verb {name!r}",
+        got=name,
+        allowed=", ".join(VERBS),
+        remedy=as_setting or did_you_mean(name, VERBS) or "`hessfig --help` says what each is for",
+    )
 
 
 def _check_current_folder() -> None:
@@ -100,38 +119,6 @@ def _check_current_folder() -> None:
             allowed="a folder that exists",
             remedy="cd FOLDER, and run the same command there",
         ) from error
-
-
-def _verb(name: str) -> Verb:
-    if name not in VERBS:
-        raise UserError(
-            f"there is no verb {name!r}",
-            got=name,
-            allowed=", ".join(VERBS),
-            remedy=_as_setting(name) or did_you_mean(name, VERBS) or "`hessfig --help` says what each is for",
-        )
-    return VERBS[name]
-
-
-def _as_setting(word: str) -> str:
-    """Return a command for a setting in the place of a verb, if it is one."""
-    setting = word.lstrip("-")
-    return f"a verb comes first, and settings have no dashes: hessfig run {setting}" if "=" in setting else ""
-
-
-def _run(verb: Verb, rest: list[str]) -> int:
-    if not verb.composed and not set(rest) & set(_HELP):
-        return _function(verb.does)(rest)
-    command = read(rest)
-    if command.asks_help or not verb.composed:
-        say(import_module("hessfig.cli.help").verb_help(verb, command.own))
-        return 0
-    return import_module("hessfig.cli.dispatch").run(verb, command, _function(verb.does))
-
-
-def _function(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 def overview() -> str:

@@ -9,13 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.flags import own_words
-from hessfig.cli.flags import read as read_flags
+from hessfig.cli.flags import own_words, read_command
 from hessfig.cli.terminal import say, show
-from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
+from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, unpacked_bundle
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ ROWS, KIND = "reproduced.csv", "comparison by rows"
 MeasuredTable = tuple["RecordedRun", Mapping[str, Any]]
 
 
-def reproduce(arguments: Sequence[str]) -> int:
+def reproduce_verb(arguments: Sequence[str]) -> int:
     """Measure a table again, or compare it with another one; print verdicts, and write a row for every number.
 
     Returns 0 when every number is equal (to the bit, to 1e-9, or within its stated errors), and every figure of a
@@ -34,11 +33,11 @@ def reproduce(arguments: Sequence[str]) -> int:
     """
     named, own, given = words_of("reproduce", arguments)
     rows = _rows(given)
-    with opened(named) as place:
+    with unpacked_bundle(named) as place:
         first = measured_table(place)
         if "beside" in given:
             _check_alone(given)
-            with opened(Path(given["beside"])) as other:
+            with unpacked_bundle(Path(given["beside"])) as other:
                 return _compared(first, measured_table(other), rows, is_repeat=False)
         folder = place if place.is_dir() else place.parent
         job = job_again(folder, first[1], own, given)
@@ -53,13 +52,13 @@ def _rows(given: Mapping[str, str]) -> Path:
     path = Path(given.get("rows", ROWS))
     if path.suffix != ".csv":
         raise UserError("rows is the name of a table", got=f"rows={path}", allowed="FILE.csv", remedy=f"rows={ROWS}")
-    check_free([path], KIND)
+    check_replaceable([path], KIND)
     return path
 
 
 def words_of(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
     """Return the place that is named, the folder of --config-dir, and the key=value words."""
-    command = read_flags(arguments)
+    command = read_command(arguments)
     places = [word for word in command.words if "=" not in word]
     given = own_words(VERBS[verb], [word for word in command.words if "=" in word])
     if verb == "bundle" and not places and "sweep" in given:
@@ -167,13 +166,13 @@ def _compared(
     """Print and write the comparison of two tables; `beside` says what else is not reproduced."""
     from hessfig.analysis.comparison.reproduced import compare_repeat, machines
 
-    found = compare_repeat(first[0], second[0], is_repeat=is_repeat)
-    publish({path: found.csv()}, KIND)
-    show(found.table())
+    comparison = compare_repeat(first[0], second[0], is_repeat=is_repeat)
+    publish({path: comparison.csv()}, KIND)
+    show(comparison.table())
     if first[1] or second[1]:
         show(machines(first[1], second[1]))
-    say(found.sentence(beside), *found.notes(), f"written: {path}")
-    return 1 if beside or not found.is_reproduced else 0
+    say(comparison.sentence(beside), *comparison.notes(), f"written: {path}")
+    return 1 if beside or not comparison.is_reproduced else 0
 
 
 def _other_arrays(folder: Path, again: Path) -> list[str]:
@@ -182,7 +181,7 @@ def _other_arrays(folder: Path, again: Path) -> list[str]:
 
     count, other = unequal_arrays(folder, again)
     if count:
-        differ = f"; different: {first_few([plain(one) for one in other], most=3)}" if other else ""
+        differ = f"; different: {first_few([plain(name) for name in other], most=3)}" if other else ""
         say(f"stored arrays: {count - len(other)} of {count} files equal{differ}")
     return [f"{len(other)} files of arrays different"] if other else []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hessfig.api.predicted import COLUMNS_PREDICTED, predicted_rows
 from hessfig.api.sessions import fitted_slopes
 from hessfig.cli.flags import check_format, own_words
+from hessfig.cli.terminal import say, show
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
 from hessfig.config.enums import Printed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hessfig.report.written import Written
 
 
-def plot(job: Job) -> int:
+def plot_verb(job: Job) -> int:
     """Draw the figure chosen."""
     from hessfig.api.requested import paper_of
 
@@ -70,15 +71,12 @@ def _study(job: Job) -> list[Path]:
             allowed=", ".join(["output_dir", "style", *(f"figure.{one}" for one in OF_STUDIES)]),
             remedy="leave it out: the figure is computed, not measured",
         )
-    if not import_module("hessfig.theory.studies").is_whole(outputs / name):
-        _compute(name, outputs)
+    tables = import_module("hessfig.theory.studies")
+    if not tables.is_whole(outputs / name):
+        if list((outputs / name).glob("*.csv")):
+            print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
+        tables.RUNS[name](outputs)
     return import_module("hessfig.figures.study_figures").DRAWN[name](outputs, paper_of(job))
-
-
-def _compute(name: str, outputs: Path) -> None:
-    if list((outputs / name).glob("*.csv")):
-        print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
-    import_module("hessfig.theory.studies").RUNS[name](outputs)
 
 
 def _drawn(job: Job) -> list[Path]:
@@ -92,10 +90,9 @@ def _drawn(job: Job) -> list[Path]:
     return paths
 
 
-def slopes(job: Job) -> int:
+def slopes_verb(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes.fit import ACROSS, SLOPES
-    from hessfig.cli.terminal import say
 
     check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     job = as_made(job)
@@ -116,7 +113,6 @@ def _print(frame: pd.DataFrame, job: Job) -> None:
     """Print the lines that are asked for: for a terminal, or for a paper and nothing else."""
     from hessfig.analysis import presented
     from hessfig.analysis.slopes import printed
-    from hessfig.cli.terminal import say, show
 
     lines = printed.chosen(frame, rows=job.config.rows, parts=job.config.part)
     if job.config.format == Printed.table:
@@ -134,7 +130,7 @@ def _levels(job: Job) -> int:
     from hessfig.analysis.slopes import levels
 
     config, folder = job.config, table_folder(job)
-    found = levels.run(
+    tables = levels.run(
         folder,
         job.windows,
         average=config.sweep.average.value,
@@ -142,7 +138,7 @@ def _levels(job: Job) -> int:
         among=job.given.get("quantities"),
         resamples=config.resamples,
     )
-    for frame in found:
+    for frame in tables:
         if len(frame):
             _print(frame, job)
     if config.format == Printed.table:
@@ -150,7 +146,7 @@ def _levels(job: Job) -> int:
     return 0
 
 
-def check(job: Job) -> int:
+def check_verb(job: Job) -> int:
     """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
     from hessfig.analysis.slopes import gate
     from hessfig.analysis.slopes.fit import SLOPES
@@ -161,13 +157,7 @@ def check(job: Job) -> int:
     return code
 
 
-def _of_a_run(reference: Path) -> Path:
-    """Return the table in the folder of another run; any other reference as it is."""
-    is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
-    return reference / TABLE if is_run else reference
-
-
-def compare(job: Job) -> int:
+def compare_verb(job: Job) -> int:
     """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
 
@@ -179,7 +169,9 @@ def compare(job: Job) -> int:
             allowed="reference=FILE.csv or reference=FOLDER",
             remedy="name a file of published values, the folder of another run, or that of the authors' result files",
         )
-    reference = _of_a_run(Path(config.reference))
+    reference = Path(config.reference)
+    if is_file(reference / TABLE) and is_file(reference / MANIFEST):  # the folder of another run
+        reference = reference / TABLE
     if "sweep" not in job.given and reference.is_dir():
         compare_figures(lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference)
     else:
@@ -187,26 +179,25 @@ def compare(job: Job) -> int:
     return 0
 
 
-def predict(job: Job) -> int:
+def predict_verb(job: Job) -> int:
     """Print the predictions of every variant, as a table or as CSV."""
     check_format(job.config.format, Printed.table, Printed.csv)
-    found = list(predicted_rows(job))
+    rows = list(predicted_rows(job))
     if job.config.format == Printed.csv:
         writer = csv.DictWriter(sys.stdout, COLUMNS_PREDICTED, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(rows)
         return 0
     from hessfig.analysis.presented import terminal_table
-    from hessfig.cli.terminal import show
 
-    cells = [[str(row[name]) for name in COLUMNS_PREDICTED if name != "zero"] for row in found]
-    title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
     names = [name for name in COLUMNS_PREDICTED if name != "zero"]
+    cells = [[str(row[name]) for name in names] for row in rows]
+    title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
     show(terminal_table(names, cells, title=title, wrapped=("variant", "reason")))
     return 0
 
 
-def report(job: Job) -> int:
+def report_verb(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
     from hessfig.api.requested import report_requests
     from hessfig.report.at_a_glance import write_glance
@@ -251,9 +242,8 @@ def _problems(contents: Contents) -> Iterator[str]:
             yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
-def verify(arguments: list[str]) -> int:
+def verify_verb(arguments: list[str]) -> int:
     """Check statements of the theory; the settings are words of its own."""
-    from hessfig.cli.terminal import show
     from hessfig.theory.verification import parse
     from hessfig.theory.verification import run as run_statements
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from hessfig.config.enums import Curvature, Data, Launcher, Loss, State, TrainingData
 from hessfig.config.grid import check_grid
-from hessfig.config.machine import parse_shard
 from hessfig.config.schema import Config, TrainingConfig
 from hessfig.config.settings import settings, value_of
 from hessfig.errors import UserError
@@ -17,8 +16,8 @@ from hessfig.terms import Optimiser
 
 MOST_KEPT = 10_000  # states of a training
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
-# Packages above this one know the kinds of networks; their checks are named here, and imported when they are called.
-NETWORK_CHECKS = "hessfig.models.network_checks"
+# Kinds of networks and schedulers have checks of their own, which are imported when they are called.
+NETWORK_CHECKS, SHARES = "hessfig.models.network_checks", "hessfig.config.schedulers"
 
 
 def check(config: Config) -> None:
@@ -34,7 +33,7 @@ def check(config: Config) -> None:
     check_training(config)
     _check_seeds(config)
     if config.shard is not None:
-        parse_shard(config.shard)
+        import_module(SHARES).parse_shard(config.shard)
         _check_alone(config)
 
 

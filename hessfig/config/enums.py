@@ -182,11 +182,6 @@ class DataFacts:
     is_real: bool = False
     is_tokens: bool = False
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether task.length and task.first_scored say what of a sequence is taken and predicted."""
-        return self.is_tokens or self.length == "length"
-
 
 class Data(terms.Recorded):
     """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids, whose

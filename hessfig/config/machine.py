@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, a GPU; settings that ask for more, or for a share of the cells."""
+"""What this machine has: cores, memory, a GPU; and settings that ask for more."""
 
 import os
 import re
@@ -7,10 +7,9 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from hessfig.config import schedulers
 from hessfig.config.enums import Launcher
-from hessfig.config.schema import MOST_SHARDS, SIZE, Config
-from hessfig.errors import UserError, plain, too_few_files
+from hessfig.config.schema import SIZE, Config
+from hessfig.errors import UserError, too_few_files
 
 WORKER = "HESSFIG_WORKER"  # the number of a worker process, from 0
 _OPEN_FILES = (32, 4)  # in any case, and a worker; a run with one worker has got by with 16
@@ -37,21 +36,20 @@ def memory_of_worker(config: Config) -> int:
 
 
 def check_machine(config: Config) -> None:
-    """Raise UserError for a device that this machine has not, and for more workers than it can hold."""
+    """Raise UserError for a device that this machine does not have, and for more workers than it can hold.
+
+    More workers than cores slow each other down; each worker opens a few files.
+    """
     check_device(config.device)
-    check_workers(config)
-
-
-def check_workers(config: Config) -> None:
-    """Raise UserError for more workers than cores, which slow each other down, or than may open files."""
-    if config.workers != "auto" and config.workers > cores() and not config.force_workers:
+    workers = cores() if config.workers == "auto" else config.workers
+    if workers > cores() and not config.force_workers:
         raise UserError(
             "workers: more than this machine has cores",
-            got=config.workers,
+            got=workers,
             allowed=f"auto, or 1 to {cores()}",
-            remedy=f"workers=auto, or force_workers=true workers={config.workers}",
+            remedy=f"workers=auto, or force_workers=true workers={workers}",
         )
-    _check_open_files(cores() if config.workers == "auto" else config.workers)
+    _check_open_files(workers)
 
 
 def _check_open_files(workers: int) -> None:
@@ -88,25 +86,11 @@ def check_device_name(device: str) -> None:
         raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
-    found = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
-    index, count = schedulers.share() if text == "auto" else map(int, found.groups()) if found else (0, 0)
-    if not 1 <= index <= count <= MOST_SHARDS:
-        raise UserError(
-            "shard: there is no such share of the cells",
-            got=f"auto, which is {index}/{count} here" if text == "auto" else plain(text),
-            allowed=f"auto, or K/N with 1 <= K <= N <= {MOST_SHARDS}",
-            remedy=f"for example shard={min(max(index, 1), count)}/{count}" if count else "for example shard=2/8",
-        )
-    return index, count
-
-
 def slurm_memory(text: str) -> str:
     """Return '16G' for '16GB', as sbatch takes it."""
-    found = re.fullmatch(SIZE, text)
-    assert found is not None
-    return found.group(1) + found.group(2).upper()
+    match = re.fullmatch(SIZE, text)
+    assert match is not None
+    return match.group(1) + match.group(2).upper()
 
 
 def size_in_bytes(text: str) -> int:

@@ -35,7 +35,7 @@ _DAMAGES = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zi
 
 
 @contextmanager
-def opened(place: Path) -> Iterator[Path]:
+def unpacked_bundle(place: Path) -> Iterator[Path]:
     """Give the folder or table that is named; of an archive the folder in it, unpacked for the while.
 
     Raises UserError for an archive that is damaged, too large, or holds anything else than one folder of plain files,

@@ -1,10 +1,11 @@
-"""Which share of the cells this process is to measure, as the scheduler that started it says (shard=auto)."""
+"""Which share of the cells this process measures: shard=K/N, or what its scheduler says (shard=auto)."""
 
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hessfig.config.schema import MOST_SHARDS
 from hessfig.errors import UserError, plain
 
 _NUMBER = re.compile("[0-9]{1,10}")
@@ -97,6 +98,20 @@ _GROUPS = "GROUP_WORLD_SIZE"  # over how many nodes torchrun's processes are spr
 _STEP_ID = "SLURM_STEP_ID"
 _NO_STEPS = 0xFFFFFFF0  # from here on Slurm numbers what srun did not start: batch scripts, prologues
 Place = tuple[int, int]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
+    match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
+    index, count = share() if text == "auto" else map(int, match.groups()) if match else (0, 0)
+    if not 1 <= index <= count <= MOST_SHARDS:
+        raise UserError(
+            "shard: there is no such share of the cells",
+            got=f"auto, which is {index}/{count} here" if text == "auto" else plain(text),
+            allowed=f"auto, or K/N with 1 <= K <= N <= {MOST_SHARDS}",
+            remedy=f"for example shard={min(max(index, 1), count)}/{count}" if count else "for example shard=2/8",
+        )
+    return index, count
 
 
 def share(environment: Mapping[str, str] | None = None) -> Place:

@@ -1,34 +1,14 @@
 """Processes that share one cell: micro-batches dealt by rank, products added in the order of the micro-batches."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.column import SPLIT, Products, completed, to_multiply
 from hessfig.curvature.vocabulary_head import HeadedColumn, Totals
 from hessfig.terms import Part
-
-_shared = False  # whether the cell at hand is shared: a training of the user's own may have ranks that share nothing
-
-
-@contextmanager
-def sharing() -> Iterator[None]:
-    """Let every column made meanwhile be one of this process's ranks, all of which make the same calls."""
-    global _shared
-    _shared = True
-    try:
-        yield
-    finally:
-        _shared = False
-
-
-def headed(problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> HeadedColumn:
-    """Return a column of a network with a head: dealt over the ranks where they share the cell."""
-    return (RankedColumn if _shared else HeadedColumn)(problem, layer, col, rows)
 
 
 class RankedColumn(HeadedColumn):
@@ -43,16 +23,16 @@ class RankedColumn(HeadedColumn):
         """Return A V, keyed (row, part), for every row and each of `parts`, the same on every rank."""
         columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
-        found = {part: Totals(columns).tensors() for part in wanted}
+        sums = {part: Totals(columns).tensors() for part in wanted}
         size, rank, count = distributed.get_world_size(), distributed.get_rank(), len(self._batches)
         for first in range(0, count, size):
             here = first + rank
             own = self._of_batches([here] if here < count else [], columns, wanted)
-            for part, totals in found.items():
-                for held, piece in zip(totals, own[part].tensors(), strict=True):
+            for part, totals in sums.items():
+                for total, piece in zip(totals, own[part].tensors(), strict=True):
                     for product in _gathered(piece)[: count - first]:
-                        held += product
-        return completed(self.gathered(found), parts)
+                        total += product
+        return completed(self.gathered(sums), parts)
 
 
 def _gathered(piece: Tensor) -> list[Tensor]:
@@ -72,6 +52,6 @@ def broadcast(message: Any = None) -> Any:
 
 def all_gather(message: Any) -> list[Any]:
     """Return the messages of all ranks, in their order."""
-    found = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, message)
-    return found
+    messages = [None] * distributed.get_world_size()
+    distributed.all_gather_object(messages, message)
+    return messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -15,8 +15,7 @@ from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import Layered, Objective, OtherNetwork
-from hessfig.curvature.ranks import headed
-from hessfig.curvature.vocabulary_head import can_take
+from hessfig.curvature.vocabulary_head import HeadedColumn, can_take
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
@@ -30,8 +29,11 @@ LARGE = 2**14  # parameters of a column from where on products in float32 take h
 class Engines:
     """The engines of one problem, each built once, when it is first asked for.
 
-    Those that rebuild networks of the package are imported then; networks of others never need them.
+    Those that rebuild networks of the package are imported then; networks of others never need them. Processes that
+    share a cell put another class of columns into `headed_column`.
     """
+
+    headed_column: ClassVar[type[HeadedColumn]] = HeadedColumn
 
     def __init__(self, problem: Objective, model: ModelConfig, products: Choice) -> None:
         self.problem, self.model, self.products = problem, model, products
@@ -55,7 +57,7 @@ class Engines:
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):
-            return headed(self.problem, layer, col, rows)
+            return self.headed_column(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None

@@ -10,7 +10,7 @@ import pandas as pd
 from hessfig.errors import UserError
 from hessfig.figures.summary_page import SHOWN, SummaryEntry, save_summary
 from hessfig.files import check_writable
-from hessfig.register import check_free, publish
+from hessfig.register import check_replaceable, publish
 from hessfig.report import readings
 from hessfig.report.drawn_figures import Contents, DrawnFigure, Picture, gather
 from hessfig.report.gathered import FigureRequests
@@ -83,7 +83,7 @@ def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
     no figure of the paper is measured.
     """
     path = asked.outputs / GLANCE
-    check_free([path], _KIND)
+    check_replaceable([path], _KIND)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
         contents = gather(asked, Path(folder))

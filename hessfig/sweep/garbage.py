@@ -1,4 +1,4 @@
-"""Cells that no table lists and no current sweep asks for, and what killed writers left: found, and removed."""
+"""Finds and removes cells that no table lists and no current sweep asks for, and files that killed writers left."""
 
 import csv
 import hashlib
@@ -18,7 +18,6 @@ from hessfig.errors import UserError
 from hessfig.files import age, clock_of, leftovers, read_small, unwritable
 from hessfig.record import MANIFEST, TABLE, digest, read_checked
 from hessfig.sweep.plan import Sweep
-from hessfig.sweep.slurm import is_expected
 from hessfig.sweep.store import CellStore, CorruptCell, is_at_work
 
 YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
@@ -52,8 +51,25 @@ class Unused:
         """The bytes of all files."""
         return sum(path.stat().st_size for path in self.files if path.exists())
 
+    def lines(self) -> list[str]:
+        """Return which files may go, and which cells stay although no table and no sweep uses them."""
+        lines = []
+        if self.why:
+            lines.append(f"{self.folder}: every cell stays: {self.why}")
+        if self.young:
+            lines.append(
+                f"{self.folder}: {self.young} unused cells stay: they were written less than a day ago, perhaps by a "
+                "run that will be resumed"
+            )
+        if self.files:
+            size = f"{self.size / 1e6:.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:.1f} kB"
+            rest = f", {len(self.leftovers)} leftovers of interrupted writers" * bool(self.leftovers)
+            files = f"{len(self.cells)} files of unused cells{rest}, {size}"
+            lines.append(f"{self.folder}: {files}; {self.kept} cells stay")
+        return [*lines, *(f"  {path}" for path in self.files)]
 
-def unused(folder: Path, current: Variants | None) -> Unused:
+
+def unused_files(folder: Path, current: Variants | None) -> Unused:
     """Return what nothing uses in the folder of a sweep, whose settings are now `current` (None: there is none).
 
     A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
@@ -63,7 +79,7 @@ def unused(folder: Path, current: Variants | None) -> Unused:
     """
     store = CellStore(folder / "cells")
     sciences, old = dict(_sciences(store)), sorted(leftovers(folder))
-    why = "a run is at work there" if _is_busy(folder) else ""
+    why = "a run is at work there" if is_at_work(folder) else ""
     try:
         listed, planned = _listed(folder), _planned(current) if current else set()
     except UserError as error:
@@ -81,15 +97,15 @@ def unused(folder: Path, current: Variants | None) -> Unused:
     return Unused(folder, gone, old, len(used | young), len(young))
 
 
-def remove(found: Unused) -> int:
+def remove_unused(unused: Unused) -> int:
     """Remove the files and return their number; a cell goes before its arrays, which it vouches for.
 
     Nothing goes when a run has begun meanwhile, and nothing that it has written. Raises UserError when it cannot.
     """
-    store, count = CellStore(found.folder / "cells"), 0
-    now, is_busy = clock_of(store.folder), _is_busy(found.folder)
-    cells = [] if is_busy else [one for one in found.cells if _is_old(store, one.stem, now)]
-    for path in [*cells, *found.leftovers]:
+    store, count = CellStore(unused.folder / "cells"), 0
+    now, is_busy = clock_of(store.folder), is_at_work(unused.folder)
+    cells = [] if is_busy else [path for path in unused.cells if _is_old(store, path.stem, now)]
+    for path in [*cells, *unused.leftovers]:
         try:
             path.unlink(missing_ok=True)
             count += 1
@@ -124,10 +140,6 @@ def _listed(folder: Path) -> Collection[Listed]:
         raise ValueError("it is not the table of its manifest")
     rows = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""))
     return {(row["config"], float(row["sigma"]) if row["sigma"] else None, int(row["seed"])) for row in rows}
-
-
-def _is_busy(folder: Path) -> bool:
-    return is_at_work(folder) or is_expected(folder)
 
 
 def _is_old(store: CellStore, key: str, now: float) -> bool:

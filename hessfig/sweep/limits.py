@@ -1,4 +1,4 @@
-"""What no sweep can be: variants that are the same, more cells, bytes or years than there are; found before a plan."""
+"""Limits of a sweep, checked before planning: variants that differ, settings that are read, cells, bytes and years."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,8 +20,8 @@ MOST_CELLS, MOST_YEARS = 200_000, 100  # a plan of as many cells takes some seco
 _YEAR = 365 * 24 * 3600.0
 
 
-def check(variants: Sequence[Variant]) -> None:
-    """Raise UserError for the first thing that cannot be had, of a variant or of all together."""
+def check_variants(variants: Sequence[Variant]) -> None:
+    """Raise UserError for the first setting that cannot be measured, of a variant or of all together."""
     _check_number(variants)
     for variant in variants:
         variant.check()
@@ -32,13 +32,13 @@ def check(variants: Sequence[Variant]) -> None:
 _OF_QUANTITIES = ("estimator", "spectrum", "landscape", "approximation", "directions", "compression", "blocks", "parts")
 
 
-def unread(variant: Variant, key: str) -> UserError | None:
-    """Return what is said of a setting that neither network, data and state nor what is measured reads."""
+def unread_setting(variant: Variant, key: str) -> UserError | None:
+    """Return the error for a setting that neither network, data, state nor quantities read; None if one reads it."""
     group, config, read = key.partition(".")[0], variant.config, variant.keys_read
     key = setting_of(key)
-    said = network_checks.unread(config, key)
-    if said or is_off(config, key):
-        return said
+    refusal = network_checks.unread(config, key)
+    if refusal or is_off(config, key):
+        return refusal
     if group == "grid" and "sigma" not in variant.axes:
         return _idle(key, config, "sigma changes nothing of this network", "networks that sigma changes")
     every = set() if settings()[key].says.watches else {"training"}  # of an update, all that makes it
@@ -126,7 +126,7 @@ def expected_memory(variant: Variant) -> float | None:
     scores = model.n_heads * task.num_tokens if facts.has_scores else 0
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
-    dense = _widest(variant) ** 2 if config.estimator.method == Method.dense else 0
+    dense = variant.widest**2 if config.estimator.method == Method.dense else 0
     return _START + number * (kept + dense) + sum(size for _, _, size in _held(variant))
 
 
@@ -140,17 +140,11 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     is_given = bool(place) and getattr(config.model, place.partition(".")[2]) is not None
     yield place if is_given else "model.d_model", f"a network of {weights} weights", number * weights
     if config.estimator.method.facts.fewest:
-        widest, count = _widest(variant), config.estimator.num_probes
-        yield "estimator.num_probes", f"{count} probes of {widest} numbers", number * count * widest
+        count = config.estimator.num_probes
+        yield "estimator.num_probes", f"{count} probes of {variant.widest} numbers", number * count * variant.widest
     for key in filter(None, (variant.quantity(name).holds for name in config.quantities)):
-        widest = _widest(variant)
-        steps = min(value_of(config, key), widest)
-        yield key, f"{steps} Lanczos vectors of {widest} numbers", 8 * steps * widest
-
-
-def _widest(variant: Variant) -> int:
-    """Return the most entries of a column of blocks."""
-    return max(variant.layout.size(block.layer, block.col) for block in variant.blocks)
+        steps = min(value_of(config, key), variant.widest)
+        yield key, f"{steps} Lanczos vectors of {variant.widest} numbers", 8 * steps * variant.widest
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:

@@ -24,20 +24,20 @@ def measure(cell: Cell) -> Measured:
     quantity = cell.variant.quantity(cell.quantity)
     own = source_of(cell.quantity, cell.config.config_dir)
     check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
-    found = quantity.measured(problem, request_of(cell, problem))
+    measured = quantity.measured(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)
     shared = {"num_layers": problem.layout.num_layers, "seconds": seconds}
-    return Measured([{**shared, **row} for row in found.rows], found.arrays)
+    return Measured([{**shared, **row} for row in measured.rows], measured.arrays)
 
 
 def draw_problem(cell: Cell) -> Objective:
     """Return the network at the cell's state with its data and loss, on the configured device."""
-    found = drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step)
+    network = drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step)
     if content := cell.science.get("content"):
         from hessfig.sweep.own_content import check_planned
 
-        check_planned(cell.config, found, content, is_far=walks(cell.quantity, cell.config))
-    return found.to(torch.device(card_of(cell.config.device)))
+        check_planned(cell.config, network, content, is_far=walks(cell.quantity, cell.config))
+    return network.to(torch.device(card_of(cell.config.device)))
 
 
 def request_of(cell: Cell, problem: Objective) -> Request:

@@ -93,12 +93,12 @@ class MonitoredTraining:
     def _check_same(self, step: int, parts: Mapping[str, str]) -> None:
         """Raise OtherTraining unless the measurements before `step` may be of the training that is at it now."""
         steps = sorted({cell.step for cell in self._cells})
-        held = f"steps {steps[0]} to {steps[-1]}"
+        measured = f"steps {steps[0]} to {steps[-1]}"
         other = [name for name in dict.fromkeys((*self._parts, *parts)) if self._parts.get(name) != parts.get(name)]
         other = [name for name in other if name not in self._moved and not name.endswith(_RUNNING)]
         if other or steps[0] >= step:
             what = f"where these were others: {first_few(other)}" if other else f"not of what step {step} is now"
-            raise _other(self.folder, "the measurements of another training", got=f"{held}, {what}")
+            raise _other(self.folder, "the measurements of another training", got=f"{measured}, {what}")
 
     def find(self, key: str) -> Rows | None:
         """Return the rows of what was measured before, if it was."""
@@ -137,7 +137,7 @@ class MonitoredTraining:
 
     def _write_manifest(self, budget: Mapping[str, Any], every: int, following: str | None = None) -> None:
         self.seen["budget"] = dict(budget)
-        tables = [one for one in (following, self._sealed) if one]
+        tables = [sha256 for sha256 in (following, self._sealed) if sha256]
         seal = dict(zip((SEAL, SEAL_BEFORE), dict.fromkeys(tables), strict=False))
         write_text(self.folder / MANIFEST, self._manifest(every, seal))
 
@@ -150,8 +150,8 @@ class MonitoredTraining:
             del self._unsaved[0]
 
     def _read(self, step: int, name: str, key: str) -> _Cell | None:
-        found = self.store.sound(key, warns=True)
-        return None if found is None else _Cell(step, name, key, *found)
+        content = self.store.sound(key, warns=True)
+        return None if content is None else _Cell(step, name, key, *content)
 
     def _resume(self) -> None:
         path = self.folder / MANIFEST
@@ -160,8 +160,8 @@ class MonitoredTraining:
                 raise _other(self.folder, "a table without a manifest", got=TABLE)
             return
         try:
-            made = read_checked(path)
-            seen, is_same = made[WATCHED], made["config_hash"] == self.hash
+            manifest = read_checked(path)
+            seen, is_same = manifest[WATCHED], manifest["config_hash"] == self.hash
             listed = [(int(step), str(name), str(key)) for step, name, key in seen["cells"]]
             self._parts, self._moved = dict(seen["parts"]), set(seen["moved"])
             self.seen = {key: type(self.seen[key])(seen[key]) for key in self.seen}
@@ -171,8 +171,8 @@ class MonitoredTraining:
             raise _other(
                 self.folder, "measurements with other settings", got="other data, blocks, quantities or version"
             )
-        self._start, self._sealed = str(made.get("start")), _sealed_table(self.folder, made)
-        self._cells = [cell for one in listed if (cell := self._read(*one)) is not None]
+        self._start, self._sealed = str(manifest.get("start")), _sealed_table(self.folder, manifest)
+        self._cells = [cell for entry in listed if (cell := self._read(*entry)) is not None]
         self._tell_lost([(step, name) for step, name, _ in listed], [(step, name) for step, name in seen["lost"]])
 
     def _tell_lost(self, listed: list[Measurement], before: list[Measurement]) -> None:
@@ -201,11 +201,7 @@ class MonitoredTraining:
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         config, lost = self._config, self._gone(self._lost)  # but what was measured again since
-        arrays = [
-            {**self._labels(cell), "file": self._file(cell), "sha256": cell.arrays}
-            for cell in self._cells
-            if cell.arrays
-        ]
+        arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",
             "config": {name: found[:12] for name, found in self._hashes.items()},
@@ -238,22 +234,23 @@ class MonitoredTraining:
 
     def _gone(self, measurements: list[Measurement]) -> list[Measurement]:
         """Return those of which there is no cell."""
-        there = {cell.measurement for cell in self._cells}
-        return [one for one in measurements if one not in there]
+        stored = {cell.measurement for cell in self._cells}
+        return [one for one in measurements if one not in stored]
 
-    def _file(self, cell: _Cell) -> str:
-        return self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()
+    def _array(self, cell: _Cell) -> dict[str, Any]:
+        file = self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()
+        return {**self._labels(cell), "file": file, "sha256": cell.arrays}
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _sealed_table(folder: Path, made: Mapping[str, Any]) -> str | None:
+def _sealed_table(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the hash of the table that is there, if its manifest vouches for it."""
     path = folder / TABLE
-    found = _sha256(path.read_bytes()) if path.is_file() else None
-    return found if found in (made.get(SEAL), made.get(SEAL_BEFORE)) else None
+    sha256 = _sha256(path.read_bytes()) if path.is_file() else None
+    return sha256 if sha256 in (manifest.get(SEAL), manifest.get(SEAL_BEFORE)) else None
 
 
 def _other(folder: Path, what: str, *, got: str) -> OtherTraining:

@@ -43,11 +43,11 @@ def gather(cells: list[Cell], store: CellStore) -> Gathered:
     """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
     every, arrays, missing = list[dict[str, Any]](), [], []
     for cell in cells:
-        found = store.sound(cell.key)
-        if found is None:
+        content = store.sound(cell.key)
+        if content is None:
             missing.append(cell)
             continue
-        rows, sha256 = found
+        rows, sha256 = content
         shared = {"sweep": cell.config.sweep.name, "config": cell.variant.short_hash(cell.quantity), **cell.labels}
         every += ({**shared, **row} for row in rows)
         if sha256 is not None:
@@ -106,7 +106,7 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
     config = variant.config
     plain = as_plain(config)
     other = {group: plain[group] for group in OF_ARCHITECTURE if plain[group] != first[group]}
-    found = {
+    shared = {
         "variant": variant.name,
         "config": {name: variant.short_hash(name) for name in config.quantities},
         "model": plain["model"],
@@ -115,7 +115,7 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
     maker, networks = kind(config.model.kind), variant.networks()  # files last: the user's code has run then
     read = files_read(config.model.factory, config.config_dir) if maker.is_own else {}
     extra = {"data": maker.about(config), "networks": networks, "files": read}
-    return {**other, **found, **{key: value for key, value in extra.items() if value}}
+    return {**other, **shared, **{key: value for key, value in extra.items() if value}}
 
 
 def provenance(config: Config) -> dict[str, Any]:

@@ -39,11 +39,11 @@ def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: boo
     """Raise UserError unless a network, drawn again, is the one that was planned."""
     if planned.startswith(ONCE):
         return
-    found, _ = _content(config, drawn, twice=False, is_far=is_far)
-    if found != planned:
+    content, _ = _content(config, drawn, twice=False, is_far=is_far)
+    if content != planned:
         raise UserError(
             f"{KEY}: {config.model.factory} returned something else than when this run was planned",
-            got=f"content {found[:12]}",
+            got=f"content {content[:12]}",
             allowed=f"content {planned[:12]}: the same weights, data, loss, names and derivatives at every call",
             remedy="torch.manual_seed(seed) at its beginning; run the command again if its files changed meanwhile",
         )
@@ -53,8 +53,8 @@ def _content(config: Config, drawn: Objective, *, twice: bool, is_far: bool) -> 
     """Return the content, and why nothing of it can be reused, if so."""
     with one_thread(), guarded(KEY, str(config.model.factory)):
         shown = content_of(drawn)
-        found = [fingerprint(drawn, shown, twice=twice, is_far=where) for where in (False, True)[: 1 + is_far]]
-    lacking = next((one for one in found if one.why), None)
-    if lacking:
-        return lacking.digest, lacking.why
-    return hashlib.sha256(" ".join([shown, *(one.digest for one in found)]).encode()).hexdigest(), ""
+        prints = [fingerprint(drawn, shown, twice=twice, is_far=where) for where in (False, True)[: 1 + is_far]]
+    for computed in prints:
+        if computed.why:
+            return computed.digest, computed.why
+    return hashlib.sha256(" ".join([shown, *(computed.digest for computed in prints)]).encode()).hexdigest(), ""

@@ -18,7 +18,7 @@ from hessfig.measurements.catalogue import walks
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.limits import check, unread
+from hessfig.sweep.limits import check_variants, unread_setting
 from hessfig.sweep.store import CellStore, Failures, Rows
 from hessfig.sweep.variant import Variant
 
@@ -94,8 +94,8 @@ class Sweep:
 
     def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[GivenSetting] = ()) -> None:
         self.variants = [Variant(name, point.pinned(config)) for name, config in asked]
-        check(self.variants)
-        check_given(given, len(self.variants), lambda place, key: unread(self.variants[place], key))
+        check_variants(self.variants)
+        check_given(given, len(self.variants), lambda place, key: unread_setting(self.variants[place], key))
         self.config = self.variants[0].config
         self.name = self.config.sweep.name
         self.folder = Path(self.config.output_dir) / self.name
@@ -148,12 +148,12 @@ class Sweep:
         return [_pilots(variant) if variant.has_pilots else [] for variant in self.variants]
 
     def _rows_by_sigma(self, pilots: list[Cell]) -> dict[float, Rows]:
-        found: dict[float, Rows] = {}
+        rows_by_sigma: dict[float, Rows] = {}
         for cell in pilots:
             assert cell.sigma is not None
             rows, _ = self.store.sound(cell.key) or ([], None)
-            found.setdefault(cell.sigma, []).extend(rows)
-        return found
+            rows_by_sigma.setdefault(cell.sigma, []).extend(rows)
+        return rows_by_sigma
 
 
 def _pilots(variant: Variant) -> list[Cell]:

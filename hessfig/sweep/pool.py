@@ -29,9 +29,9 @@ from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
 
-Serve = Callable[[Connection, CellStore], None]
 Kind = Literal["measured", "reused", "raced", "failed", "unwritable", "training", "trained"]
 Answer = tuple[Kind, str]
+Work = Callable[[Any, CellStore, Connection], Answer]  # of a worker: on one cell, saying through the pipe how it goes
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
@@ -70,12 +70,11 @@ class _Worker:
 class Pool:
     """`count` workers. A worker that dies fails its cell only; when the parent dies, the workers end by themselves.
 
-    `serve` is what they do: measure cells, or the work of a stage, which comes to them as cells do.
+    `work` is what they do: measure cells, or the work of a stage, which comes to them as cells do.
     """
 
-    def __init__(self, count: int, store: CellStore, serve: Serve | None = None) -> None:
-        self._store, self._serve = store, serve or measure_all
-        self._workers: list[_Worker] = []
+    def __init__(self, count: int, store: CellStore, work: Work | None = None) -> None:
+        self._store, self._work, self._workers = store, work or measure_cell, list[_Worker]()
         for number in range(count):
             self._workers.append(self._start(number))
 
@@ -107,7 +106,7 @@ class Pool:
 
     def _start(self, number: int) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
-        process = start_process(_numbered, number, self._serve, theirs, self._store)
+        process = start_process(_serve, number, self._work, theirs, self._store)
         theirs.close()
         return _Worker(process, ours, number)
 
@@ -133,51 +132,47 @@ class Pool:
         return cause
 
 
-def _numbered(number: int, serve: Serve, pipe: Connection, store: CellStore) -> None:
-    """Serve as the worker of this number, which chooses its card where there are several."""
+def _serve(number: int, work: Work, pipe: Connection, store: CellStore) -> None:
+    """Answer what comes through `pipe` until it closes (the parent ended), with torch on one thread.
+
+    The number of a worker chooses its card where there are several.
+    """
     os.environ[WORKER] = str(number)
-    serve(pipe, store)
-
-
-def measure_all(pipe: Connection, store: CellStore) -> None:
-    """Measure the cells that come through `pipe` until it closes."""
-    answer_all(pipe, lambda cell: _outcome(cell, store))
-
-
-def answer_all(pipe: Connection, answer: Callable[[Any], Answer]) -> None:
-    """Answer what comes through `pipe` until it closes (the parent ended), with torch on one thread."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     while True:
         try:
-            pipe.send((*answer(pipe.recv()), peak_memory()))
+            pipe.send((*work(pipe.recv(), store, pipe), peak_memory()))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
 
-def _outcome(cell: Cell, store: CellStore) -> Answer:
+def measure_cell(cell: Cell, store: CellStore, pipe: Connection | None = None) -> Answer:
+    """Measure a cell and store it, unless that was done meanwhile."""
     from hessfig.sweep.measure import measure
+
+    del pipe
 
     try:
         if store.sound(cell.key):
             return "reused", ""
-        found = measure(cell)
+        measured = measure(cell)
     except Exception as error:
         return "failed", brief(error)
     if store.sound(cell.key):
         return "raced", ""
     try:
-        store.write(cell.key, cell.science, found.rows, found.arrays, cell.labels)
+        store.write(cell.key, cell.science, measured.rows, measured.arrays, cell.labels)
     except UserError as error:
         return "unwritable", str(error)
     return "measured", ""
 
 
 def peak_memory() -> int:
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else 1024 * held
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def brief(error: Exception) -> str:
@@ -260,14 +255,14 @@ def _sheltered() -> Iterator[None]:
 @contextmanager
 def _without_main() -> Iterator[None]:
     """Hide the caller's script: workers would run it, which then needed a guard `if __name__ == "__main__"`."""
-    held = vars(sys.modules["__main__"])
-    before = {str(name): held[name] for name in ("__file__", "__spec__") if name in held}
-    held.pop("__file__", None)
-    held["__spec__"] = None
+    names = vars(sys.modules["__main__"])
+    before = {str(name): names[name] for name in ("__file__", "__spec__") if name in names}
+    names.pop("__file__", None)
+    names["__spec__"] = None
     try:
         yield
     finally:
-        held.update(before)
+        names.update(before)
 
 
 def _start_server() -> None:

@@ -1,24 +1,35 @@
-"""What a run would do, has done, and did: counts of cells, an estimate of time, a closing line."""
+"""What a run would do, has done, and did: counts of cells, an estimate of time, the table, a closing line."""
 
+from __future__ import annotations
+
+import csv
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hessfig.config.schema import Config
-from hessfig.errors import plain
+from hessfig.errors import UserError, plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.protocol import kind
-from hessfig.record import FROBENIUS
+from hessfig.record import FROBENIUS, TABLE
 from hessfig.sweep.limits import assumed_flops, expected_memory
+from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.progress import kind_of
 from hessfig.sweep.runner import Summary, worker_count
-from hessfig.sweep.store import CellStore, Failures
+from hessfig.sweep.store import CellStore, Failures, submitted_jobs
 from hessfig.sweep.trainings import needs
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block
 
+if TYPE_CHECKING:
+    from hessfig.config.compose.job import Job
+
 _CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
+_SHOWN = 5  # settings of another table
+_OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
@@ -46,18 +57,54 @@ def describe(sweep: Sweep, *, title: str = "") -> str:
     return "\n".join(lines)
 
 
+def status_lines(job: Job, sweep: Sweep) -> list[str]:
+    """Return what `hessfig status` and dry_run=true say: the plan, jobs that were submitted, and the table."""
+    from hessfig.config.compose.provenance import title  # takes Hydra
+
+    plan = describe(sweep, title=title(job))
+    return [plan, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
+
+
+def _table_there(job: Job, sweep: Sweep) -> str:
+    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
+    from hessfig.config.compose.provenance import differences, manifest_of
+
+    path = sweep.folder / TABLE
+    if not is_file(path):
+        return f"none yet ({path})"
+    what = f"{path}, {_rows(path)}"
+    try:
+        manifest = manifest_of(path.parent)
+    except UserError as error:
+        return f"{what}, with a manifest that cannot be read ({plain(error.got)})"
+    if manifest is None:
+        return f"{what}, without a manifest: its settings are not known"
+    is_same = manifest.get("config_hash") == config_hash(sweep.variants)
+    made = "these settings" if is_same else _OTHER_CONTENT
+    if other := differences(manifest["config"], job):
+        more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        made = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
+    return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
+
+
+def _rows(path: Path) -> str:
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as handle:
+            return f"{sum(1 for _ in csv.reader(handle)) - 1} rows"
+    except (OSError, csv.Error) as error:
+        return f"which cannot be read ({error})"
+
+
 def summarise(summary: Summary) -> str:
-    """Return the closing line of a run."""
+    """Return the closing line of a run, or of a share."""
+    counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
+    done = f"{counts} in {_duration(summary.seconds)}"
+    if summary.share:
+        return f"shard {summary.share}: {done}; cells: {summary.table.parent / 'cells'}"
     memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
     lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
     where = f"table: {summary.table}{lacks}" if is_file(summary.table) else "no table: no cell is finished"
-    return f"{did(summary)}{memory}; {where}"
-
-
-def did(done: Summary) -> str:
-    """Return how many cells were measured, reused and failed, and how long it took."""
-    counts = f"{done.measured} cells measured, {done.reused} reused, {done.failed} failed"
-    return f"{counts} in {_duration(done.seconds)}"
+    return f"{done}{memory}; {where}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
@@ -104,26 +151,26 @@ def _training_lines(todo: list[Cell]) -> list[str]:
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
-    found = reasons(failures, todo)
-    if not found:
+    kinds = reasons(failures, todo)
+    if not kinds:
         return []
-    count = sum(len(cells) for _, cells in found)
+    count = sum(len(cells) for _, cells in kinds)
     lines = [f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"]
-    for cause, cells in found[:_CAUSES]:
+    for cause, cells in kinds[:_CAUSES]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
         lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
-    more = len(found) - _CAUSES
+    more = len(kinds) - _CAUSES
     return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
 
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
-    causes, found = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
+    causes, kinds = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
     for cell in cells:
         if cell.key in causes:
             cause = causes[cell.key]
-            found.setdefault(kind_of(cause), (cause, []))[1].append(cell)
-    return sorted(found.values(), key=lambda one: -len(one[1]))
+            kinds.setdefault(kind_of(cause), (cause, []))[1].append(cell)
+    return sorted(kinds.values(), key=lambda kind: -len(kind[1]))
 
 
 def _blocks(variant: Variant) -> str:
@@ -131,11 +178,11 @@ def _blocks(variant: Variant) -> str:
     layers: dict[str, set[int]] = {}
     for block in variant.blocks:
         layers.setdefault(_name(block), set()).update([] if block.is_across else [block.layer])
-    inside = [found for found in layers.values() if found - {0}]
-    everywhere = all(found >= set(range(1, variant.layout.num_layers + 1)) for found in inside)
+    inside = [numbers for numbers in layers.values() if numbers - {0}]
+    everywhere = all(numbers >= set(range(1, variant.layout.num_layers + 1)) for numbers in inside)
     names = [
-        name if everywhere or not found - {0} else f"{name}@{','.join(map(str, sorted(found)))}"
-        for name, found in layers.items()
+        name if everywhere or not numbers - {0} else f"{name}@{','.join(map(str, sorted(numbers)))}"
+        for name, numbers in layers.items()
     ]
     words = ", ".join(names) if len(names) <= 6 else f"{len(names)} pairs"
     return words + " of every layer" * (bool(inside) and everywhere)
@@ -169,7 +216,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     """Return what a worker takes, for the smallest and the largest network, where the settings tell."""
-    known = sorted((size, _network(one)) for one in variants if (size := expected_memory(one)) is not None)
+    known = sorted((size, _network(variant)) for variant in variants if (size := expected_memory(variant)) is not None)
     if not known:
         return ["memory: not known for this network before it is run, whose last line tells it"]
     ends = {f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])}  # one, where they are equal

@@ -31,8 +31,8 @@ def kind_of(cause: str) -> str:
 
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this process (Colab and editors have one too)."""
-    found = sys.modules.get("IPython")
-    return found is not None and hasattr(found.get_ipython(), "kernel")
+    module = sys.modules.get("IPython")
+    return module is not None and hasattr(module.get_ipython(), "kernel")
 
 
 class NotebookBar:

@@ -11,7 +11,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of
-from hessfig.register import check_free, publish, vouched, withdraw
+from hessfig.register import check_replaceable, publish, remove_own, trusted_hashes
 from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, Pool
@@ -33,8 +33,8 @@ class Summary:
     """What a run did: cells measured, reused and failed, wall time in seconds, where the table is.
 
     `peak` is the most memory a worker held, in bytes (0 when nothing was to do). `missing` are cells of the plan that
-    the table lacks (of a share: pilots), `notes` what else the user should know. Without a finished cell no table
-    `is_written`, nor by a share.
+    the table lacks (of a `share`, K/N: pilots), `notes` what else the user should know. Without a finished cell no
+    table `is_written`, nor by a share; `collect` is the command that writes it then.
     """
 
     measured: int
@@ -46,6 +46,8 @@ class Summary:
     missing: int = 0
     notes: list[str] = field(default_factory=list)
     is_written: bool = True
+    share: str = ""
+    collect: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -71,7 +73,7 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
     Raises UserError when nothing can be stored, and for a table or manifest that is there and not as hessfig left it
     (checked before the first cell).
     """
-    check_free([sweep.folder / TABLE, sweep.folder / MANIFEST], KIND, known=vouched(sweep.folder))
+    check_replaceable([sweep.folder / TABLE, sweep.folder / MANIFEST], KIND, known=trusted_hashes(sweep.folder))
     started, start = time.perf_counter(), now()
     with begun(sweep):
         remove_leftovers(sweep.folder)
@@ -88,9 +90,8 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
         notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(table, gathered.missing, sweep.cells)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
-    return Summary(
-        **counts, seconds=seconds, peak=peak, table=table, missing=missing, notes=notes, is_written=is_written
-    )
+    measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
+    return Summary(measured, reused, failed, seconds, peak, table, missing, notes, is_written)
 
 
 @contextmanager
@@ -128,11 +129,11 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     if entry_of(manifest, "config_hash") not in (None, config_hash(sweep.variants)):
         notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
-        stale = [name for name in DERIVED if not withdraw(path.with_name(name))]
+        stale = [name for name in DERIVED if not remove_own(path.with_name(name))]
         notes += [f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table" for name in stale]
-    made = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
-    texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **made})}
-    publish(texts, KIND, known=vouched(sweep.folder))
+    written = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
+    texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **written})}
+    publish(texts, KIND, known=trusted_hashes(sweep.folder))
     return notes
 
 
@@ -142,5 +143,5 @@ def _lacks(table: Path, missing: list[Cell], planned: Sequence[Cell]) -> list[st
         return []
     if len(missing) == len(planned):
         return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
-    some = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
-    return [f"{len(missing)} of {len(planned)} cells are not in the table ({some}): run the same command again"]
+    named = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
+    return [f"{len(missing)} of {len(planned)} cells are not in the table ({named}): run the same command again"]

@@ -1,4 +1,6 @@
-"""A sweep's Slurm job: its tasks measure shares of the cells in a shared folder, where they are watched appearing."""
+"""A sweep's Slurm job: submits tasks that measure shares of the cells in a shared folder, and waits for results."""
+
+from __future__ import annotations
 
 import json
 import shlex
@@ -9,15 +11,20 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from hessfig.config.machine import slurm_memory
+from hessfig.config.compose.job import Job
+from hessfig.config.compose.overrides import quoted
+from hessfig.config.compose.provenance import command_of
+from hessfig.config.facts import Role
+from hessfig.config.machine import check_device_name, slurm_memory
 from hessfig.config.schema import Config
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError, command_line, plain
 from hessfig.files import check_writable, write_text
 from hessfig.record import entry_of
+from hessfig.sweep.launchers import Say, Shard, words_without
 from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, own_path
-from hessfig.sweep.shards import Shard
+from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.store import CellStore
 
 # States in which a task may still measure; all others are ends.
@@ -60,13 +67,13 @@ def states(job: str) -> States | None:
     done = _called("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K %T")
     if done.returncode:
         return {} if _UNKNOWN in done.stderr else None
-    found = (line.split() for line in done.stdout.splitlines())
-    return {words[0]: words[1] for words in found if len(words) == 2}
+    tasks = (line.split() for line in done.stdout.splitlines())
+    return {task[0]: task[1] for task in tasks if len(task) == 2}
 
 
-def counted(found: States) -> str:
+def counted(tasks: States) -> str:
     """Return '2 running, 1 pending'."""
-    names = [state.lower() for state in found.values()]
+    names = [state.lower() for state in tasks.values()]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(sorted(names, reverse=True)))
 
 
@@ -117,8 +124,8 @@ def _options(config: Config, folder: Path, shards: Sequence[int]) -> list[str]:
         "mem": launcher.memory and slurm_memory(launcher.memory),
         "gpus-per-task": launcher.gpus or None,
     }
-    found = [f"--{name}={value}" for name, value in asked.items() if value is not None]
-    return [*found, "--requeue", "--open-mode=append", *map(_quoted_value, launcher.options)]
+    options = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    return [*options, "--requeue", "--open-mode=append", *map(_quoted_value, launcher.options)]
 
 
 def _ranges(shards: Sequence[int]) -> str:
@@ -144,6 +151,42 @@ def _quoted(text: str) -> str:
 
 _SHORTEST, _LONGEST, _GROWTH = 1.0, 20.0, 1.3  # seconds between two looks
 _LATE = (0.0, 2.0, 10.0)  # seconds after which a file that another machine wrote is looked for again
+
+
+class Slurm:
+    """A Slurm job array measures the sweep of a job; this command submits it, or resumes an earlier one, and waits."""
+
+    def __init__(self, job: Job) -> None:
+        check_device_name(job.config.device)
+        self._job = job
+
+    def run(self, sweep: Sweep, say: Say) -> Summary | None:
+        """Submit what is not finished, wait and collect; None when the job array is left alone or only shown."""
+        job, config = self._job, self._job.config
+        words = words_without(job, Role.machine, Role.command)  # and the folder, which -m may have moved
+        array = SlurmJob(sweep, [*job.flags, *words, f"output_dir={quoted(config.output_dir)}"])
+        if config.dry_run:
+            shards = array.shards()
+            print(array.script(shards) if shards else "nothing to do\n", end="")
+            return None
+        wait = config.launcher.wait
+        if not wait and (array.is_alive() or (array.number is None and array.shards())):
+            self._leave(array, say)
+            return None
+        summary = run_sweep(sweep, array.run if wait else array.watched, command_of(job))
+        array.forget()
+        return summary
+
+    def _leave(self, array: SlurmJob, say: Say) -> None:
+        """Submit unless a job is at it, and say what to type."""
+        job = self._job
+        if array.number is None:
+            array.submit()
+        else:
+            say(f"slurm job {array.number} is still at it")
+        words = [word for word in job.words if not word.startswith("launcher")]
+        say(f"how far:  {command_line('status', *job.flags, *words)}")
+        say(f"collect:  {command_line('run', *job.flags, *job.words)}")
 
 
 class SlurmJob:
@@ -202,14 +245,15 @@ class SlurmJob:
         """Yield outcomes until every cell has one; lost tasks are submitted `again`, or what they leave has failed."""
         waiting, pause = dict.fromkeys(cells), _SHORTEST
         while waiting:
-            found = states(self.number) if self.number else {}  # before the disk: what ended has written
-            self._tell(found)
-            for outcome in self._ended(list(waiting), store, looks=(0.0,) if _may_measure(found) else _LATE):
+            tasks = states(self.number) if self.number else {}  # before the disk: what ended has written
+            is_alive = _may_measure(tasks)
+            self._tell(tasks)
+            for outcome in self._ended(list(waiting), store, looks=(0.0,) if is_alive else _LATE):
                 del waiting[outcome.cell]
                 yield outcome
-            if waiting and not _may_measure(found):
-                if not (again and self._deserves_another(found or {})):
-                    yield from (CellOutcome(cell, "failed", self._loss(found or {})) for cell in waiting)
+            if waiting and not is_alive:
+                if not again or self._measured == 0 or "CANCELLED" in (tasks or {}).values():
+                    yield from (CellOutcome(cell, "failed", self._loss(tasks or {})) for cell in waiting)
                     return
                 self.submit()
             time.sleep(pause if waiting else 0.0)
@@ -223,8 +267,8 @@ class SlurmJob:
             outcomes = [outcome for cell in waiting if (outcome := self._outcome(cell, store)) is not None]
             self._measured += sum(outcome.kind == "measured" for outcome in outcomes)
             yield from outcomes
-            known = {id(outcome.cell) for outcome in outcomes}
-            waiting = [cell for cell in waiting if id(cell) not in known]
+            ended = {id(outcome.cell) for outcome in outcomes}
+            waiting = [cell for cell in waiting if id(cell) not in ended]
 
     def _outcome(self, cell: Cell, store: CellStore) -> CellOutcome | None:
         if store.sound(cell.key):
@@ -232,48 +276,39 @@ class SlurmJob:
         cause = self._sweep.failures.cause(cell.key)
         return None if cause is None else CellOutcome(cell, "failed", cause)
 
-    def _deserves_another(self, found: States) -> bool:
-        return self._measured > 0 and "CANCELLED" not in found.values()
-
-    def _loss(self, found: States) -> str:
-        how = f" ({counted(found)})" if found else ""
+    def _loss(self, tasks: States) -> str:
+        how = f" ({counted(tasks)})" if tasks else ""
         logs = self.folder / LOGS / f"{self.number}_*.log"
         return f"every task has ended without it{how}: run the same command again; the tasks' words: {logs}"
 
-    def _tell(self, found: States | None) -> None:
-        words = counted(found) if found else "Slurm does not answer; asked again" * (found is None)
+    def _tell(self, tasks: States | None) -> None:
+        words = counted(tasks) if tasks else "Slurm does not answer; asked again" * (tasks is None)
         if words and words != self._told:
             _say(f"slurm job {self.number}: {words}")
             self._told = words
 
 
-def is_expected(folder: Path) -> bool:
-    """Whether a job that was submitted for the sweep in `folder` may still measure, as far as Slurm says."""
-    jobs = filter(None, map(_recorded, (folder / LOGS).glob("job-*.json")))
-    return any(_may_measure(states(job)) for job in jobs)
+def jobs_in(folder: Path) -> dict[str, bool]:
+    """Return a line for each job that was submitted for the sweep in `folder` and not seen ending: what its tasks do.
 
-
-def said_of(folder: Path) -> list[str]:
-    """Return one line per job that was submitted for the sweep in `folder` and not seen ending: what its tasks do."""
-    jobs = filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json"))))
-    answers = ((job, states(job)) for job in jobs)
-    return [f"slurm job {job}: {_in_words(found)}" for job, found in answers]
-
-
-def _in_words(found: States | None) -> str:
-    if found is None:
-        return "Slurm does not answer here"
-    return counted(found) or "over"
+    With each, whether it may still measure, as far as Slurm says.
+    """
+    lines = {}
+    for number in filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json")))):
+        tasks = states(number)
+        words = "Slurm does not answer here" if tasks is None else counted(tasks) or "over"
+        lines[f"slurm job {number}: {words}"] = _may_measure(tasks)
+    return lines
 
 
 def _recorded(path: Path) -> str | None:
-    found = entry_of(path, "job")
-    return None if found is None else str(found)
+    number = entry_of(path, "job")
+    return None if number is None else str(number)
 
 
 def _say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def _may_measure(found: States | None) -> bool:
-    return found is None or not ALIVE.isdisjoint(found.values())
+def _may_measure(tasks: States | None) -> bool:
+    return tasks is None or not ALIVE.isdisjoint(tasks.values())

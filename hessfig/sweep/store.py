@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -81,12 +82,12 @@ class CellStore:
     def _check_arrays(self, path: Path, digest: str) -> None:
         try:
             with path.open("rb") as handle:
-                found = hashlib.file_digest(handle, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
         except FileNotFoundError as error:
             raise CorruptCell(f"{path}: the arrays of a finished cell are missing") from error
         except OSError as error:
             raise CorruptCell(f"{path}: cannot be read ({error.strerror})") from error
-        if found != digest:
+        if sha256 != digest:
             raise CorruptCell(f"{path}: its checksum does not match its cell")
 
     def _read(self, key: str) -> dict[str, Any] | None:
@@ -156,8 +157,8 @@ class Failures:
     def causes(self, keys: Iterable[str]) -> dict[str, str]:
         """Return why cells failed, by key, for those of `keys` that did."""
         noted = {path.stem for path in self.folder.glob("*.txt") if is_file(path)}
-        found = ((key, self.cause(key)) for key in keys if key in noted)
-        return {key: cause for key, cause in found if cause is not None}
+        causes = ((key, self.cause(key)) for key in keys if key in noted)
+        return {key: cause for key, cause in causes if cause is not None}
 
     def forget(self, keys: Iterable[str]) -> None:
         """Forget why these cells failed: they are tried again."""
@@ -168,6 +169,8 @@ class Failures:
         return self.folder / f"{key}.txt"
 
 
+# Launchers whose jobs outlive the command that submitted them: who tells what these jobs do in a sweep's folder.
+_JOBS = ("hessfig.sweep.slurm",)
 _RENEWED = 60.0  # seconds; a mark counts for an hour
 _OURS: set[Path] = set()  # marks of this process
 
@@ -197,9 +200,15 @@ def leave_all() -> None:
 
 
 def is_at_work(folder: Path) -> bool:
-    """Whether a run has a fresh mark in `folder`."""
+    """Whether a run has a fresh mark in `folder`, or a job that was submitted for it may still measure."""
     marks = [path for path in folder.glob(".running.*") if MARK.fullmatch(path.name)]
-    return bool(marks) and any(age(path, clock_of(folder)) < OLD for path in marks)
+    is_marked = bool(marks) and any(age(path, clock_of(folder)) < OLD for path in marks)
+    return is_marked or any(submitted_jobs(folder).values())
+
+
+def submitted_jobs(folder: Path) -> dict[str, bool]:
+    """Return a line for each job that was submitted for the sweep in `folder`, and whether it may still measure."""
+    return {line: is_alive for name in _JOBS for line, is_alive in import_module(name).jobs_in(folder).items()}
 
 
 def _renew(mark: Path, ended: Event) -> None:

@@ -1,21 +1,28 @@
 """One cell by all processes of torchrun: rank 0 plans, asks and stores, the others measure what it asks for."""
 
+from __future__ import annotations
+
 import os
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed.nn.functional  # before there is a group: its defaults would keep the first one alive
 from torch import distributed
 
+from hessfig.config.compose.job import Job
+from hessfig.config.compose.provenance import command_of
 from hessfig.config.enums import Products as Choice
-from hessfig.config.machine import WORKER
+from hessfig.config.machine import WORKER, check_machine
 from hessfig.config.schema import Config
-from hessfig.curvature.ranks import all_gather, broadcast, sharing
+from hessfig.curvature.ranks import RankedColumn, all_gather, broadcast
+from hessfig.curvature.vocabulary_head import HeadedColumn
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
+from hessfig.models.routes import Engines
+from hessfig.sweep.launchers import Say
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, brief, peak_memory
@@ -28,16 +35,32 @@ _COMMAND = "torchrun --nproc-per-node=4 --no-python hessfig run ... ranks=true"
 _BACKENDS = {"cpu": "gloo", "cuda": "cuda:nccl,cpu:gloo"}
 
 
-@dataclass(frozen=True)
-class Share:
-    """What a rank did: its number, the seconds it measured, and the most memory it has held, in bytes."""
+class Ranks:
+    """All processes of torchrun measure each cell of a job's sweep together; the first of them plans and stores."""
 
-    rank: int
-    seconds: float
-    peak: int
+    def __init__(self, job: Job) -> None:
+        check_machine(job.first)
+        check_ranks(job.config)
+        self._job, self._started = job, time.perf_counter()
 
-    def __str__(self) -> str:
-        return f"rank {self.rank}: {self.seconds:.1f} s, at most {self.peak / 2**30:.2f} GiB"
+    def run(self, sweep: Sweep, say: Say) -> Summary | None:
+        """Measure the sweep; return what was done to the first rank, None to the others and for a dry run."""
+        with joined(sweep.config) as is_first:
+            planned = planned_shares(sweep)
+            if is_first:
+                say(*planned)
+            if self._job.config.dry_run:
+                return None
+            summary = None
+            if is_first:
+                summary = run_sweep(sweep, on_ranks, command_of(self._job))
+                broadcast(None)  # lets the others go
+            else:
+                _follow()
+            shares = all_gather(_share(time.perf_counter() - self._started))
+        if summary is not None:
+            say(*shares)
+        return summary
 
 
 def check_ranks(config: Config) -> None:
@@ -77,8 +100,8 @@ def planned_shares(sweep: Sweep) -> list[str]:
             allowed=f"1 to {count} ranks",
             remedy="fewer processes, more sequences (task.batch_size), or a smaller memory=",
         )
-    held = f"at most {cell.config.memory} of products in addition to the network's weights"
-    return [f"rank {rank}: {len(range(rank, count, size))} of {count} micro-batches, {held}" for rank in range(size)]
+    memory = f"at most {cell.config.memory} of products in addition to the network's weights"
+    return [f"rank {rank}: {len(range(rank, count, size))} of {count} micro-batches, {memory}" for rank in range(size)]
 
 
 @contextmanager
@@ -91,12 +114,13 @@ def joined(config: Config) -> Iterator[bool]:
         if device == "cuda":
             torch.cuda.set_device(int(local) % torch.cuda.device_count())
         distributed.init_process_group(_BACKENDS[device], timeout=timedelta(seconds=config.ranks_timeout))
-        with sharing():
-            yield distributed.get_rank() == 0
+        Engines.headed_column = RankedColumn
+        yield distributed.get_rank() == 0
         distributed.barrier()  # no rank leaves while another still reads the last message
     except distributed.DistError as error:
         raise _lost(error) from error
     finally:
+        Engines.headed_column = HeadedColumn
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -118,28 +142,21 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None
             done = _measured(broadcast(cell))
             store.write(cell.key, cell.science, done.rows, done.arrays, cell.labels)
         except (UserError, RuntimeError) as error:
-            found = error if isinstance(error, UserError) else _lost(error)
-            yield CellOutcome(cell, "failed", str(found))
-            raise found from error
+            cause = error if isinstance(error, UserError) else _lost(error)
+            yield CellOutcome(cell, "failed", str(cause))
+            raise cause from error
         yield CellOutcome(cell, "measured", "", peak_memory())
 
 
-def lead(sweep: Sweep, command: str) -> Summary:
-    """Measure the sweep as rank 0, and let the others go at its end."""
-    summary = run_sweep(sweep, on_ranks, command)
-    broadcast(None)
-    return summary
-
-
-def serve() -> None:
+def _follow() -> None:
     """Measure what rank 0 asks for until it has no more, as another rank."""
     while (cell := broadcast()) is not None:
         _measured(cell)
 
 
-def shares(seconds: float) -> list[Share]:
-    """Return what every rank did, its own `seconds` given."""
-    return all_gather(Share(distributed.get_rank(), seconds, peak_memory()))
+def _share(seconds: float) -> str:
+    """Return what this rank did: the seconds it measured, and the most memory it has held."""
+    return f"rank {distributed.get_rank()}: {seconds:.1f} s, at most {peak_memory() / 2**30:.2f} GiB"
 
 
 def _measured(cell: Cell) -> Measured:

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING
 from hessfig.config.keys import kept_steps
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.plan import Cell
-from hessfig.sweep.pool import Answer, CellOutcome, Pool, answer_all, brief
+from hessfig.sweep.pool import Answer, CellOutcome, Pool, brief
 from hessfig.sweep.store import CellStore
 
 if TYPE_CHECKING:
     from hessfig.states.training.loop import Progress
-
-
-_LOST = (BrokenPipeError, ConnectionResetError)  # the parent ended: so does the worker
 
 
 @dataclass(frozen=True)
@@ -35,12 +32,12 @@ class TrainingNeed:
 
 def needs(cells: Iterable[Cell]) -> list[TrainingNeed]:
     """Return the trainings behind `cells`, each once, in the order in which they are first needed."""
-    found: dict[str, tuple[Trajectory, set[int]]] = {}
+    steps_of: dict[str, tuple[Trajectory, set[int]]] = {}
     for cell in cells:
         if cell.step is not None and cell.trajectory is not None:
-            _, steps = found.setdefault(cell.trajectory.key, (cell.trajectory, set()))
+            _, steps = steps_of.setdefault(cell.trajectory.key, (cell.trajectory, set()))
             steps.update({cell.step, *(step for step in kept_steps(cell.config) if step <= cell.step)})
-    return [TrainingNeed(trajectory, tuple(sorted(steps))) for trajectory, steps in found.values()]
+    return [TrainingNeed(trajectory, tuple(sorted(steps))) for trajectory, steps in steps_of.values()]
 
 
 def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[CellOutcome, None, list[Cell]]:
@@ -51,7 +48,7 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
     wanted, lost = needs(cells), dict[str, str]()
     if not wanted:
         return cells
-    pool = Pool(min(workers, len(wanted)), store, serve_trainings)
+    pool = Pool(min(workers, len(wanted)), store, _train)
     try:
         for outcome in pool.run(wanted):
             if outcome.kind == "failed":
@@ -66,21 +63,17 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
     return [cell for cell in cells if cell not in causes]
 
 
-def serve_trainings(pipe: Connection, store: CellStore) -> None:
-    """Train what comes through `pipe` until it closes; say how it goes on the way."""
-    del store
-    answer_all(pipe, lambda need: _train(need, pipe))
-
-
-def _train(need: TrainingNeed, pipe: Connection) -> Answer:
+def _train(need: TrainingNeed, store: CellStore, pipe: Connection) -> Answer:
+    """Train as far as cells need it; say through the pipe how it goes."""
     from hessfig.states.training.loop import Diverged, ensure
 
+    del store
     started = time.monotonic()
     try:
         updates = ensure(need.trajectory, need.steps, lambda now: pipe.send(("training", words(now), 0)))
     except Diverged as error:
         return "trained", f"diverged: {error}"
-    except _LOST:
+    except (BrokenPipeError, ConnectionResetError):  # the parent ended: so does the worker
         raise
     except Exception as error:
         return "failed", brief(error)

@@ -51,6 +51,11 @@ class Variant:
         return blocks_of(self.config.blocks, self.layout, self.config.model)
 
     @cached_property
+    def widest(self) -> int:
+        """The most entries of a column of blocks."""
+        return max(self.layout.size(block.layer, block.col) for block in self.blocks)
+
+    @cached_property
     def axes(self) -> frozenset[str]:
         """Which of sigma and seed change the network."""
         return point.axes(self.config)
@@ -100,8 +105,8 @@ class Variant:
 
         is_first = not self._contents  # whether calls agree is a matter of the code, not of the seed
         distances = [*labels.values()]
-        found = planned_contents(self.config, sigma, seed, twice=is_first, distances=distances)
-        return dict(zip(labels, found, strict=True))
+        contents = planned_contents(self.config, sigma, seed, twice=is_first, distances=distances)
+        return dict(zip(labels, contents, strict=True))
 
     @cached_property
     def _distances(self) -> list[bool]:
@@ -112,16 +117,16 @@ class Variant:
         """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
         seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
         places = product(self.sigmas(), seeds, self._distances)
-        found = {
+        contents = {
             self._label(sigma, seed, is_far=is_far): self.content(sigma, seed, is_far=is_far)
             for sigma, seed, is_far in places
         }
-        return {label: content for label, content in found.items() if content}
+        return {label: content for label, content in contents.items() if content}
 
     def reusable_contents(self) -> dict[str, str]:
         """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
-        found = self.networks().items()
-        return {digest([self._network, label]): one for label, one in found if not one.startswith(ONCE)}
+        networks = self.networks().items()
+        return {digest([self._network, label]): content for label, content in networks if not content.startswith(ONCE)}
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity called `name`, of the package or of the user's own files."""
@@ -166,7 +171,7 @@ class Variant:
         return frozenset(settled).union(*(keys_read(self.science(name)["settings"]) for name in names))
 
     def check(self) -> None:
-        """Raise UserError when something that is asked for cannot be had."""
+        """Raise UserError for settings under which its quantities cannot be measured."""
         kind(self.config.model.kind).check(self.config)
         point.check(self.config)
         self._check_quantities()
@@ -225,7 +230,7 @@ def note_contents(folder: Path, variants: Sequence[Variant]) -> None:
 def _read_contents(folder: Path) -> dict[str, str]:
     """Return what `note_contents` left in the folder of a sweep."""
     try:
-        found = read_checked(folder / MET)["networks"]
-        return {str(label): str(content) for label, content in found.items()}
+        contents = read_checked(folder / MET)["networks"]
+        return {str(label): str(content) for label, content in contents.items()}
     except UNREADABLE:
         return {}

@@ -15,7 +15,7 @@ import pytest
 
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
-from hessfig.sweep.garbage import YOUNG, remove, unused
+from hessfig.sweep.garbage import YOUNG, remove_unused, unused_files
 from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, Answer
 from tests.runs import COMMAND, rows
@@ -305,7 +305,7 @@ def test_what_clean_may_take(pristine: Path, tmp_path: Path, dice: random.Random
         cells = {path: dice.choice([0, YOUNG / 2, 2 * YOUNG, 20 * YOUNG]) for path in folder.glob("cells/*/*.json")}
         for path, age in cells.items():
             os.utime(path, (time.time() - age,) * 2)
-        remove(unused(folder, None))
+        remove_unused(unused_files(folder, None))
         may_go = (
             {path for path, age in cells.items() if age > YOUNG}
             if is_replaced and not (is_busy or is_broken)

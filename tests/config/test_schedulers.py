@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config.machine import WORKER, card_of, parse_shard
-from hessfig.config.schedulers import SCHEDULERS, share
+from hessfig.config.machine import WORKER, card_of
+from hessfig.config.schedulers import SCHEDULERS, parse_shard, share
 from hessfig.errors import UserError
 
 _ARRAY = ("ID", "COUNT", "MIN", "MAX", "STEP")

@@ -14,12 +14,11 @@ import pytest
 
 from hessfig import files
 from hessfig.analysis.manifest import read_run
-from hessfig.cli import experiment
-from hessfig.cli.experiment import run as run_verb
+from hessfig.cli.experiment import run_verb
 from hessfig.errors import UserError
 from hessfig.files import remove_leftovers, write_together
 from hessfig.register import REGISTER
-from hessfig.sweep import runner
+from hessfig.sweep import launchers, runner
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import summarise
 from hessfig.sweep.runner import Summary, run_sweep
@@ -144,11 +143,11 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
 
 def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked:
-        first = toy_config(copied, quantities=BOTH)
+        first = config = toy_config(copied, quantities=BOTH)
         variants = [("", first)]  # noqa: RUF012
         words, own, asked = (), None, ()
 
-    monkeypatch.setattr(experiment, "title", lambda job: "a toy sweep")
+    monkeypatch.setattr(launchers, "title", lambda job: "a toy sweep")
     assert run_verb(Asked()) == 0  # type: ignore[arg-type]
     write = CellStore.finished
     lost = found(copied, "json")[0].stem

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.sweep.garbage import YOUNG, remove, sweep_folders, unused
+from hessfig.sweep.garbage import YOUNG, remove_unused, sweep_folders, unused_files
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.store import at_work, is_at_work
@@ -35,7 +35,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     (folder,) = sweep_folders(outputs)
     old = files(folder)
     age(old)
-    assert unused(folder, None).files == []  # the table lists them
+    assert unused_files(folder, None).files == []  # the table lists them
     run_sweep(Sweep([("", toy_config(outputs, first_seed=5))]))
     return outputs, {path.name for path in old}
 
@@ -51,19 +51,19 @@ def replaced(twice: tuple[Path, set[str]], tmp_path: Path) -> tuple[Path, set[Pa
 
 def test_only_what_nobody_uses_goes(replaced: tuple[Path, set[Path], set[Path]], tmp_path: Path) -> None:
     folder, old, new = replaced
-    assert set(unused(folder, None).cells) == old and unused(folder, None).kept == len(new)
-    assert unused(folder, [("", toy_config(tmp_path, first_seed=1))]).cells == []  # asked for now
+    assert set(unused_files(folder, None).cells) == old and unused_files(folder, None).kept == len(new)
+    assert unused_files(folder, [("", toy_config(tmp_path, first_seed=1))]).cells == []  # asked for now
     damaged = min(old)
     damaged.write_text("half a ce")
     left, own = (folder / "cells" / name for name in (".hessfig.ab.json.abcdefgh", ".ab.json.abcdefgh"))
     left.write_text("")
     own.write_text("mine")
     age({own}, 7200)
-    assert unused(folder, None).leftovers == []  # another run may be writing it
+    assert unused_files(folder, None).leftovers == []  # another run may be writing it
     age({left}, 7200)
-    found = unused(folder, None)
+    found = unused_files(folder, None)
     assert list(found.leftovers) == [left] and found.size > 0
-    assert remove(found) == len(old)  # one cell is damaged and stays, a leftover goes
+    assert remove_unused(found) == len(old)  # one cell is damaged and stays, a leftover goes
     assert files(folder) == new | {damaged} and not left.exists() and own.exists()
 
 
@@ -71,27 +71,27 @@ def test_what_is_young_stays(replaced: tuple[Path, set[Path], set[Path]]) -> Non
     folder, old, new = replaced
     young = min(old)
     age({young}, YOUNG - 60)
-    found = unused(folder, None)
+    found = unused_files(folder, None)
     assert set(found.cells) == old - {young} and (found.young, found.kept) == (1, len(new) + 1)
     age(old, -7200)  # a machine whose clock is fast
-    assert unused(folder, None).cells == [] and remove(found) == 0
+    assert unused_files(folder, None).cells == [] and remove_unused(found) == 0
     assert files(folder) == old | new
 
 
 def test_a_run_at_work_keeps_every_cell(replaced: tuple[Path, set[Path], set[Path]]) -> None:
     folder, old, new = replaced
-    found = unused(folder, None)
+    found = unused_files(folder, None)
     with at_work(folder):
         while not is_at_work(folder):
             time.sleep(0.01)
-        assert unused(folder, None).cells == [] and "at work" in unused(folder, None).why
-        assert remove(found) == 0  # it began after the files were listed
+        assert unused_files(folder, None).cells == [] and "at work" in unused_files(folder, None).why
+        assert remove_unused(found) == 0  # it began after the files were listed
     assert files(folder) == old | new and not list(folder.glob(".running.*"))
     mark = folder / ".running.0123456789abcdef"  # of one that was killed
     mark.touch()
-    assert unused(folder, None).cells == []
+    assert unused_files(folder, None).cells == []
     age({mark}, 7200)
-    found = unused(folder, None)
+    found = unused_files(folder, None)
     assert set(found.cells) == old and list(found.leftovers) == [mark]
 
 
@@ -164,7 +164,7 @@ def test_a_table_that_cannot_be_trusted_keeps_every_cell(
 ) -> None:
     folder, old, new = replaced
     BROKEN[kind](folder / "table.csv")
-    found = unused(folder, None)
+    found = unused_files(folder, None)
     assert found.cells == [] and found.kept == len(old | new) and "is not known" in found.why
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_never_ended_has_no_table_and_keeps_what_its_settings_ask_for
     (folder,) = sweep_folders(tmp_path)
     (folder / "table.csv").unlink()
     (folder / "manifest.json").unlink()
-    assert (unused(folder, None).cells, unused(folder, None).young) == ([], 4)
+    assert (unused_files(folder, None).cells, unused_files(folder, None).young) == ([], 4)
     age(files(folder))
-    assert unused(folder, [("", config)]).cells == []
-    assert len(unused(folder, None).cells) == 4
+    assert unused_files(folder, [("", config)]).cells == []
+    assert len(unused_files(folder, None).cells) == 4

@@ -36,9 +36,9 @@ def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
         return Measured([{"value": 2.0}])
 
     monkeypatch.setattr(measuring, "measure", slowly)
-    assert pools._outcome(cell, store) == ("raced", "")
+    assert pools.measure_cell(cell, store) == ("raced", "")
     assert store.read(cell.key) == [{"value": 1.0}]
-    assert pools._outcome(cell, store) == ("reused", "")
+    assert pools.measure_cell(cell, store) == ("reused", "")
 
 
 def test_a_run_that_meets_another_goes_on_elsewhere(

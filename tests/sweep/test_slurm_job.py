@@ -14,10 +14,11 @@ from hessfig.config.schema import Config, LauncherConfig
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep import slurm
+from hessfig.sweep.launchers import Shard, run_shard
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import Summary, run_sweep
-from hessfig.sweep.shards import Shard, run_shard
-from hessfig.sweep.slurm import SlurmJob, said_of
+from hessfig.sweep.slurm import SlurmJob
+from hessfig.sweep.store import submitted_jobs
 from tests.conftest import Cli
 from tests.runs import rows
 from tests.toys import toy_config
@@ -126,7 +127,7 @@ def test_a_running_job_is_waited_for_and_not_submitted_twice(cluster: Cluster, m
     first = job(cluster)
     monkeypatch.setattr(slurm, "submit", lambda script: cluster.jobs.setdefault("1", {"1": "RUNNING"}) and "1")
     first.submit()
-    assert job(cluster).is_alive() and said_of(first.folder) == ["slurm job 1: 1 running"]
+    assert job(cluster).is_alive() and submitted_jobs(first.folder) == {"slurm job 1: 1 running": True}
 
     def states(number: str) -> dict[str, str]:
         for index in (1, 2):
@@ -144,7 +145,7 @@ def test_while_slurm_does_not_answer_the_job_is_taken_to_be_alive(
     job(cluster).submit()
     monkeypatch.setattr(slurm, "states", lambda number: None)
     assert job(cluster).is_alive()
-    assert said_of(job(cluster).folder) == ["slurm job 1: Slurm does not answer here"]
+    assert submitted_jobs(job(cluster).folder) == {"slurm job 1: Slurm does not answer here": True}
 
 
 def test_another_sweep_of_the_same_name_has_a_job_of_its_own(cluster: Cluster, tmp_path: Path) -> None:

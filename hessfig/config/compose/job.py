@@ -181,10 +181,10 @@ def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
-    found = [_with_implied(compose(run, own)) for run in (runs(words) if several else [list(words)])]
-    for job in found:
+    every = [_with_implied(compose(run, own)) for run in (runs(words) if several else [list(words)])]
+    for job in every:
         assert job.variants
-    return found
+    return every
 
 
 def _with_implied(job: Job) -> Job:

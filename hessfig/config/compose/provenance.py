@@ -198,11 +198,6 @@ class Preset:
         return f"({'preset' if self.name == name else f'preset {self.name}'}: {about}) with {said}"
 
 
-def preset_of(job: Job) -> Preset:
-    """Return the preset of what is asked for."""
-    return _preset(job.words, _named(job.words), job.own, as_plain(job.first))
-
-
 def preset_in(folder: Path, own: Path | None) -> Preset | None:
     """Return the preset of the table in a folder, by the command in its manifest, else by the folder's name.
 
@@ -240,7 +235,8 @@ def unchanged(preset: Preset | None) -> str:
 
 def title(job: Job) -> str:
     """Return the first line on a run: its name, and what it is."""
-    name, words = job.config.sweep.name, preset_of(job).words(job.config.sweep.name)
+    name = job.config.sweep.name
+    words = _preset(job.words, _named(job.words), job.own, as_plain(job.first)).words(name)
     return f"sweep {name}{'' if words.startswith('(preset') else ':'} {words}"
 
 

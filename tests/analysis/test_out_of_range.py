@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import read_run
-from hessfig.cli.experiment import out_of_range
+from hessfig.analysis.out_of_range import out_of_range
 from tests.analysis.synthetic import config, make_table, write_sweep
 from tests.conftest import Cli
 

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from hessfig.config.compose.job import compose
 from hessfig.config.enums import Method
+from hessfig.config.schedulers import parse_shard
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.errors import UserError
+from hessfig.sweep.launchers import Shard, launcher_of, run_shard
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
-from hessfig.sweep.shards import Shard, run_shard
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -61,6 +63,19 @@ def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
         assert set(dealt.values()) <= {3}
 
 
+@pytest.mark.parametrize(
+    ("words", "name"), [([], "Workers"), (["shard=1/2"], "Workers"), (["launcher=slurm"], "Slurm")]
+)
+def test_the_settings_choose_the_launcher(words: list[str], name: str) -> None:
+    assert type(launcher_of(compose([*words, "dry_run=true"]))).__name__ == name
+
+
+def test_ranks_are_refused_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match="torchrun did not start this"):
+        launcher_of(compose(["ranks=true"]))
+
+
 def test_in_company_everybody_begins_elsewhere() -> None:
     items = list(range(8))
     assert [Shard(index, 4).turned(items)[0] for index in (1, 2, 3, 4)] == [0, 2, 4, 6]
@@ -70,7 +85,7 @@ def test_in_company_everybody_begins_elsewhere() -> None:
 @pytest.mark.parametrize("text", ["9/8", "0/8", "x", "1", "1/0", "-1/2", "1/2/3", "1/1000000"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="no such share"):
-        Shard.parse(text)
+        parse_shard(text)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +121,10 @@ def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path
 
 def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under another number of probes its cells would be no part of the sweep that others measure."""
-    from hessfig.sweep import pool, shards
+    from hessfig.sweep import launchers, pool
 
     failing = lambda cells, store: (pool.CellOutcome(cell, "failed", "why") for cell in cells)  # noqa: E731
-    monkeypatch.setattr(shards, "on_this_machine", failing)
+    monkeypatch.setattr(launchers, "on_this_machine", failing)
     done = run_shard(Sweep([("", with_pilots(tmp_path))]), Shard(1, 2))
     assert done.missing > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)
     assert {path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")} == {"why"}
