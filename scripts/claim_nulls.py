@@ -3,7 +3,7 @@
     python scripts/claim_nulls.py FOLDER               # measure the miniature sweeps in FOLDER, then print the shares
     python scripts/claim_nulls.py FOLDER --tables 200  # so many null tables for every rule (200)
     python scripts/claim_nulls.py FOLDER --seconds 60  # fewer where a rule computes for longer; the line says so
-    python scripts/claim_nulls.py FOLDER --write       # and put the shares between their marks on docs/claims.md
+    python scripts/claim_nulls.py FOLDER --write       # and write the shares into docs/claim-nulls.csv
                                                        # (with --only, lines of other claims stay as they are)
 
 A null table is one that `hessfig run` wrote (every variant, block, part, quantity and place as in the claim's own sweep
@@ -16,6 +16,7 @@ NULLS.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import time
 from dataclasses import replace
@@ -29,30 +30,21 @@ from scipy.stats import beta
 from toy_sweeps import read_alone, toy
 
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.judges import PASSING, ClaimVerdict
+from hessfig.analysis.claims.judges import FULL, ClaimVerdict
 from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
-from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, marked
-from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.record import TABLE
 
-PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
-COMMAND = "python scripts/claim_nulls.py FOLDER --write"
-HELD = {*PASSING[:2], ClaimVerdict.holds_only_if}
+FILE = Path(__file__).parents[1] / "docs" / "claim-nulls.csv"
+HEADS = ("claim", "null_tables", "held", "share_95_percent")
+HELD = {*FULL, ClaimVerdict.holds_only_if}
 EVERY = ("constant", "noise", "trend")
 # What is equal, or no larger than something, is so where nothing is there: other tables are the nulls of such claims.
 NULLS: dict[str, tuple[str, ...]] = {
-    "heterogeneity-removed": ("apart",),
+    "heterogeneity-turned": ("apart",),
     "single-matrix": ("absent",),
     "dispersed": ("factor",),
-    "top-subspace": ("noise", "trend"),
-    "landscape-rate": (),  # an identity: it cannot fail
 }
-# Rules whose numbers no sweep of seconds has, and sweeps whose numbers are reported and judge nothing.
-LACKING: tuple[str, ...] = ()
-TOLD = (("block-order", "sublayers"), ("phases", "training"), ("phases", "language_course"))
-# Rules that nulls pass: the verdicts are withdrawn (`others` in their records says why).
-PASSED = ("zhang-heterogeneity", "zhang-heterogeneity-trained")
 LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}
 FIXED = ("num_parameters",)
 SHARES = ("share_negative", "zero_share", "accuracy")
@@ -67,8 +59,8 @@ SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.
 # What rules need besides: two halves of sizes. Sweeps of many learning rates: few steps.
 BESIDE: dict[str, dict[str, object]] = {
     "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
-    **dict.fromkeys(("ratio_training", "ratio_rates", "influence", "along_vision", "edge_norms", "rounding"), SHORT),
-    **{sweep: {**SHORT, "task.length": 8} for sweep in ("landscape_subspace", "along_updates")},
+    **dict.fromkeys(("ratio_training", "ratio_rates"), SHORT),
+    "along_updates": {**SHORT, "task.length": 8},
 }
 
 
@@ -93,13 +85,12 @@ def main() -> None:
 
 
 def write(row: tuple[str, ...]) -> None:
-    """Put a claim's share on the page, in the place that the ledger gives it."""
-    page = PAGE.read_text()
-    before = {line.split(" | ")[0].removeprefix("| "): line for line in marked(page, "nulls", COMMAND).splitlines()}
-    lines = before | {row[0]: markdown_row(row)}
-    heads = markdown_table(("claim", "null tables", "held", "share [95 %]"), [])
-    text = "\n".join([*heads, *(lines[name] for name in claims() if name in lines), ""])
-    PAGE.write_text(between_marks(page, "nulls", text, COMMAND))
+    """Put a claim's share into the file, in the place that the ledger gives it."""
+    before = {one[0]: one for one in csv.reader(FILE.read_text().splitlines())}
+    lines = before | {row[0]: list(row)}
+    with FILE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([HEADS, *(lines[name] for name in claims() if name in lines)])
 
 
 def measured(sweep: str, outputs: Path) -> object:
@@ -133,8 +124,6 @@ def evidence_of(claim: Claim, outputs: Path) -> Evidence:
 def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.inf) -> tuple[str, ...]:
     """Return a claim's id, its null tables, how many of them its rule held on, and their share."""
     kinds = NULLS.get(claim.id, EVERY)
-    if not kinds:
-        return claim.id, "none: an identity", "", ""
     evidence, held = of_seeds(claim, evidence), list[bool]()
     until = time.process_time() + seconds
     while len(held) < tables and time.process_time() < until:
@@ -161,14 +150,10 @@ def of_seeds(claim: Claim, evidence: Evidence) -> Evidence:
 def _repeated(evidence: Evidence, seeds: int) -> Evidence:
     first = evidence.table["seed"].min()
     table = evidence.table[evidence.table["seed"] == first]
-    spectra = cache(lambda: [one for one in evidence.spectra(lambda place: True) if one.place.seed == first])
     hessians = cache(lambda: [one for one in evidence.hessians() if one.seed == first])
     return replace(
         evidence,
         table=pd.concat([table.assign(seed=seed) for seed in range(seeds)], ignore_index=True),
-        spectra=lambda wanted: [
-            replace(one, place=replace(one.place, seed=seed)) for one in spectra() for seed in range(seeds)
-        ],
         hessians=lambda: (replace(one, seed=seed) for one in hessians() for seed in range(seeds)),
     )
 
@@ -193,15 +178,10 @@ def _without_effect(evidence: Evidence, kind: str, power: float, random: np.rand
     return replace(
         evidence,
         table=evidence.table.assign(value=_values(evidence.table, kind, power, random), status="ok"),
-        spectra=lambda wanted: [_normal(one.place, random) for one in evidence.spectra(wanted) if wanted(one.place)],
         hessians=lambda: (
             replace(one, matrix=random.normal(size=one.matrix.shape).astype(np.float32)) for one in evidence.hessians()
         ),
     )
-
-
-def _normal(place: SpectrumKey, random: np.random.Generator) -> Spectrum:
-    return Spectrum(place, np.sort(random.normal(size=place.dim)))
 
 
 def _values(table: pd.DataFrame, kind: str, power: float, random: np.random.Generator) -> Values:
@@ -223,11 +203,9 @@ def _values(table: pd.DataFrame, kind: str, power: float, random: np.random.Gene
 
 
 def _places(table: pd.DataFrame) -> Values:
-    """Return sigma, k or the step of every row, whatever the table is along."""
-    index = table["index"].where(table["index"] > 1, np.nan)
-    along = index.where(table["quantity"].str.contains("landscape|stationarity|subset"), np.nan)
+    """Return sigma or the step of every row, whichever the table is along."""
     steps = table["step"] + 1
-    return along.fillna(steps).fillna(table["sigma"]).fillna(1.0).to_numpy(float)
+    return steps.fillna(table["sigma"]).fillna(1.0).to_numpy(float)
 
 
 def _temperatures(table: pd.DataFrame) -> Values:

@@ -11,14 +11,14 @@ from hessfig.figures.layouts.comparisons import bars, lines
 from hessfig.figures.layouts.component_charts import components, ratio_courses, sgd_gap
 from hessfig.figures.layouts.compression_curves import pruning, quantisation
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
-from hessfig.figures.layouts.direction_charts import critical_points, norm_edges, slices, trajectories
+from hessfig.figures.layouts.direction_charts import critical_points, slices, trajectories
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
 from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
 from hessfig.figures.layouts.hessian_maps import entries, histograms
 from hessfig.figures.layouts.landscapes import landscape, power_laws
 from hessfig.figures.layouts.part_shares import ablation, score_split
-from hessfig.figures.layouts.races import critical_batch, edge, heterogeneity_trained, race_of_rules, steps
+from hessfig.figures.layouts.races import edge, heterogeneity_trained, race_of_rules, steps
 from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
 from hessfig.figures.parts.figure_spec import STEPS, FigureSpec, Requires, Source
 from hessfig.figures.parts.page import styled
@@ -88,11 +88,9 @@ LAYOUTS: dict[str, FigureLayout] = {
     "sgd_gap": FigureLayout(sgd_gap, (), (STEPS,)),
     "edge": FigureLayout(edge, ("quantity",), (STEPS,)),
     "steps": FigureLayout(steps, (), (STEPS,)),
-    "critical_batch": FigureLayout(critical_batch, (), (STEPS,)),
     "slices": FigureLayout(slices, ()),
     "critical_points": FigureLayout(critical_points, (), (Requires("critical_points", ("critical_index",)),)),
     "trajectories": FigureLayout(trajectories, ()),
-    "norm_edges": FigureLayout(norm_edges, (), (STEPS, Requires("norm_sharpness", ("sharpness_edge",)))),
     "influence": FigureLayout(influence, (), (STEPS, Requires("influence", OF_INFLUENCE))),
     "race": FigureLayout(race_of_rules, ("reference",), (STEPS,)),
 }

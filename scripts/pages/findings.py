@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.growth_rules import exponents
+from hessfig.analysis.claims.effects import exponents
 from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
 from hessfig.analysis.presented import markdown_table, marked
