@@ -86,11 +86,16 @@ def main() -> None:
 
 def write(row: tuple[str, ...]) -> None:
     """Put a claim's share into the file, in the place that the ledger gives it."""
-    before = {one[0]: one for one in csv.reader(FILE.read_text().splitlines())}
-    lines = before | {row[0]: list(row)}
+    before = {line[0]: line for line in csv.reader(FILE.read_text().splitlines())}
+    lines = {name: line for name, line in before.items() if _owner(name) != row[0]} | {row[0]: list(row)}
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([HEADS, *(lines[name] for name in claims() if name in lines)])
+        writer.writerows([HEADS, *(row for claim in claims() for name, row in lines.items() if _owner(name) == claim)])
+
+
+def _owner(name: str) -> str:
+    """Return the claim of a line; lines of parts are named `claim: part`."""
+    return name.partition(":")[0]
 
 
 def measured(sweep: str, outputs: Path) -> object:

@@ -231,7 +231,7 @@ def by_conditions(
     table = [
         row
         for name, parts in of.items()
-        for row in _condition(name, parts, effects and effects.get(name), len(of), notes.get(name, ""))
+        for row in _condition(name, parts, (effects or {}).get(name), len(of), notes.get(name, ""))
     ]
     rows = {row.name: row for row in table if not row.level}
     verdict, names = by_condition({name: row.counted for name, row in rows.items()})
