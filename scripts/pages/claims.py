@@ -121,10 +121,9 @@ def rules() -> str:
 
 
 def _rule(claim: Claim) -> str:
-    words = markdown_text(claim.rule_words).replace("**", "*")
     theorems = {"It": claim.follows, **{f"Its part *{part}*": names for part, names in claim.part_theorems.items()}}
     follows = [f" {what} follows from `{names}` of `hessfig verify`." for what, names in theorems.items() if names]
-    return f"- **{claim.id}**: {words}{''.join(follows)}"
+    return f"- **{claim.id}**: {markdown_text(claim.rule_words)}{''.join(follows)}"
 
 
 def _lines(table: str) -> Iterator[Cells]:

@@ -43,8 +43,8 @@ def turned(evidence: Evidence) -> judges.Finding:
     norms before or around sublayers remove it, and sigmoid, sparsemax and post-norm raise it.
 
     Three statements, each with a verdict, about the gap: the exponent of ||H(Q, Q)||_F in sigma minus that of
-    ||H(V, V)||_F, sigma <= 0.1, seed by seed. **turned**: with scores of normalised queries and keys it lies within
-    0.25 of -1. **removed**: with linear attention, pre- and sandwich norm it lies within 0.25 of 0. **raised**: with
+    ||H(V, V)||_F, sigma <= 0.1, seed by seed. (turned) with scores of normalised queries and keys it lies within
+    0.25 of -1. (removed) with linear attention, pre- and sandwich norm it lies within 0.25 of 0. (raised) with
     sigmoid attention without bias, sparsemax and post-norm it exceeds that of the base network of the same seed by at
     least 0.5. A statement holds when the intervals of all its networks do, and does not when one is on the other side;
     the claim holds when all three do. The effect is that of the first network.

@@ -189,14 +189,14 @@ def layers(evidence: Evidence) -> judges.Finding:
     """Claim: in deep networks earlier layers lie lower for sigma below 1 and are steeper beyond; the top layer keeps
     the law of one layer, and for sigma below 1 all layers scale exactly as one layer.
 
-    Four statements, each with a verdict; 5-layer networks, seed by seed. **lower**: log10 of ||H||_F of the value block
-    of the top layer over that of the first, averaged over sigma <= 1, is above 0 with a mean of at least 0.25.
-    **steeper**: the same of the exponents in sigma, sigma >= 1, of the first layer minus the top one. **law**: the
+    Four statements, each with a verdict, about the deepest networks, seed by seed. (lower) log10 of ||H||_F of the
+    value block of the top layer over that of the first, averaged over sigma <= 1, is above 0 with a mean of at least
+    0.25. (steeper) the same of the exponents in sigma, sigma >= 1, of the first layer minus the top one. (law) the
     exponent of the top layer over its prediction lies within 5 % of 1: with softmax, for sigma >= 1, of H of the query
     block and H_o of the value block over those of one layer; of linear attention in a chain, of H of the value block
-    over its own 2 * 3^D. **exact**: for sigma <= 1, in every layer, the exponents of the query blocks of H_o and H_f
+    over its own 2 * 3^D. (exact) for sigma <= 1, in every layer, the exponents of the query blocks of H_o and H_f
     and of the value block of H_o lie within 5 % of those predicted for one layer. A statement holds when its intervals
-    do, and does not when one is on the other side; the claim holds when all four do. The effect is that of **lower**.
+    do, and does not when one is on the other side; the claim holds when all four do. The effect is that of lower.
     """
     statements = {"lower": _lower, "steeper": _steeper, "law": _law, "exact": _exact}
     return judges.in_parts({name: statement(evidence) for name, statement in statements.items()})

@@ -118,9 +118,9 @@ def single_matrix(evidence: Evidence) -> Finding:
 def heads(evidence: Evidence) -> Finding:
     """Claim: with more heads most entries of the attention Hessian have H_f = 0, and H_o dominates the Hessian.
 
-    Two statements, each with a verdict, seed by seed at each sigma. **entries**: the share of entries of the
+    Two statements, each with a verdict, seed by seed at each sigma. (entries) the share of entries of the
     attention's H_f that are exactly zero (zero_share; between different heads they vanish by the theorem, a share of
-    1 - 1/H of the pairs of heads) rises from the fewest heads to the most, and is above 1/2 there. **norm**: the share
+    1 - 1/H of the pairs of heads) rises from the fewest heads to the most, and is above 1/2 there. (norm) the share
     ||H_f||_F / (||H_o||_F + ||H_f||_F) of the diagonal blocks that have one, averaged, falls, and is below 1/2 there. A
     statement holds when both intervals are above 0 with means of at least 0.05, and does not when one is below 0.05;
     the claim holds when both statements do. The effect is the rise of the share of zeros.

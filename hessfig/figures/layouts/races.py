@@ -1,4 +1,4 @@
-"""Trainings compared by what they reach: step rules, batch sizes, thresholds of stability, surviving heterogeneity."""
+"""Trainings compared by what they reach: step rules, thresholds of stability, surviving heterogeneity."""
 
 import math
 from collections.abc import Iterator
