@@ -41,9 +41,15 @@ HELD = {*FULL, ClaimVerdict.holds_only_if}
 EVERY = ("constant", "noise", "trend")
 # What is equal, or no larger than something, is so where nothing is there: other tables are the nulls of such claims.
 NULLS: dict[str, tuple[str, ...]] = {
-    "heterogeneity-turned": ("apart",),
+    "heterogeneity-turned: removed": ("apart",),
     "single-matrix": ("absent",),
     "dispersed": ("factor",),
+}
+# Claims of several statements, each of which is judged by itself; their lines are named `claim: part`.
+PARTS: dict[str, tuple[str, ...]] = {
+    "layers": ("lower", "steeper", "law", "exact"),
+    "heads": ("entries", "norm"),
+    "heterogeneity-turned": ("turned", "removed", "raised"),
 }
 LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}
 FIXED = ("num_parameters",)
@@ -78,24 +84,26 @@ def main() -> None:
         if not (options.folder / sweep / TABLE).is_file():
             print(f"{sweep}: {measured(sweep, options.folder)}", flush=True)
     for one in chosen:
-        row = row_of(one, evidence_of(one, options.folder), options.tables, options.seconds)
-        print(" | ".join(row), flush=True)
-        if options.write:
-            write(row)
+        for line in lines_of(one):
+            row = row_of(one, line, evidence_of(one, options.folder), options.tables, options.seconds)
+            print(" | ".join(row), flush=True)
+            if options.write:
+                write(row)
 
 
 def write(row: tuple[str, ...]) -> None:
     """Put a claim's share into the file, in the place that the ledger gives it."""
     before = {line[0]: line for line in csv.reader(FILE.read_text().splitlines())}
-    lines = {name: line for name, line in before.items() if _owner(name) != row[0]} | {row[0]: list(row)}
+    lines = before | {row[0]: list(row)}
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([HEADS, *(row for claim in claims() for name, row in lines.items() if _owner(name) == claim)])
+        names = [name for one in claims().values() for name in lines_of(one) if name in lines]
+        writer.writerows([HEADS, *(lines[name] for name in names)])
 
 
-def _owner(name: str) -> str:
-    """Return the claim of a line; lines of parts are named `claim: part`."""
-    return name.partition(":")[0]
+def lines_of(claim: Claim) -> list[str]:
+    """Return the names of a claim's lines: its own, or those of its parts."""
+    return [f"{claim.id}: {part}" for part in PARTS.get(claim.id, ())] or [claim.id]
 
 
 def measured(sweep: str, outputs: Path) -> object:
@@ -126,14 +134,14 @@ def evidence_of(claim: Claim, outputs: Path) -> Evidence:
     return replace(evidence_in(outputs / claim.sweep), beside=beside)
 
 
-def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.inf) -> tuple[str, ...]:
-    """Return a claim's id, its null tables, how many of them its rule held on, and their share."""
-    kinds = NULLS.get(claim.id, EVERY)
+def row_of(claim: Claim, line: str, evidence: Evidence, tables: int, seconds: float = math.inf) -> tuple[str, ...]:
+    """Return the name of a line of a claim, its null tables, how many of them its rule held on, and their share."""
+    kinds = NULLS.get(line, EVERY)
     evidence, held = of_seeds(claim, evidence), list[bool]()
     until = time.process_time() + seconds
     while len(held) < tables and time.process_time() < until:
-        held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
-    return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share(sum(held), len(held))
+        held.append(held_on(claim, line, evidence, kinds[len(held) % len(kinds)], len(held)))
+    return line, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share(sum(held), len(held))
 
 
 def share(held: int, tables: int) -> str:
@@ -163,9 +171,11 @@ def _repeated(evidence: Evidence, seeds: int) -> Evidence:
     )
 
 
-def held_on(claim: Claim, evidence: Evidence, kind: str, draw: int) -> bool:
+def held_on(claim: Claim, line: str, evidence: Evidence, kind: str, draw: int) -> bool:
     """Return whether a rule holds, under some condition at least, on one null table made of evidence `of_seeds`."""
-    return claim.rule(null_of(claim, evidence, kind, draw)).verdict in HELD
+    finding = claim.rule(null_of(claim, evidence, kind, draw))
+    verdicts = {claim.id: finding.verdict} | {f"{claim.id}: {row.name}": row.counted for row in finding.rows}
+    return verdicts[line] in HELD
 
 
 def null_of(claim: Claim, evidence: Evidence, kind: str, draw: int) -> Evidence:
