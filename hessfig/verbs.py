@@ -227,7 +227,7 @@ VERBS = {
         Verb(
             name="claims",
             about="judge the literature's empirical claims from the tables on disk",
-            examples=("hessfig claims", "hessfig claims claim=sinks-stretch"),
+            examples=("hessfig claims", "hessfig claims claim=layers"),
             does="hessfig.cli.claims:claims_verb",
             names=("claim", "output_dir"),
             composed=False,

@@ -3,7 +3,7 @@
     python scripts/claim_nulls.py FOLDER               # measure the miniature sweeps in FOLDER, then print the shares
     python scripts/claim_nulls.py FOLDER --tables 200  # so many null tables for every rule (200)
     python scripts/claim_nulls.py FOLDER --seconds 60  # fewer where a rule computes for longer; the line says so
-    python scripts/claim_nulls.py FOLDER --write       # and put the shares between their marks on docs/claims.md
+    python scripts/claim_nulls.py FOLDER --write       # and write the shares into docs/claim-nulls.csv
                                                        # (with --only, lines of other claims stay as they are)
 
 A null table is one that `hessfig run` wrote (every variant, block, part, quantity and place as in the claim's own sweep
@@ -16,6 +16,7 @@ NULLS.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import time
 from dataclasses import replace
@@ -29,30 +30,27 @@ from scipy.stats import beta
 from toy_sweeps import read_alone, toy
 
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.judges import PASSING, ClaimVerdict
+from hessfig.analysis.claims.judges import FULL, ClaimVerdict
 from hessfig.analysis.claims.ledger import claims
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
-from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, marked
-from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.record import TABLE
 
-PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
-COMMAND = "python scripts/claim_nulls.py FOLDER --write"
-HELD = {*PASSING[:2], ClaimVerdict.holds_only_if}
+FILE = Path(__file__).parents[1] / "docs" / "claim-nulls.csv"
+HEADS = ("claim", "null_tables", "held", "share_95_percent")
+HELD = {*FULL, ClaimVerdict.holds_only_if}
 EVERY = ("constant", "noise", "trend")
 # What is equal, or no larger than something, is so where nothing is there: other tables are the nulls of such claims.
 NULLS: dict[str, tuple[str, ...]] = {
-    "heterogeneity-removed": ("apart",),
+    "heterogeneity-turned: removed": ("apart",),
     "single-matrix": ("absent",),
     "dispersed": ("factor",),
-    "top-subspace": ("noise", "trend"),
-    "landscape-rate": (),  # an identity: it cannot fail
 }
-# Rules whose numbers no sweep of seconds has, and sweeps whose numbers are reported and judge nothing.
-LACKING: tuple[str, ...] = ()
-TOLD = (("block-order", "sublayers"), ("phases", "training"), ("phases", "language_course"))
-# Rules that nulls pass: the verdicts are withdrawn (`others` in their records says why).
-PASSED = ("zhang-heterogeneity", "zhang-heterogeneity-trained")
+# Claims of several statements, each of which is judged by itself; their lines are named `claim: part`.
+PARTS: dict[str, tuple[str, ...]] = {
+    "layers": ("lower", "steeper", "law", "exact"),
+    "heads": ("entries", "norm"),
+    "heterogeneity-turned": ("turned", "removed", "raised"),
+}
 LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}
 FIXED = ("num_parameters",)
 SHARES = ("share_negative", "zero_share", "accuracy")
@@ -67,8 +65,8 @@ SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.
 # What rules need besides: two halves of sizes. Sweeps of many learning rates: few steps.
 BESIDE: dict[str, dict[str, object]] = {
     "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
-    **dict.fromkeys(("ratio_training", "ratio_rates", "influence", "along_vision", "edge_norms", "rounding"), SHORT),
-    **{sweep: {**SHORT, "task.length": 8} for sweep in ("landscape_subspace", "along_updates")},
+    **dict.fromkeys(("ratio_training", "ratio_rates"), SHORT),
+    "along_updates": {**SHORT, "task.length": 8},
 }
 
 
@@ -86,20 +84,26 @@ def main() -> None:
         if not (options.folder / sweep / TABLE).is_file():
             print(f"{sweep}: {measured(sweep, options.folder)}", flush=True)
     for one in chosen:
-        row = row_of(one, evidence_of(one, options.folder), options.tables, options.seconds)
-        print(" | ".join(row), flush=True)
-        if options.write:
-            write(row)
+        for line in lines_of(one):
+            row = row_of(one, line, evidence_of(one, options.folder), options.tables, options.seconds)
+            print(" | ".join(row), flush=True)
+            if options.write:
+                write(row)
 
 
 def write(row: tuple[str, ...]) -> None:
-    """Put a claim's share on the page, in the place that the ledger gives it."""
-    page = PAGE.read_text()
-    before = {line.split(" | ")[0].removeprefix("| "): line for line in marked(page, "nulls", COMMAND).splitlines()}
-    lines = before | {row[0]: markdown_row(row)}
-    heads = markdown_table(("claim", "null tables", "held", "share [95 %]"), [])
-    text = "\n".join([*heads, *(lines[name] for name in claims() if name in lines), ""])
-    PAGE.write_text(between_marks(page, "nulls", text, COMMAND))
+    """Put a claim's share into the file, in the place that the ledger gives it."""
+    before = {line[0]: line for line in csv.reader(FILE.read_text().splitlines())}
+    lines = before | {row[0]: list(row)}
+    with FILE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        names = [name for one in claims().values() for name in lines_of(one) if name in lines]
+        writer.writerows([HEADS, *(lines[name] for name in names)])
+
+
+def lines_of(claim: Claim) -> list[str]:
+    """Return the names of a claim's lines: its own, or those of its parts."""
+    return [f"{claim.id}: {part}" for part in PARTS.get(claim.id, ())] or [claim.id]
 
 
 def measured(sweep: str, outputs: Path) -> object:
@@ -130,16 +134,14 @@ def evidence_of(claim: Claim, outputs: Path) -> Evidence:
     return replace(evidence_in(outputs / claim.sweep), beside=beside)
 
 
-def row_of(claim: Claim, evidence: Evidence, tables: int, seconds: float = math.inf) -> tuple[str, ...]:
-    """Return a claim's id, its null tables, how many of them its rule held on, and their share."""
-    kinds = NULLS.get(claim.id, EVERY)
-    if not kinds:
-        return claim.id, "none: an identity", "", ""
+def row_of(claim: Claim, line: str, evidence: Evidence, tables: int, seconds: float = math.inf) -> tuple[str, ...]:
+    """Return the name of a line of a claim, its null tables, how many of them its rule held on, and their share."""
+    kinds = NULLS.get(line, EVERY)
     evidence, held = of_seeds(claim, evidence), list[bool]()
     until = time.process_time() + seconds
     while len(held) < tables and time.process_time() < until:
-        held.append(held_on(claim, evidence, kinds[len(held) % len(kinds)], len(held)))
-    return claim.id, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share(sum(held), len(held))
+        held.append(held_on(claim, line, evidence, kinds[len(held) % len(kinds)], len(held)))
+    return line, f"{len(held)} ({', '.join(kinds)})", str(sum(held)), share(sum(held), len(held))
 
 
 def share(held: int, tables: int) -> str:
@@ -161,21 +163,19 @@ def of_seeds(claim: Claim, evidence: Evidence) -> Evidence:
 def _repeated(evidence: Evidence, seeds: int) -> Evidence:
     first = evidence.table["seed"].min()
     table = evidence.table[evidence.table["seed"] == first]
-    spectra = cache(lambda: [one for one in evidence.spectra(lambda place: True) if one.place.seed == first])
     hessians = cache(lambda: [one for one in evidence.hessians() if one.seed == first])
     return replace(
         evidence,
         table=pd.concat([table.assign(seed=seed) for seed in range(seeds)], ignore_index=True),
-        spectra=lambda wanted: [
-            replace(one, place=replace(one.place, seed=seed)) for one in spectra() for seed in range(seeds)
-        ],
         hessians=lambda: (replace(one, seed=seed) for one in hessians() for seed in range(seeds)),
     )
 
 
-def held_on(claim: Claim, evidence: Evidence, kind: str, draw: int) -> bool:
+def held_on(claim: Claim, line: str, evidence: Evidence, kind: str, draw: int) -> bool:
     """Return whether a rule holds, under some condition at least, on one null table made of evidence `of_seeds`."""
-    return claim.rule(null_of(claim, evidence, kind, draw)).verdict in HELD
+    finding = claim.rule(null_of(claim, evidence, kind, draw))
+    verdicts = {claim.id: finding.verdict} | {f"{claim.id}: {row.name}": row.counted for row in finding.rows}
+    return verdicts[line] in HELD
 
 
 def null_of(claim: Claim, evidence: Evidence, kind: str, draw: int) -> Evidence:
@@ -193,15 +193,10 @@ def _without_effect(evidence: Evidence, kind: str, power: float, random: np.rand
     return replace(
         evidence,
         table=evidence.table.assign(value=_values(evidence.table, kind, power, random), status="ok"),
-        spectra=lambda wanted: [_normal(one.place, random) for one in evidence.spectra(wanted) if wanted(one.place)],
         hessians=lambda: (
             replace(one, matrix=random.normal(size=one.matrix.shape).astype(np.float32)) for one in evidence.hessians()
         ),
     )
-
-
-def _normal(place: SpectrumKey, random: np.random.Generator) -> Spectrum:
-    return Spectrum(place, np.sort(random.normal(size=place.dim)))
 
 
 def _values(table: pd.DataFrame, kind: str, power: float, random: np.random.Generator) -> Values:
@@ -223,11 +218,9 @@ def _values(table: pd.DataFrame, kind: str, power: float, random: np.random.Gene
 
 
 def _places(table: pd.DataFrame) -> Values:
-    """Return sigma, k or the step of every row, whatever the table is along."""
-    index = table["index"].where(table["index"] > 1, np.nan)
-    along = index.where(table["quantity"].str.contains("landscape|stationarity|subset"), np.nan)
+    """Return sigma or the step of every row, whichever the table is along."""
     steps = table["step"] + 1
-    return along.fillna(steps).fillna(table["sigma"]).fillna(1.0).to_numpy(float)
+    return steps.fillna(table["sigma"]).fillna(1.0).to_numpy(float)
 
 
 def _temperatures(table: pd.DataFrame) -> Values:

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"(?:`(?P<file>[^`\n]+)`\n)?```(?P<language>\w*)\n(?P<text>.*
 SHELL = ("sh", "")
 PROGRAMS = ("hessfig", "make", "python", "pip", "eval")
 # Words that stand for something of the reader's, and what is put in their place to compose the command.
-STANDS_FOR = {"ID": "heads-entries", "K/N": "1/8", "$INDEX/8": "1/8", "SWEEP": "sigma"}
+STANDS_FOR = {"ID": "heads", "K/N": "1/8", "$INDEX/8": "1/8", "SWEEP": "sigma"}
 
 
 def text_of(page: str) -> str:
@@ -156,7 +156,7 @@ def _plain(verb: Verb, words: list[str]) -> None:
         places = [word for word in words if "=" not in word and verb.place]
         given = dict(word.split("=", 1) for word in words if word not in places)
         assert all(map(verb.takes, given)), words
-        claim_of(given.get("claim", "heads-entries"))
+        claim_of(given.get("claim", "heads"))
 
 
 def _verify(words: list[str]) -> None:

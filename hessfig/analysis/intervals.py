@@ -54,22 +54,6 @@ def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: in
     return _interval(mean, se, count - 1, count, level, tests)
 
 
-def welch_interval(
-    values: Iterable[float], other: Iterable[float], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
-    """Return the difference of the means of two independent samples with Welch's interval (Satterthwaite's degrees).
-
-    For networks that share neither weights nor batches, where there are no pairs. `count` is that of the smaller one.
-    """
-    found = [student_interval(one) for one in (values, other)]
-    parts = [(one.se**2, one.count - 1) for one in found]
-    spread = sum(square for square, _ in parts)
-    lost = sum(square**2 / dof for square, dof in parts if dof > 0)
-    dof = spread**2 / lost if lost > 0 else sum(dof for _, dof in parts)
-    count = min(one.count for one in found)
-    return _interval(found[0].mean - found[1].mean, math.sqrt(spread), dof, count, level, tests)
-
-
 def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
     """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
 

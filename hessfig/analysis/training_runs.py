@@ -1,4 +1,4 @@
-"""Readings of trainings: shares of the threshold of stability, races of rules, correlations, critical batches."""
+"""Readings of trainings: shares of the threshold of stability, races of rules."""
 
 import math
 from collections.abc import Mapping
@@ -6,46 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.intervals import Interval, geometric_interval, student_interval
 from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
 
-Ranks = NDArray[np.float64]
-
-
-def rank_correlations(one: pd.Series, other: pd.Series, *, beyond_step: bool = False) -> pd.Series:
-    """Return Spearman's correlation along steps for every seed of two series indexed by (seed, step).
-
-    With `beyond_step` it is the partial correlation given the step, and 0 where one of the two only follows the step.
-    NaN for a seed of fewer than three common steps, or where one of the two does not change.
-    """
-    both = pd.concat({"one": one, "other": other}, axis=1).dropna()
-    found = {seed: _spearman(rows, beyond_step) for seed, rows in both.groupby(level="seed")}
-    return pd.Series(found, dtype=float)
-
-
-def _spearman(rows: pd.DataFrame, beyond_step: bool) -> float:
-    ranks = rows.rank().to_numpy()
-    if len(rows) < 3 or (np.ptp(ranks, axis=0) == 0).any():
-        return math.nan
-    if beyond_step:
-        ranks = _residuals(ranks, rows.index.to_frame()["step"].rank().to_numpy())
-        if (ranks.std(axis=0, ddof=1) <= _ROUNDING * len(rows)).any():
-            return 0.0
-    return float(np.corrcoef(ranks.T)[0, 1])
-
-
-def _residuals(ranks: Ranks, steps: Ranks) -> Ranks:
-    """Return what a line in the ranks of the steps leaves of other ranks."""
-    centred, around = steps - steps.mean(), ranks - ranks.mean(axis=0)
-    found: Ranks = around - np.outer(centred, centred @ around / (centred @ centred))
-    return found
-
-
-_ROUNDING = 1e-9
 THRESHOLD = "stability_threshold"
 # A run is at the edge when its mean share over the last third lies within this of one; of iterates.
 EDGE_TOLERANCE = 0.1
@@ -178,80 +144,6 @@ def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
             at_edge = rate in (wide.index[0], wide.index[-1])
             found.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
     return pd.DataFrame(found, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
-
-
-BATCH, RATE = "training.batch_size", "training.learning_rate"
-_LEAST_SIZES = 3
-_Runs = dict[tuple[float, str], pd.Series]
-
-
-@dataclass(frozen=True)
-class CriticalBatch:
-    """What the trainings of one seed say: S(B) = fewest (1 + critical / B) steps to the loss `target`.
-
-    `sizes` (number of batch sizes,) ascend; `steps` is S of each, infinite where the loss is not reached, at the best
-    of its learning rates. `noise_scale` is tr C / |G|^2 where the training of the largest batches reaches the loss, and
-    `noise` is that training's whole curve (index: step). NaN where nothing fits.
-    """
-
-    target: float
-    sizes: np.ndarray
-    steps: np.ndarray
-    fewest: float
-    critical: float
-    noise_scale: float
-    noise: pd.Series
-
-
-def critical_batches(losses: pd.DataFrame, noise: pd.DataFrame) -> dict[int, CriticalBatch]:
-    """Return the critical batch size of every seed that has three batch sizes or more.
-
-    Both tables have the columns seed, step, value, and the texts BATCH and RATE ("" where a variant has none).
-    """
-    seeds = sorted(set(losses["seed"]) & set(noise["seed"]))
-    of_seed = {seed: [_runs(rows[rows["seed"] == seed]) for rows in (losses, noise)] for seed in seeds}
-    found = {seed: _critical(*runs) for seed, runs in of_seed.items()}
-    return {int(seed): one for seed, one in found.items() if one is not None}
-
-
-def _runs(rows: pd.DataFrame) -> _Runs:
-    """Return curves along the steps by batch size and learning rate."""
-    known = rows[(rows[BATCH] != "") & (rows["value"] > 0)]
-    return {
-        (float(size), str(rate)): one.set_index("step")["value"].sort_index()
-        for (size, rate), one in known.groupby([BATCH, RATE])
-    }
-
-
-def _critical(losses: _Runs, noise: _Runs) -> CriticalBatch | None:
-    sizes = sorted({size for size, _ in losses})
-    if len(sizes) < _LEAST_SIZES:
-        return None
-    target = max(min(curve.min() for (one, _), curve in losses.items() if one == size) for size in sizes)
-    best = [min((_first_at(curve, target), key) for key, curve in losses.items() if key[0] == size) for size in sizes]
-    steps = np.array([count for count, _ in best])
-    sides = np.stack([1 / steps, 1 / (steps * np.array(sizes))], axis=1)
-    fewest, examples = np.linalg.lstsq(sides, np.ones(len(sizes)), rcond=None)[0]
-    curve = noise.get(best[-1][1], pd.Series(dtype=float))
-    fits = fewest > 0 and examples > 0
-    scale = _between(curve, steps[-1]) if fits and len(curve) else np.nan
-    critical = examples / fewest if fits else np.nan
-    return CriticalBatch(target, np.array(sizes), steps, float(fewest), float(critical), float(scale), curve)
-
-
-def _between(curve: pd.Series, step: float) -> float:
-    """Return a curve at a step, linear in its logarithm between measured ones."""
-    return float(10 ** np.interp(step, curve.index.to_numpy(float), np.log10(curve.to_numpy())))
-
-
-def _first_at(curve: pd.Series, target: float) -> float:
-    """Return the step at which a loss first falls to the target, linear in its logarithm; infinity if it does not."""
-    logs, steps = np.log(curve.to_numpy()), curve.index.to_numpy(float)
-    below = np.flatnonzero(logs <= np.log(target))
-    if not below.size:
-        return np.inf
-    k = below[0]
-    return float(steps[k] if k == 0 else np.interp(-np.log(target), -logs[k - 1 : k + 1], steps[k - 1 : k + 1]))
 
 
 def tuned_rates(losses: pd.DataFrame) -> pd.Series:

@@ -24,8 +24,8 @@ def claims_verb(arguments: Sequence[str]) -> int:
     if "claim" in given:
         (one,) = judge([claim_of(given["claim"])], outputs, _departures)
         show(ledger.explanation_table(one))
-        if ledger.contrasts(one):
-            show(ledger.contrast_table(one))
+        if ledger.parts(one):
+            show(ledger.part_table(one))
         return 0
     judged = judge(list(claims().values()), outputs, _departures)
     paths = ledger.write(judged, outputs)

@@ -1,146 +1,144 @@
-"""Write the tables of claims, their rules and verdicts into docs/claims.md, from the records.
+"""Write the tables of claims, their verdicts and their rules into docs/claims.md and docs/claim-rules.md.
 
-    python scripts/pages/claims.py [--write | --check]             # the part without numbers
-    python scripts/pages/claims.py [--write | --check] outputs     # and the verdicts of outputs/claims.csv
-                                                                   # (`hessfig claims`); others stay as they are
+    python scripts/pages/claims.py [--write | --check]             # from the records: statements, sources, rules
+    python scripts/pages/claims.py [--write | --check] outputs     # and the verdicts of the sweeps measured there;
+                                                                   # those of other claims stay as they are
 
-Nothing on the page that comes from a record or a table is written by hand; a test compares the part without numbers.
+Nothing between the marks is written by hand; a test compares what comes from the records.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
 from hessfig.analysis.claims import ledger
-from hessfig.analysis.claims.ledger import INTERVAL, claims, quoted, seeds_in_words
+from hessfig.analysis.claims.ledger import Judged, claims, judge, quoted, seeds_in_words
 from hessfig.analysis.claims.rule import Claim
-from hessfig.analysis.presented import markdown_row, markdown_table, markdown_text, marked
+from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.record import TABLE
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
-BEFORE = PAGE.with_name("verdicts-of-0.2.1.csv")
+RULES = PAGE.with_name("claim-rules.md")
 COMMAND = "python scripts/pages/claims.py --write"
 NOT_YET = "not measured under this rule yet"
-CELL = ["config", "sigma", "step", "seed"]
+HEADS = ("claim", "statement", "source", "effect", "95 % jointly", "verdict", "result", "seeds")
+PART_HEADS = ("claim", "part or condition", "effect", "95 % jointly", "verdict", "note")
+Cells = list[str]
 
 
 def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
-    """Yield the records, the verdicts where a folder of results is told, and what changed."""
-    yield PAGE, "records", records()
-    shown = marked(PAGE.read_text(), "verdicts", COMMAND)
-    if outputs:
-        shown = verdicts(outputs, shown)
-        yield PAGE, "verdicts", shown
-    yield PAGE, "changes", changes(shown)
+    """Yield the verdicts with their parts, the sources and the rules."""
+    page = PAGE.read_text()
+    judged = measured(outputs) if outputs else {}
+    yield PAGE, "verdicts", verdicts(judged, marked(page, "verdicts", COMMAND), outputs or Path())
+    yield PAGE, "parts", conditions(judged, marked(page, "parts", COMMAND))
+    yield RULES, "sources", sources()
+    yield RULES, "rules", rules()
 
 
-def records() -> str:
-    """Return the claims of the literature and the package's own, each in a table, and below them every rule."""
-    theirs = [one for one in claims().values() if not one.is_ours]
-    own = [one for one in claims().values() if one.is_ours]
-    rules = [f"- **{one.id}**: {markdown_text(one.rule_words)}{_apart(one)}" for one in claims().values()]
-    said = [f"### Of the literature ({len(theirs)})", "", *_table(theirs)]
-    said += ["", f"### The package's own questions ({len(own)})", "", *_table(own)]
-    return "\n".join([*said, "", "### Rules", "", *rules, ""])
+def measured(outputs: Path) -> dict[str, Judged]:
+    """Return the claims all of whose sweeps a folder has, judged."""
+    judged = judge(claims().values(), outputs, lambda folder, sweep: [])
+    return {one.claim.id: one for one in judged if one.finding}
 
 
-def _table(some: list[Claim]) -> list[str]:
-    heads = ("claim", "source", "the source's words", "statement", "sweeps", "seeds")
-    scales = ("scale in the source", "scale here")
-    rows = [
-        (one.id, one.source, quoted(one), one.statement, ", ".join(map(_code, one.sweeps)), seeds_in_words(one))
-        for one in some
-    ]
-    scaled = [(*row, one.there, one.here) for row, one in zip(rows, some, strict=True)]
-    return markdown_table((*heads, *scales), scaled)
+def verdicts(judged: dict[str, Judged], before: str, outputs: Path) -> str:
+    """Return a line for every claim: what it states, and what was found.
 
-
-def verdicts(outputs: Path, before: str = "") -> str:
-    """Return a table of the verdicts in outputs/claims.csv with the seeds and minutes of their sweeps.
-
-    Full size takes hours: a claim whose sweeps `outputs` lacks keeps its line of the table `before`. A line is taken
-    out by whoever changes its rule; then it says that the claim is not measured under this rule, and by what it is.
+    Full size takes hours: a claim that was not judged keeps the numbers of the table `before`. They are taken out by
+    whoever changes its rule; then its line says that the claim is not measured, and by what it is.
     """
-    kept = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
-    lines = []
-    with (outputs / "claims.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            tables = [outputs / sweep / TABLE for sweep in claims()[row["id"]].sweeps]
-            is_kept = row["id"] in kept and f" | {NOT_YET} | " not in kept[row["id"]]
-            measured = all(path.is_file() for path in tables)
-            lines.append(_line(row, tables) if measured else kept[row["id"]] if is_kept else _not_yet(row))
-    heads = ("claim", "effect", INTERVAL, "verdict", "in words", "seeds", "minutes")
-    return "\n".join([*markdown_table(heads, []), *lines, ""])
+    kept = {cells[0]: cells[3:] for cells in _lines(before)}
+    rows = []
+    for claim in claims().values():
+        one = judged.get(claim.id)
+        numbers = _numbers(one, outputs) if one else kept.get(claim.id) or _not_yet(claim)
+        rows.append([claim.id, markdown_text(claim.statement), markdown_text(claim.source), *numbers])
+    return "\n".join([*markdown_table(HEADS, []), *map(_row, rows), ""])
 
 
-def changes(shown: str) -> str:
-    """Return what 0.2.1 said of each claim (docs/verdicts-of-0.2.1.csv), what the page's verdicts say now, and why."""
-    now = {}
-    for line in shown.splitlines()[2:]:
-        name, _, _, verdict, *_ = (cell.strip() for cell in line.strip("| ").split(" | "))
-        now[name] = verdict
-    before = {row["id"]: row for row in _before()}
-    lines = [
-        (name, before[name]["verdict"] if name in before else "none", now.get(name, "cut"), _why(name, before, now))
-        for name in (*now, *(name for name in before if name not in now))
+def conditions(judged: dict[str, Judged], before: str) -> str:
+    """Return a line for every part and condition of a claim that has several; the rest as in the table `before`."""
+    kept: dict[str, list[Cells]] = {}
+    for cells in _lines(before):
+        kept.setdefault(cells[0], []).append(cells)
+    rows = []
+    for name in claims():
+        if name in judged:
+            rows += [[name, *cells] for cells in _parts(judged[name])]
+        else:
+            rows += kept.get(name, [])
+    return "\n".join([*markdown_table(PART_HEADS, []), *map(_row, rows), ""])
+
+
+def _parts(one: Judged) -> list[Cells]:
+    top = [row for row in (one.finding.rows if one.finding else ()) if not row.level]
+    return [
+        [
+            *(markdown_text(row.name), ledger.number(row.interval.mean)),
+            *(ledger.ends(row.interval.low, row.interval.high), row.word, markdown_text(row.note)),
+        ]
+        for row in top
     ]
-    return "\n".join([*markdown_table(("claim", "0.2.1", "now", "what changed"), lines), ""])
 
 
-def _why(name: str, before: dict[str, dict[str, str]], now: dict[str, str]) -> str:
-    if name not in before:
-        return "a new claim"
-    same = before[name]["verdict"] == now.get(name)
-    return before[name]["why"] or ("nothing" if same else "measured anew; verdicts have words they had not")
+def _numbers(one: Judged, outputs: Path) -> Cells:
+    seeds = dict.fromkeys(
+        str(pd.read_csv(outputs / sweep / TABLE, usecols=["seed"])["seed"].nunique()) for sweep in one.claim.sweeps
+    )
+    words = one.finding.words if one.finding else ""
+    return [ledger.effect(one), ledger.interval(one), one.verdict, markdown_text(words), ", ".join(seeds)]
 
 
-def _before() -> list[dict[str, str]]:
-    with BEFORE.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _not_yet(claim: Claim) -> Cells:
+    """Return the cells of a claim without numbers: by which commands it is measured, and what is known without them."""
+    commands = " and ".join(f"`hessfig run sweep={sweep}`" for sweep in claim.sweeps)
+    known = Judged(claim).verdict
+    if known == ledger.NOT_RUN:
+        return ["", "", NOT_YET, commands, ""]
+    return ["", "", known, f"{claim.follows}; {NOT_YET}: {commands}", ""]
 
 
-def _not_yet(row: dict[str, str]) -> str:
-    """Return the line of a claim without numbers: by which commands it is measured, and what is known without them."""
-    commands = " and ".join(f"`hessfig run sweep={sweep}`" for sweep in claims()[row["id"]].sweeps)
-    known = row["verdict"] if row["verdict"] != ledger.NOT_RUN else NOT_YET
-    words = [row["words"], commands if known == NOT_YET else f"{NOT_YET}: {commands}"]
-    return markdown_row((row["id"], "", "", known, "; ".join(filter(None, words)), "", ""))
+def sources() -> str:
+    """Return a line for every claim: its source's words, its sweeps, and both scales."""
+    heads = ("claim", "the source's words", "sweeps", "seeds", "scale in the source", "scale here")
+    rows = [
+        [
+            *(claim.id, quoted(claim), ", ".join(map(_code, claim.sweeps)), seeds_in_words(claim)),
+            *(claim.scale_source, claim.scale_here),
+        ]
+        for claim in claims().values()
+    ]
+    return "\n".join([*markdown_table(heads, rows), ""])
 
 
-def _line(row: dict[str, str], tables: list[Path]) -> str:
-    interval = _interval(row["low"], row["high"])
-    return markdown_row((row["id"], _digits(row["effect"]), interval, row["verdict"], row["words"], *_cost(tables)))
+def rules() -> str:
+    """Return the rule of every claim in words."""
+    return "\n".join([*map(_rule, claims().values()), ""])
 
 
-def _cost(paths: list[Path]) -> tuple[str, str]:
-    """Return the seeds of some tables and the minutes that their cells took, one worker at a time."""
-    tables = [pd.read_csv(path, usecols=[*CELL, "seconds"]) for path in paths]
-    seeds = dict.fromkeys(str(table["seed"].nunique()) for table in tables)
-    seconds = sum(table.groupby(CELL, dropna=False)["seconds"].first().sum() for table in tables)
-    return ", ".join(seeds), f"{seconds / 60:.1f}" if tables else ""
+def _rule(claim: Claim) -> str:
+    theorems = {"It": claim.follows, **{f"Its part *{part}*": names for part, names in claim.part_theorems.items()}}
+    follows = [f" {what} follows from `{names}` of `hessfig verify`." for what, names in theorems.items() if names]
+    return f"- **{claim.id}**: {markdown_text(claim.rule_words)}{''.join(follows)}"
 
 
-def _apart(one: Claim) -> str:
-    said = [f"It follows from {', '.join(map(_code, one.theorems))} of `hessfig verify`."] if one.theorems else []
-    said += [f"It follows from {markdown_text(one.identity)}."] if one.identity else []
-    said += [f"Not tested here: {one.others}."] if one.others else []
-    return "".join(f" {text}" for text in [*said, *([f"Looks: {one.looks}."] if one.looks else [])])
+def _lines(table: str) -> Iterator[Cells]:
+    """Yield the cells of every line of a table as they stand there, below its head."""
+    for line in table.splitlines()[2:]:
+        yield [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | ")]
+
+
+def _row(cells: Cells) -> str:
+    """Return a line of cells that are escaped already."""
+    return f"| {' | '.join(cells)} |"
 
 
 def _code(word: str) -> str:
     return f"`{word}`"
-
-
-def _digits(text: str) -> str:
-    return f"{float(text):.3g}" if text else ""
-
-
-def _interval(low: str, high: str) -> str:
-    return f"[{_digits(low)}, {_digits(high)}]" if low and high else ""
 
 
 if __name__ == "__main__":

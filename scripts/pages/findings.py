@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.growth_rules import exponents
+from hessfig.analysis.claims.effects import exponents
 from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
 from hessfig.analysis.presented import markdown_table, marked
+from hessfig.analysis.stored_spectra import read_spectra
 from hessfig.analysis.training_runs import against_plain, late_shares, race
 from hessfig.record import TABLE
 from hessfig.studies.spectra.spectral_distances import KERNELS, pair_distances
@@ -32,12 +34,25 @@ SMALL = 0.1  # sigma
 Maker = Callable[..., str]
 
 
+@dataclass(frozen=True)
+class MeasuredSweep(Evidence):
+    """The evidence of a sweep, and the folder in which its spectra are stored."""
+
+    folder: Path = Path()
+
+
+def measured_sweep(folder: Path) -> MeasuredSweep:
+    """Return the evidence in the folder of a sweep."""
+    evidence = evidence_in(folder)
+    return MeasuredSweep(evidence.table, evidence.hessians, architectures=evidence.architectures, folder=folder)
+
+
 def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
     """Yield every finding whose sweeps are measured; of one that nobody has written yet, the commands."""
     folder = outputs or Path("outputs")
     for name, (page, sweeps, make) in FINDINGS.items():
         if not (missing := [sweep for sweep in sweeps if not (folder / sweep / TABLE).is_file()]):
-            yield DOCS / page, name, make(*(evidence_in(folder / sweep) for sweep in sweeps))
+            yield DOCS / page, name, make(*(measured_sweep(folder / sweep) for sweep in sweeps))
             continue
         print(f"{name}: no table of {', '.join(missing)}", file=sys.stderr)
         if not marked((DOCS / page).read_text(), name, COMMAND).strip():
@@ -88,9 +103,9 @@ def survival(evidence: Evidence) -> str:
 
 
 @finding("training.md", "heterogeneity_after")
-def distances(evidence: Evidence) -> str:
+def distances(evidence: MeasuredSweep) -> str:
     """JS^0 between the spectra of the blocks of H before and after a training, by network and kernel."""
-    blocks = list(evidence.spectra(lambda place: place.part == "H" and place.row == place.col))
+    blocks = read_spectra(evidence.folder, lambda place: place.part == "H" and place.row == place.col)
     lines, heads = [], ["network", "kernel"]
     for name, kernel in KERNELS.items():
         rows = with_settings(pair_distances(blocks, kernel)[1], "model.kind")

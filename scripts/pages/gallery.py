@@ -52,7 +52,7 @@ landscape_integrals stationarity model_size_width model_size_depth model_size_he
 sublayers sublayers_groups gpt2 trained_spectra entries_after blocks_after temperature_model
 approximations_after approximations_heads weight_powers embeddings depth_norm traces dispersion similar_tokens
 wide_keys jacobian language_heterogeneity language_sinks language_noise sinks quantisation
-critical_points steps approximations_digits approximations_text along_vision along_updates edge_norms rounding
+critical_points steps approximations_digits approximations_text along_updates rounding
 landscape_subspace influence approximations_addition language_course sinks_trained
 """.split()  # noqa: SIM905
 WITH_EVERY_PAGE = ("eq5", "6", "7", "component_ratios")  # figures whose pages say more than the first of them
@@ -142,7 +142,7 @@ def _alt(figure: ShippedFigure, picture: str) -> str:
 def says(name: str) -> Iterator[str]:
     """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claims.md."""
     page = marked(claims_page.PAGE.read_text(), "verdicts", claims_page.COMMAND)
-    verdicts = {cells[0].removeprefix("| "): cells[3] for line in page.splitlines() if (cells := line.split(" | "))[3:]}
+    verdicts = {cells[0].removeprefix("| "): cells[5] for line in page.splitlines() if (cells := line.split(" | "))[5:]}
     for one in claims().values():
         verdict = verdicts.get(one.id, claims_page.NOT_YET)
         if one.figure == name and verdict != claims_page.NOT_YET:

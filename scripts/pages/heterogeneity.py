@@ -16,7 +16,7 @@ import pandas as pd
 from components import name_of
 from leading_sizes import leading_norms
 
-from hessfig.analysis.claims.rule import diagonal
+from hessfig.analysis.claims.effects import diagonal
 from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.presented import markdown_table
 from hessfig.analysis.table import read_table

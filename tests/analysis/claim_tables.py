@@ -21,7 +21,6 @@ from tests.analysis.spectral import spectral_table
 
 SEEDS = range(6)
 SIGMAS = [float(x) for x in np.logspace(-2, 1, 10)]
-KS = [int(k) for k in np.unique(np.logspace(0, 3, 13).astype(int))]
 Row = dict[str, Any]
 Law = Callable[[float], float]
 
@@ -136,66 +135,6 @@ def norms_of_heads(fewest: float, most: float, noise: float) -> Evidence:
     )
 
 
-def single(pair: float, one: float, noise: float) -> Evidence:
-    """Return functional shares of the query-key part with two weights, and with one."""
-
-    def rows(share: float, names: list[tuple[str, str]], places: Iterable[float]) -> Iterable[Row]:
-        for seed in SEEDS:
-            found = min(max(share + noise * normal(seed, names), 0.01), 0.99)
-            for sigma in places:
-                for part, norm in (("H_f", found), ("H_o", 1 - found)):
-                    for row, col in names:
-                        yield block(row, norm * sigma**3, col, part=part, seed=seed, sigma=sigma)
-
-    two = of(rows(pair, [("W_Q", "W_Q"), ("W_Q", "W_K"), ("W_K", "W_K")], [0.1, 1.0]))
-    return of(rows(one, [("W_QK", "W_QK")], SIGMAS), blocks=two)
-
-
-def landscape(exponent: float, margin: float, excess: float, noise: float) -> Evidence:
-    """Return |L_{k+1} - L_k| ~ k^exponent, a bound so many decades above, and so much more than chance gives."""
-
-    def rows() -> Iterable[Row]:
-        for direction, distance in (("random", "None"), ("gradient", "0.5")):
-            for seed in SEEDS:
-                off = noise * normal(seed, direction)
-                for k in KS:
-                    size = 2.0 * k ** (exponent + off)
-                    sizes = {"difference": size, "rms": 1.25 * size, "bound": size * 10 ** (margin + off)}
-                    sizes["null"] = 1.25 * size / 10 ** (excess + off)
-                    for name, value in sizes.items():
-                        variant = f"landscape.direction={direction},landscape.distance={distance}"
-                        place = {"variant": variant, "seed": seed, "index": k, "row": "", "part": ""}
-                        yield {**place, "quantity": f"landscape_{name}", "value": value}
-
-    return of(rows())
-
-
-def stationarity(exponent: float, noise: float) -> Evidence:
-    """Return |grad L_k| ~ k^exponent at the last step, as chance gives before."""
-
-    def rows() -> Iterable[Row]:
-        for step in (0, 4000):
-            for seed in SEEDS:
-                p = -0.5 if step == 0 else exponent + noise * normal(seed)
-                for k in KS:
-                    place = {"variant": f"state.step={step}", "step": step, "seed": seed, "index": k}
-                    for name, value in (("rms", k**p), ("null", k**-0.5)):
-                        yield {**place, "quantity": f"stationarity_{name}", "value": value, "row": "", "part": ""}
-
-    return of(rows())
-
-
-def data(norm: float, condition: float, noise: float) -> Evidence:
-    """Return norms and condition numbers of the Hessian of k samples with these exponents."""
-    return of(
-        {**block(row, 3 * k ** (p + noise * normal(seed, name, row))), "quantity": name, "seed": seed, "index": k}
-        for name, p in (("subset_norm", norm), ("subset_condition_number", condition))
-        for row in ("W_Q", "W_V")
-        for seed in SEEDS
-        for k in KS
-    )
-
-
 def sublayers(logs: Mapping[str, float], noise: float, last: Mapping[str, float] | None = None) -> Evidence:
     """Return norms of blocks, log10, before and after a training."""
     return of(
@@ -203,38 +142,6 @@ def sublayers(logs: Mapping[str, float], noise: float, last: Mapping[str, float]
         for step, found in ((0, logs), (1000, {**logs, **(last or {})}))
         for row, log in found.items()
         for seed in SEEDS
-    )
-
-
-def coupled(across: float, noise: float) -> Evidence:
-    """Return couplings of 0.4 within attention and the MLP, and `across` between them."""
-
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            found = max(across + noise * normal(seed), 0.0)
-            for name, size in (("W_Q", 4.0), ("W_V", 1.0), ("W_in", 9.0), ("W_out", 1.0)):
-                yield block(name, size, seed=seed)
-            for row, col, size in (("W_Q", "W_V", 2.0), ("W_in", "W_out", 3.0)):
-                yield block(row, 0.4 * size, col, seed=seed)
-            for row, col, size in (("W_Q", "W_in", 6.0), ("W_V", "W_out", 1.0)):
-                yield block(row, found * size, col, seed=seed)
-
-    return of(rows())
-
-
-def growing(name: str, laws: Mapping[str, float], noise: float, **place: Any) -> Evidence:
-    """Return numbers of a quantity that go with sigma to these powers, by weight."""
-    return of(
-        {
-            **block(row, sigma ** (p + noise * normal(seed, row))),
-            "quantity": name,
-            "seed": seed,
-            "sigma": sigma,
-            **place,
-        }
-        for row, p in laws.items()
-        for seed in SEEDS
-        for sigma in SIGMAS
     )
 
 
@@ -319,18 +226,6 @@ def sizes(width: float, depth: float, noise: float, smallest: float | None = Non
     return replace(of(rows("width", width)), beside={"model_size_depth": of(rows("depth", depth))})
 
 
-def depth_norm(plain: float, normed: float, noise: float) -> Evidence:
-    """Return norms of the first layer that go with the number of layers to these powers, at two sigmas."""
-    return of(
-        block("W_V", n ** (p + noise * normal(seed, norm)), num_layers=n, seed=seed, sigma=sigma, **variant)
-        for norm, p in (("none", plain), ("pre", normed))
-        for variant in [{"variant": f"model.norm={norm}"}]
-        for sigma in (0.3, 1.0)
-        for n in (1, 2, 4)
-        for seed in SEEDS
-    )
-
-
 def beyond(without: float, growth: float, noise: float) -> Evidence:
     """Return norms whose supremum beyond sigma = 1 is so many decades above that with pre-LN, which grows by some."""
 
@@ -341,71 +236,6 @@ def beyond(without: float, growth: float, noise: float) -> Evidence:
                 yield block("W_V", 10**log, sigma=sigma, seed=seed)
 
     return of(rows("pre", 0.0, growth), sigma=of(rows("none", without, 0.0)))
-
-
-def phased(early: float, late: float, noise: float) -> Evidence:
-    """Return largest eigenvalues that move by so many decades in the last two decades of steps, in both schedules."""
-    return along_steps(lambda seed, step: early * min(max(step - 1, 0), 1) + late * max(step - 2, 0), noise)
-
-
-def along_steps(log: Callable[[int, float], float], noise: float, seeds: Iterable[int] = SEEDS) -> Evidence:
-    """Return largest eigenvalues whose log10 is that of (seed, log10 step) beside noise, at the sweep's five steps."""
-    return of(
-        {
-            **{"seed": seed, "step": step, "variant": f"training.schedule={schedule}"},
-            "value": 10 ** (log(seed, math.log10(step)) + noise * normal(seed, step, schedule)),
-        }
-        for schedule in ("constant", "cosine")
-        for seed in seeds
-        for step in (10.0, 32.0, 100.0, 316.0, 1000.0)
-    )
-
-
-def of_batches(off: float, growth: float, noise: float) -> Evidence:
-    """Return losses that fall with steps / (1 + 50 / batch), noise scales `off` decades off; growth elsewhere."""
-
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            for size in (4, 16, 64, 256):
-                for rate, slow in (("0.001", 2.0), ("0.003", 1.0)):
-                    place = {"variant": f"training.batch_size={size},training.learning_rate={rate}", "seed": seed}
-                    for step in (100, 200, 400, 800, 1600):
-                        loss = math.exp(-step / (1 + 50 / size) / slow / 1000)
-                        scale = 50 * 10 ** (off + noise * normal(seed))
-                        for name, value in (("held_out_loss", loss), ("noise_scale", scale)):
-                            yield {
-                                **place,
-                                "step": float(step),
-                                "row": "",
-                                "part": "",
-                                "quantity": name,
-                                "value": value,
-                            }
-
-    return of(rows(), language_noise=growing_noise(growth, noise))
-
-
-def growing_noise(decades: float, noise: float) -> Evidence:
-    """Return noise scales that grow by so many decades."""
-    numbers = {(seed, step): 10 ** ((decades + noise * normal(seed)) * step / 9) for seed in SEEDS for step in (0, 9)}
-    place = {"quantity": "noise_scale", "row": "", "part": ""}
-    return of({**place, "seed": seed, "step": float(step), "value": one} for (seed, step), one in numbers.items())
-
-
-def batches(exponent: float, lost: float, noise: float, turn: float = 0.0) -> Evidence:
-    """Return sharpness that goes with the batch size, and accuracy lost per decade; `turn`: of a V on top."""
-
-    def rows() -> Iterable[Row]:
-        for seed in SEEDS:
-            for size in (10, 100, 1000):
-                off, log = noise * normal(seed, size), math.log10(size)
-                place = {"variant": f"training.batch_size={size}", "seed": seed, "step": 9.0}
-                turned = abs(log - 2) * turn
-                yield {**place, "value": 10 ** (exponent * log + turned + off)}
-                yield {**place, "row": "", "part": "", "quantity": "accuracy", "value": 0.9 - lost * log + off / 10}
-                yield {**place, "row": "all", "quantity": "adaptive_sharpness", "value": size**0.25}
-
-    return of(rows())
 
 
 def indefinite(more: float, noise: float) -> Evidence:
@@ -437,58 +267,6 @@ def entries(gap: float, noise: float, linear: float = 0.0) -> Evidence:
     return Evidence(of([]).table, hessians=hessians)
 
 
-def entries_along(logs: Mapping[str, float], noise: float, last: Mapping[str, float] | None = None) -> Evidence:
-    """Return Hessians whose blocks have entries of these sizes, log10, before and after a training."""
-
-    def hessians() -> Iterable[StoredHessian]:
-        for step, found in ((0.0, logs), (1000.0, {**logs, **(last or {})})):
-            for seed in SEEDS:
-                sizes = [10 ** (log + noise * normal(seed, name, step)) for name, log in found.items()]
-                matrix = np.diag(np.repeat(sizes, 3)) + np.kron(np.diag(sizes), np.ones((3, 3)))
-                yield StoredHessian("", math.nan, seed, matrix, list(found), [3] * len(found), step)
-
-    return Evidence(of([{"step": step} for step in (0.0, 1000.0)]).table, hessians=hessians)
-
-
-def ordered(steps: Mapping[str, float], noise: float, early: Mapping[str, float] | None = None) -> Evidence:
-    """Return traces over 10^steps parameters by weight, from a tenth of a training on (`early`: there); flat before."""
-
-    def rows() -> Iterable[Row]:
-        for step, logs in ((0.0, EQUAL), (100.0, early or steps), (1000.0, steps)):
-            for seed in SEEDS:
-                for rank, (name, log) in enumerate(logs.items(), 1):
-                    place = {"seed": seed, "step": step}
-                    mean = 10 ** (log + noise * normal(seed, name, step))
-                    yield {**block(name, mean * rank), **place, "quantity": "trace"}
-                    yield {**block(name, rank), **place, "part": "", "quantity": "num_parameters"}
-
-    return of(rows())
-
-
-def hessians_in_order(noise: float) -> Evidence:
-    """Return Hessians whose mean diagonal entries are 10^ORDER by parameter, after a training; flat ones before."""
-
-    def hessians() -> Iterable[StoredHessian]:
-        for step in (0.0, 1000.0):
-            for seed in SEEDS:
-                logs = [log * step / 1000 + noise * normal(seed, name) for name, log in ORDER.items()]
-                sizes = [3 + place for place in range(len(logs))]
-                diagonal = np.repeat(10.0 ** np.array(logs), sizes)
-                yield StoredHessian("", math.nan, seed, np.diag(diagonal), list(ORDER), sizes, step)
-
-    plain = sublayers({"W_Q": 0.0}, 0.0)
-    return Evidence(plain.table, hessians=hessians)
-
-
-ORDER = {"W_pos": 0.0, "W_Q": 1.0, "W_K": 1.0, "W_in": 1.5, "W_V": 2.0, "ln1_gain": 3.0}
-EQUAL = dict.fromkeys(ORDER, 0.0)
-QKVO = {"W_Q": 0.0, "W_K": 0.0, "W_V": 0.0, "W_O": 0.0}
-BLOCKS = {**QKVO, "W_in": 0.0, "norms": 0.0}
-SLIGHT = {"W_pos": 0.0, "W_Q": 0.05, "W_K": 0.05, "W_in": 0.1, "W_V": 0.15, "ln1_gain": 0.2}
-QUERY = ("frobenius", "W_Q", "H_o")
-VALUE = ("frobenius", "W_V", "H_o")
-
-
 def scored(diminish: float, dominate: float, noise: float, *, temperature: bool = True) -> Evidence:
     """Return H_o of queries over that of values: at the last temperature (or correlation), and how far below at the
     first.
@@ -508,47 +286,3 @@ def scored(diminish: float, dominate: float, noise: float, *, temperature: bool 
         for rank, (t, log) in enumerate(zip(values, logs, strict=True))
         for seed in SEEDS
     )
-
-
-SAME = dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"), 0.0)
-ENCODER_ORDER = {
-    "W_E+W_U": -2.0,
-    "W_Q": -1.0,
-    "W_K": -1.0,
-    "W_in": -0.5,
-    "W_out": -0.5,
-    "W_V": 0.0,
-    "W_O": 0.0,
-    "norms": 1.0,
-}
-
-
-def encoders(
-    trained: Mapping[str, float], random: Mapping[str, float], quantity: str = "frobenius", *, noise: float = 0.01
-) -> Evidence:
-    """Return two layers of a BERT whose weights have these norms (or mean diagonal entries), in decades."""
-    rows: list[Row] = []
-    for state, decades in (("False", trained), ("True", random)):
-        variant = f"model.path=outputs/trained/bert,model.random={state}"
-        for seed in range(6):
-            for layer in (1, 2):
-                for row, decade in decades.items():
-                    place = {"layer": layer, "row_layer": layer, "variant": variant, "seed": seed}
-                    value = 10 ** (decade + noise * normal(seed, layer, row, state))
-                    count = {"W_in": 4.0, "norms": 0.1}.get(row, 1.0)
-                    rows.append(block(row, value * (count if quantity == "trace" else 1), quantity=quantity, **place))
-                    if quantity == "trace":
-                        rows.append(block(row, count, quantity="num_parameters", part="", **place))
-    return of(rows)
-
-
-def values_above(decades: float, noise: float, *also: str) -> Evidence:
-    """Return encoders whose value blocks (and others) stand so many decades above the rest, trained or not."""
-    sizes = {**SAME, **dict.fromkeys(("W_V", *also), decades)}
-    return encoders(sizes, sizes, noise=noise)
-
-
-def encoder_steps(decades: float, noise: float) -> Evidence:
-    """Return encoders of the published order, but for feed-forward: so many decades above W_Q and W_K."""
-    sizes = {**ENCODER_ORDER, "W_in": decades - 1, "W_out": decades - 1}
-    return encoders(sizes, sizes, "trace", noise=noise)

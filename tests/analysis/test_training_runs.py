@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hessfig.analysis.training_runs import against_plain, late_shares, race, rank_correlations, shares
+from hessfig.analysis.training_runs import against_plain, late_shares, race, shares
 from hessfig.errors import UserError
 from tests.analysis.spectral import spectral_table
 
@@ -131,15 +131,6 @@ def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products() -> None:
     ratios = against_plain(found.tuned, "adamw").set_index(["budget", "rule"])["ratio"]
     assert ratios["step", "newton"] == pytest.approx(0.1 / 0.4) and ("step", "adamw") not in ratios.index
     assert found.ratios.groupby("seed")["ratio"].unique().to_dict() == {1: [1.5], 2: [2.5], 3: [3.5]}
-
-
-def test_rank_correlations_are_spearmans_seed_by_seed() -> None:
-    places = pd.MultiIndex.from_product([[1, 2], range(4)], names=["seed", "step"])
-    one = pd.Series([1.0, 2, 3, 4, 1, 2, 3, 4], places)
-    other = pd.Series([1.0, 8, 27, 64, 4, 3, 2, 1], places)
-    assert dict(rank_correlations(one, other)) == {1: pytest.approx(1.0), 2: pytest.approx(-1.0)}
-    assert rank_correlations(one, other * 0).isna().all()
-    assert rank_correlations(one[:2], other[:2]).isna().all()
 
 
 def test_rules_are_paired_with_their_plain_optimiser() -> None:

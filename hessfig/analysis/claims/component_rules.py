@@ -1,269 +1,262 @@
-"""Rules of claims about components and sizes: moments of attention, powers of weights, depth, width."""
+"""Rules about components: how they change the gap of exponents, and what the ratio of query to value blocks does."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.claims import judges
-from hessfig.analysis.claims.growth_rules import SMALL, exponents, gaps
-from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms, wide
-from hessfig.analysis.slopes.printed import WHOLE
-from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import growth_rate
-from hessfig.terms import Block, Kind, Part
-
-SCALE, CORRELATION, HEAD = "model.temperature", "task.correlation", "model.d_head"
-WEIGHT, ALPHA = "model.scaled_weight", "model.weight_scale"
-WIDTH = "model.d_model"
-_ENDS = ("largest_eigenvalue", "smallest_eigenvalue")
-NORM = "model.norm"
-LEAST_DECADES, LEAST_EXPONENT, LEAST_VANISHING = 0.1, 0.1, 1.0
-LEAST_GAP = 0.25
-_PAIRS = (("W_V", "W_V"), ("W_Q", "W_Q"), ("W_K", "W_K"), ("W_V", "W_Q"), ("W_Q", "W_K"))
-
-
-@claim("dispersed")
-def dispersed(evidence: Evidence) -> judges.Finding:
-    """Claim: dispersed attention lets the query-key blocks of H_o dominate, one-hot attention makes them diminish.
-
-    The source varies the scores at fixed weights and inputs; the sweep varies the temperature t, which multiplies the
-    query-key blocks by 1/t^2 besides. That factor is divided out: the contribution is log10 of t^2 ||H_o(Q, Q)||_F over
-    ||H_o(V, V)||_F, seed by seed. The claim is in two halves: (dispersed: dominates) the contribution where attention
-    is most dispersed; (one-hot: diminishes) how much lower it is where attention is most concentrated. A half of the
-    claim holds when its interval is above 0 with a mean of at least 0.1 decades (dominates) or 1 (diminishes), and does
-    not when the interval is below that. The effect is the first, the contribution where attention is dispersed.
-    """
-    share = _query_over_value(evidence, SCALE, lambda t: 2 * np.log10(t))
-    if share.shape[1] < 2:
-        return judges.missing(f"norms of H_o of W_Q and W_V for several values of {SCALE}")
-    dispersed, concentrated = share.iloc[:, -1], share.iloc[:, 0]
-    dominates = judges.Effect(dispersed.dropna(), judges.at_least(LEAST_DECADES))
-    diminishes = judges.Effect((dispersed - concentrated).dropna(), judges.at_least(LEAST_VANISHING))
-    halves = {"dispersed: dominates": {"": dominates}, "one-hot: diminishes": {"": diminishes}}
-    return judges.by_conditions(halves, shown="dispersed: dominates")
-
-
-@claim("similar-tokens")
-def similar(evidence: Evidence) -> judges.Finding:
-    """Claim: the more similar the tokens, the smaller the contribution of the query-key blocks.
-
-    The source adds: if the scores do not depend on the data, which the sweep does not enforce. The contribution is
-    log10 of ||H_o(Q, Q)||_F over ||H_o(V, V)||_F, seed by seed; tokens of correlation rho have differences that shrink
-    as (1 - rho)^(1/2), of which the query block has four. The effect is the decades by which the contribution is lower
-    at the largest correlation than at the smallest: as it is, and beyond that factor (1 - rho)^2. In each the claim
-    holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the interval is below 0.1.
-    """
-    plain = _query_over_value(evidence, CORRELATION, lambda rho: 0 * rho)
-    beyond = _query_over_value(evidence, CORRELATION, lambda rho: -2 * np.log10(1 - rho))
-    if plain.shape[1] < 2:
-        return judges.missing(f"norms of H_o of W_Q and W_V for several values of {CORRELATION}")
-    falls = {"as it is": plain, "beyond the counted (1 - rho)^2": beyond}
-    samples = {name: (one.iloc[:, 0] - one.iloc[:, -1]).dropna() for name, one in falls.items()}
-    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown="as it is")
-
-
-@claim("wide-key")
-def wide_key(evidence: Evidence) -> judges.Finding:
-    """Claim: with wide keys attention does not depend on the data at initialisation.
-
-    This rests on the initialisation: with the paper's weights, N(0, 0.64 / d_V), the variance of the scores does not
-    depend on d_K; with a variance of 1 / d_K it would fall. The effect is the decades by which pattern_spread, the
-    spread of the mixing weights (a stand-in for their dependence on the data), is lower with the widest heads than
-    with the narrowest, seed by seed; the claim holds when the interval is above 0 and the mean at least 0.1 decades,
-    and does not when the interval is below 0.1.
-    """
-    logs = _along(evidence.numbers("pattern_spread", HEAD), HEAD)
-    if logs.shape[1] < 2:
-        return judges.missing(f"pattern_spread for several values of {HEAD}")
-    return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
-
-
-@claim("weight-powers")
-def weight_powers(evidence: Evidence) -> judges.Finding:
-    """Claim: the blocks of H_o and H_f depend on the norms of W_Q, W_K and W_V with the counted powers.
-
-    Exponents of the norms of the diagonal blocks, of (V, Q) and of (Q, K), of H_o and of H_f, in the scale of each of
-    the three weights, seed by seed. The counted power is that of `hessfig predict` for the scale of that weight. For
-    H_o and for H_f the claim holds when the intervals of all lie within 0.25 of it, and does not when one excludes it
-    with a mean at least 0.25 off. The effect is the exponent of ||H_o(Q, Q)||_F in W_K.
-    """
-    of: dict[str, judges.Effects] = {}
-    for part in (Part.H_o, Part.H_f):
-        effects = _powers(norms(evidence, WEIGHT, ALPHA, part=part), part, evidence)
-        of |= {str(part): effects} if effects else {}
-    shown = "(W_Q, W_Q) in |W_K|"
-    if shown not in of.get(Part.H_o.value, {}):
-        return judges.missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
-    effects = {name: parts.get(shown, next(iter(parts.values()))) for name, parts in of.items()}
-    return judges.by_conditions(of, effects, shown=Part.H_o.value).saying(" and ".join(of))
-
-
-def _powers(rows: pd.DataFrame, part: Part, evidence: Evidence) -> judges.Effects:
-    """Return the exponent of every block of a part in the scale of every weight, next to its counted power."""
-    if rows.empty:
-        return {}
-    sides = zip(rows["row"], rows["col"], strict=True)  # a pair is stored once, whichever way round
-    kept = rows[[(row, col) in _PAIRS or (col, row) in _PAIRS for row, col in sides]]
-    numbered = kept.assign(alpha=pd.to_numeric(kept[ALPHA], errors="coerce")).dropna(subset="alpha")
-    known = next(iter(evidence.architectures.values()), Architecture(kind=Kind.self_attention))
-    found = exponents(numbered, "alpha", "row", "col", WEIGHT) if len(numbered) else pd.Series(dtype=float)
-    effects = {}
-    for (row, col, weight), sample in found.groupby(level=[0, 1, 2]) if len(found) else ():
-        power = growth_rate(Block(1, row, col, 1), part, known, axis=weight).exponent
-        if power is not None:
-            judge = judges.near(power, LEAST_GAP)
-            effects[f"({row}, {col}) in |{weight}|"] = judges.Effect(sample, judge)
-    return effects
-
-
-@claim("size-spectrum")
-def size_spectrum(evidence: Evidence) -> judges.Finding:
-    """Claim: the spectrum of the Hessian widens with the size of the network: larger and smaller eigenvalues.
-
-    Exponents of the largest eigenvalue of the whole H, and of the size of the smallest (negative) one, in the width and
-    in the number of layers, seed by seed, over the smaller half of the sizes and over the larger half (a curve that
-    turns is no power). Along the width or the depth the claim holds when every interval is above 0 and its mean at
-    least 0.1, and does not when one is below 0.1. The effect is the exponent of the largest eigenvalue over all sizes,
-    along the first that holds, else where it is largest.
-    """
-    deep = evidence.other("model_size_depth")
-    tables = {
-        "along the width": {end: _numbered(evidence.numbers(end, WIDTH), WIDTH) for end in _ENDS},
-        "along the depth": {end: (rows := deep.numbers(end)).assign(size=rows["num_layers"]) for end in _ENDS},
-    }
-    of = {name: _widening(ends) for name, ends in tables.items()}
-    known = {name: one for name, one in of.items() if len(one)}
-    if not known:
-        return judges.missing("largest eigenvalues of the whole network against width or depth")
-    lacking = [f"{end.replace('_', ' ')} {name}" for name in of for end in _ENDS if f"{end}, all sizes" not in of[name]]
-    finding = judges.by_conditions(known).saying(f"missing: {', '.join(lacking)}" if lacking else "")
-    return replace(finding, is_lacking=finding.is_lacking or bool(lacking))
-
-
-def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
-    """Return the exponents of both ends of the whole spectrum in a size; of one that is missing, an empty effect."""
-    logs = {end: _whole(rows) for end, rows in ends.items()}
-    samples = {
-        f"{end}{words}": sample
-        for end, rows in logs.items()
-        for words, sample in (_of_sizes(rows) if len(rows) else {"": pd.Series(dtype=float)}).items()
-    }
-    some = any(len(one) for one in samples.values())
-    return judges.alike(samples, judges.at_least(LEAST_EXPONENT)) if some else {}
-
-
-def _whole(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the outermost eigenvalue of one end of the whole network's H, in size."""
-    whole = rows[(rows["row"] == "all") & (rows["part"] == Part.H.value) & (rows["index"] <= 1)]
-    return whole.assign(value=whole["value"].abs())
-
-
-def _of_sizes(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the exponents over all sizes, over the smaller half and over the larger half, by seed."""
-    sizes = np.sort(rows["size"].unique())
-    half = (len(sizes) + 1) // 2
-    windows = {", all sizes": WHOLE, ", smaller half": (None, sizes[half - 1]), ", larger half": (sizes[-half], None)}
-    return {words: exponents(rows, "size", window=window) for words, window in windows.items()}
-
-
-@claim("norm-depth")
-def norm_depth(evidence: Evidence) -> judges.Finding:
-    """Claim: block norms grow with depth, and pre-norm prevents it.
-
-    The exponent of ||H||_F of the first layer's W_V and W_Q, averaged in logarithms, in the number of layers, seed by
-    seed and sigma by sigma: without a norm, and with pre-norm. (Growth may be exponential rather than a power: of the
-    exponent only the sign and the least size count.) At a sigma the claim holds when the interval of the first is above
-    0 with a mean of at least 0.1 and that of the second is below 0.1, and does not when one is the other way round. The
-    effect is the exponent without a norm at the first sigma where it holds, else where it is largest.
-    """
-    rows = in_logs(diagonal(norms(evidence, NORM)))
-    means = by_seed(rows[rows["layer"] == 1], NORM, "sigma", "num_layers").reset_index()
-    found = exponents(means.assign(value=10 ** means["value"]), "num_layers", NORM, "sigma")
-    kinds = dict(list(found.groupby(level=NORM))) if len(found) else {}
-    if not {"none", "pre"} <= set(kinds):
-        return judges.missing(f"norms of blocks for several depths with {NORM}=none and {NORM}=pre")
-    of: dict[str, judges.Effects] = {}
-    for sigma in sorted(set(found.index.get_level_values("sigma"))):
-        plain, normed = (kinds[kind].xs(sigma, level="sigma") for kind in ("none", "pre"))
-        grows = judges.Effect(plain, judges.at_least(LEAST_EXPONENT))
-        of[f"sigma = {sigma:g}"] = {
-            "no norm": grows,
-            "pre-norm": judges.Effect(normed, partial(judges.stays_below, most=LEAST_EXPONENT)),
-        }
-    return judges.by_conditions(of)
-
-
-def _query_over_value(evidence: Evidence, setting: str, extra: Callable[[pd.Index], pd.Index]) -> pd.DataFrame:
-    """Return log10 of ||H_o(Q, Q)||_F over ||H_o(V, V)||_F, and what `extra` adds: seeds by values of a setting."""
-    rows = norms(evidence, setting, part=Part.H_o)
-    query, value = (_along(rows, setting, row) for row in ("W_Q", "W_V"))
-    return query - value + extra(query.columns) if len(query) and len(value) else pd.DataFrame()
-
-
-def _numbered(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
-    return rows.assign(size=pd.to_numeric(rows[setting], errors="coerce")).dropna(subset="size")
-
-
-def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
-    """Return the mean log10 of a quantity (of a weight's diagonal block): rows are seeds, columns ascending values."""
-    kept = in_logs(_numbered(diagonal(rows[rows["row"] == row]) if row else rows, setting))
-    return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
-
+from hessfig.analysis.claims.effects import (
+    ATTENTION,
+    LEAST_DECADES,
+    LEAST_GAP,
+    NORM,
+    SMALL,
+    diagonal,
+    gaps,
+    in_logs,
+    least_squares,
+    norms,
+)
+from hessfig.analysis.claims.rule import Evidence, claim
+from hessfig.analysis.training_runs import OPTIMISER, RATE, tuned_rates
 
 REMOVED = ("model.attention=linear", "model.norm=pre", "model.norm=sandwich")
 TURNED = ("model.scores=qk_norm", "model.scores=cosine")
 RAISED = ("model.attention=sigmoid", "model.attention=sparsemax", "model.norm=post")
 _RAISED_BY = 0.5
-
-
-@claim("heterogeneity-removed")
-def removed(evidence: Evidence) -> judges.Finding:
-    """Claim: linear attention, and norms before or around sublayers, let value and query blocks grow alike with sigma
-    (within 0.25).
-
-    Exponents of ||H||_F in sigma, sigma <= 0.1, seed by seed: that of W_Q minus that of W_V, for linear attention, pre-
-    and sandwich norm. The claim holds when every interval lies within 0.25 of 0, and does not when one excludes 0 with
-    a mean at least 0.25 off. The effect is the first gap.
-    """
-    return _of_variants(evidence, REMOVED, judges.near(0, LEAST_GAP))
+COMPONENTS = (ATTENTION, "model.attention_bias", "model.scores", NORM)
+SCALE = "model.weight_scale"
+LEAST_BEHIND = 0.01  # decades of the loss a decade of the ratio
+# On which side of softmax attention without a norm the theorem of mixing weights puts a component's ratio.
+SIDES = {"sigmoid": -1, "qk_norm": 1, "pre": 1, "post": -1}
+_SETTINGS = (*COMPONENTS, SCALE, OPTIMISER, RATE)
+_PLACE = ["network", "scale", "seed"]
+_BETWEEN, _RESCALED = "between components", "weights rescaled"
 
 
 @claim("heterogeneity-turned")
 def turned(evidence: Evidence) -> judges.Finding:
-    """Claim: normalised queries and keys reverse the heterogeneity: query blocks grow by one power of sigma slower than
-    value blocks (within 0.25).
+    """Claim: normalised queries and keys turn the heterogeneity of value and query blocks round, linear attention and
+    norms before or around sublayers remove it, and sigmoid, sparsemax and post-norm raise it.
 
-    The exponent of ||H(Q, Q)||_F minus that of ||H(V, V)||_F, sigma <= 0.1, seed by seed, for scores of normalised
-    queries and keys. The claim holds when every interval lies within 0.25 of -1, and does not when one excludes -1 with
-    a mean at least 0.25 off. The effect is the first gap.
+    Three statements, each with a verdict, about the gap: the exponent of ||H(Q, Q)||_F in sigma minus that of
+    ||H(V, V)||_F, sigma <= 0.1, seed by seed. (turned) with scores of normalised queries and keys it lies within
+    0.25 of -1. (removed) with linear attention, pre- and sandwich norm it lies within 0.25 of 0. (raised) with
+    sigmoid attention without bias, sparsemax and post-norm it exceeds that of the base network of the same seed by at
+    least 0.5. A statement holds when the intervals of all its networks do, and does not when one is on the other side;
+    the claim holds when all three do. The effect is that of the first network.
     """
-    return _of_variants(evidence, TURNED, judges.near(-1, LEAST_GAP))
-
-
-@claim("heterogeneity-raised")
-def raised(evidence: Evidence) -> judges.Finding:
-    """Claim: sigmoid and sparsemax attention, and norms after sublayers, raise the heterogeneity of softmax attention.
-
-    The gap (exponent of ||H(Q, Q)||_F minus that of ||H(V, V)||_F, sigma <= 0.1) of sigmoid attention without bias, of
-    sparsemax and of post-norm, minus the gap of the base network of the same seed. The claim holds when every interval
-    is above 0 with a mean of at least 0.5, and does not when one is below 0.5. The effect is the first.
-    """
-    return _of_variants(evidence, RAISED, judges.at_least(_RAISED_BY), less="")
+    return judges.in_parts(
+        {
+            "turned": _of_variants(evidence, TURNED, judges.near(-1, LEAST_GAP)),
+            "removed": _of_variants(evidence, REMOVED, judges.near(0, LEAST_GAP)),
+            "raised": _of_variants(evidence, RAISED, judges.at_least(_RAISED_BY), less=""),
+        }
+    )
 
 
 def _of_variants(
     evidence: Evidence, variants: tuple[str, ...], judge: judges.Judge, *, less: str | None = None
 ) -> judges.Finding:
     """Judge the gaps of exponents of some variants, each minus that of another of the same seed if one is named."""
-    found = gaps(norms(evidence), "variant", window=SMALL)
-    known = dict(list(found.groupby(level="variant"))) if len(found) else {}
+    by_variant = gaps(norms(evidence), "variant", window=SMALL)
+    known = dict(list(by_variant.groupby(level="variant"))) if len(by_variant) else {}
     if not {*variants, *([] if less is None else [less])} <= set(known):
         return judges.missing(f"norms of the blocks of W_Q and W_V for {', '.join(variants)} and the base")
-    of = {name: one.droplevel("variant") for name, one in known.items()}
-    samples = {
-        f"gap of exponents, {name}": of[name] if less is None else (of[name] - of[less]).dropna() for name in variants
-    }
+    of = {name: gap.droplevel("variant") for name, gap in known.items()}
+    samples = {name: of[name] if less is None else (of[name] - of[less]).dropna() for name in variants}
     return judges.together(judges.alike(samples, judge))
+
+
+@claim("ratio-training")
+def ratio_training(evidence: Evidence) -> judges.Finding:
+    """Claim: at equal held-out loss of trained character models, components still order the ratio of query to value
+    blocks as the theorem of mixing weights does for untrained ones.
+
+    The ratio is ||H(Q, Q)||_F / ||H(V, V)||_F, averaged over layers in logarithms. A component is trained at the
+    learning rate whose last held-out loss is least in the mean of the other seeds; where that is an end of the grid,
+    the component is missing. The loss at which all are compared is, seed by seed, the largest of their least losses;
+    between measured steps log10 of the ratio is linear in the loss. The effect is log10 of the component's ratio over
+    that of softmax without a norm, counted positive on the side that the theorem gives: below for sigmoid without bias
+    and post-norm, above for QK-norm and pre-norm. For a component the claim holds when the interval is above 0 with a
+    mean of at least 0.1, and does not when it is below 0.1.
+    """
+    ratios = at_equal_loss(courses(evidence))
+    known = set(ratios.index.get_level_values("network"))
+    if "softmax" not in known or len(known) < 2:
+        return judges.missing("ratios along trainings of softmax and another component with inner optima")
+    samples = {
+        name: side * (ratios[name] - ratios["softmax"]).dropna() if name in known else ()
+        for name, side in SIDES.items()
+    }
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)))
+
+
+@claim("heterogeneity-gap")
+def gap(evidence: Evidence) -> judges.Finding:
+    """Claim: heterogeneity hampers SGD: the more query and value blocks differ, the further SGD is behind Adam.
+
+    How much they differ is |log10| of the ratio ||H(Q, Q)||_F / ||H(V, V)||_F of the untrained network, averaged over
+    layers. The gap is log10 of SGD's loss over Adam's after equally many steps, each at the rate whose loss is least in
+    the mean of the other seeds; a network of which one is an end of the grid is left out, and named. Two slopes of the
+    gap on the difference, seed by seed: between components, and as a control within components whose W_Q and W_K are
+    drawn s times as large at temperature s^2, which changes the ratio and not the component. If the ratio is the cause,
+    both are above 0; if components differ by something else, only the first. The claim holds when both intervals are
+    above 0 with means of at least 0.01 decades of the loss a decade of the ratio, and does not when one is below that.
+    The effect is the control.
+    """
+    both = next_to_ratios(loss_gaps(evidence), evidence)
+    if both.empty:
+        return judges.missing("losses of SGD and Adam with optima inside the grid, next to untrained ratios")
+    absent = [f"{network} at scale {scale:g}" for network, scale in left_out(both, evidence)]
+    effects = judges.alike(slopes(both), judges.at_least(LEAST_BEHIND))
+    return judges.together(effects, words=f"left out: {', '.join(absent)}" if absent else "")
+
+
+def loss_gaps(evidence: Evidence) -> pd.Series:
+    """Return log10 of SGD's last loss over Adam's, each at its tuned rate, by network, scale and seed."""
+    last = _losses(evidence, -1)
+    return _tuned(last, "sgd") - _tuned(last, "adam")
+
+
+def rate_gaps(evidence: Evidence) -> pd.Series:
+    """Return log10 of Adam's largest stable rate over SGD's, by network, scale and seed."""
+    last = _losses(evidence, -1)
+    stable = last.where(last <= _losses(evidence, 0), np.inf)
+    return _largest_stable(stable, "adam") - _largest_stable(stable, "sgd")
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with `network` (its components), `scale` (of W_Q and W_K), `optimiser` and `rate`."""
+    settings = zip(*(rows[key] for key in COMPONENTS), strict=True)
+    names = [" ".join(filter(None, values)) or "softmax" for values in settings]
+    scales = [float(scale or 1) for scale in rows[SCALE]]
+    rate = pd.to_numeric(rows[RATE], errors="coerce")
+    return rows.assign(network=names, scale=scales, optimiser=rows[OPTIMISER], rate=rate)
+
+
+def _log_ratios(evidence: Evidence, *keys: str) -> pd.Series:
+    """Return log10 of ||H(Q, Q)|| / ||H(V, V)||, the mean over layers, by network, scale, seed and further keys."""
+    rows = in_logs(diagonal(_named(norms(evidence, *_SETTINGS))))
+    place = [*_PLACE, *keys]
+    query, value = (rows[rows["row"] == name].groupby([*place, "layer"])["value"].mean() for name in ("W_Q", "W_V"))
+    return (query - value).dropna().groupby(place).mean().rename("ratio")
+
+
+def courses(evidence: Evidence) -> pd.DataFrame:
+    """Return `loss` (held out) and `ratio` (log10) by network, seed and step, at the tuned rate."""
+    place = ["network", "seed", "rate", "step"]
+    losses = _named(evidence.numbers("held_out_loss", *_SETTINGS)).groupby(place)["value"].mean().rename("loss")
+    both = pd.concat([losses, _log_ratios(evidence, "rate", "step").droplevel("scale")], axis=1).dropna()
+    both = both.reset_index().set_axis([*place, "loss", "ratio"], axis=1)
+    chosen = [_of_tuned_rate(runs) for _, runs in both.groupby("network")]
+    return pd.concat([both.iloc[:0], *chosen], ignore_index=True)
+
+
+def _of_tuned_rate(runs: pd.DataFrame) -> pd.DataFrame:
+    last = runs[runs["step"] == runs["step"].max()].pivot_table(index="rate", columns="seed", values="loss")
+    inside = _inside(last.reindex(sorted(runs["rate"].unique())).fillna(np.inf))
+    return runs[runs["rate"] == runs["seed"].map(inside)]
+
+
+def _inside(losses: pd.DataFrame) -> pd.Series:
+    """Return, by seed, the tuned rate; none where it is an end of the grid, or every run diverged."""
+    rates = tuned_rates(losses)
+    return rates[(rates > losses.index.min()) & (rates < losses.index.max())]
+
+
+def components(evidence: Evidence) -> list[str]:
+    """Return the components whose held-out loss the table has, in its order."""
+    return list(_named(evidence.numbers("held_out_loss", *_SETTINGS))["network"].unique())
+
+
+def equal_losses(runs: pd.DataFrame) -> pd.Series:
+    """Return the loss that all networks of a seed reach, by seed."""
+    return runs.groupby(["network", "seed"])["loss"].min().groupby("seed").max()
+
+
+def at_equal_loss(runs: pd.DataFrame) -> pd.Series:
+    """Return log10 of the ratio where the loss first reaches what all networks of a seed reach, by network and seed."""
+    level = equal_losses(runs)
+    ratios = {
+        (network, seed): _where(run.sort_values("step"), level[seed])
+        for (network, seed), run in runs.groupby(["network", "seed"])
+    }
+    index = pd.MultiIndex.from_tuples(list(ratios), names=["network", "seed"])
+    return pd.Series(list(ratios.values()), index=index, dtype=float)
+
+
+def _where(run: pd.DataFrame, level: float) -> float:
+    losses, ratios = run["loss"].to_numpy(), run["ratio"].to_numpy()
+    k = int(np.argmax(losses <= level))
+    between = slice(k - 1, k + 1) if k else slice(0, 1)
+    return float(np.interp(-level, -losses[between], ratios[between]))
+
+
+def _losses(evidence: Evidence, place: int) -> pd.DataFrame:
+    """Return losses at the first (0) or last (-1) step: seeds by network, scale, optimiser and rate; inf: diverged."""
+    rows = _named(evidence.numbers("loss", *_SETTINGS))
+    at = rows[rows["step"] == evidence.steps()[place]] if len(rows) else rows
+    index = [*_PLACE[:2], "optimiser", "rate"]
+    losses = at.pivot_table(index=index, columns="seed", values="value")
+    every = rows.pivot_table(index=index, columns="seed", values="value")
+    return losses.reindex_like(every).fillna(np.inf)
+
+
+def _each(losses: pd.DataFrame, optimiser: str, of: Callable[[pd.DataFrame], pd.Series]) -> pd.Series:
+    """Return a number of each network and scale from the losses (rates by seeds) of one optimiser; by seed too."""
+    own = losses[losses.index.get_level_values("optimiser") == optimiser].droplevel("optimiser")
+    numbers = {key: of(rates.droplevel(_PLACE[:2])) for key, rates in own.groupby(level=_PLACE[:2])}
+    empty = pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[], [], []], names=_PLACE))
+    return pd.concat(numbers, names=_PLACE) if numbers else empty
+
+
+def _tuned(losses: pd.DataFrame, optimiser: str) -> pd.Series:
+    """Return log10 of the loss at the tuned rate by network, scale and seed."""
+
+    def of(rates: pd.DataFrame) -> pd.Series:
+        logs = {seed: np.log10(rates.loc[rate, seed]) for seed, rate in _inside(rates).items()}
+        return pd.Series(logs, dtype=float)
+
+    return _each(losses, optimiser, of)
+
+
+def _largest_stable(stable: pd.DataFrame, optimiser: str) -> pd.Series:
+    """Return log10 of the largest rate of a finite loss by network, scale and seed, where it is not the grid's last."""
+
+    def of(rates: pd.DataFrame) -> pd.Series:
+        largest = np.isfinite(rates).mul(rates.index.to_numpy(), axis=0).max()
+        return np.log10(largest[(largest > 0) & (largest < rates.index.max())])
+
+    return _each(stable, optimiser, of)
+
+
+def next_to_ratios(values: pd.Series, evidence: Evidence) -> pd.DataFrame:
+    """Return some values as `y` next to `x`, |log10| of the untrained ratio, by network, scale and seed."""
+    return pd.concat({"x": _log_ratios(evidence.other("ratio_initial")).abs(), "y": values}, axis=1).dropna()
+
+
+def left_out(both: pd.DataFrame, evidence: Evidence) -> list[tuple[str, float]]:
+    """Return network and scale of those that the trainings have and `both` has not."""
+    trained, known = (set(rows.index.droplevel([*rows.index.names[2:]])) for rows in (_losses(evidence, -1), both))
+    return sorted(trained - known)
+
+
+def slopes(both: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the slopes of y on x, seed by seed, within components whose weights are rescaled, and between them."""
+    centred = both - both.groupby(["network", "seed"]).transform("mean")
+    plain = both[both.index.get_level_values("scale") == 1.0]
+    return {_RESCALED: _slopes(centred), _BETWEEN: _slopes(plain)}
+
+
+def _slopes(both: pd.DataFrame) -> pd.Series:
+    """Return the slope of y on x of every seed that has three points or more."""
+    of_seeds = {
+        seed: least_squares(points["x"].to_numpy(), points["y"].to_numpy())
+        for seed, points in both.groupby("seed")
+        if len(points) > 2
+    }
+    return pd.Series(of_seeds, dtype=float).dropna()

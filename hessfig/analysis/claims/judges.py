@@ -1,12 +1,13 @@
-"""Verdicts: how the intervals behind a claim become one, alone, together, and under several conditions."""
+"""Verdicts: how the intervals behind a claim become one, alone, together, under several conditions and in parts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,25 +17,22 @@ from hessfig.analysis.intervals import Interval, student_interval
 class ClaimVerdict(StrEnum):
     """What the numbers say of a claim; `holds_only_if` names its condition.
 
-    `small`: the effect is there, on the claim's side, and below the least size. Its counterparts: `within`, the number
-    lies within the tolerance of its target, which its interval excludes; `less`, it lies on the claim's side of "no
-    effect", by less than the factor asked. `not_tested`: the networks are not those of which the source speaks, or the
-    sweep is not there. `theorem`: a statement of `hessfig verify` implies it.
+    `small`: the effect is there, on the claim's side, and below the least size. `within`: the number lies within the
+    tolerance of its target, which its interval excludes. `theorem`: a statement of `hessfig verify` implies it.
     """
 
     holds = "holds"
     holds_only_if = "holds only if"
     within = "holds within the tolerance"
-    less = "holds, less than the factor asked"
     small = "true but small"
     does_not_hold = "does not hold"
     undecided = "undecided"
-    not_tested = "not tested here"
     theorem = "follows from a theorem"
 
 
-# What a part of a claim may be without refuting it, strongest first.
-PASSING = (ClaimVerdict.holds, ClaimVerdict.within, ClaimVerdict.less, ClaimVerdict.small)
+# What a part of a claim may be without refuting it, strongest first; the first three pass in full.
+FULL = (ClaimVerdict.theorem, ClaimVerdict.holds, ClaimVerdict.within)
+PASSING = (*FULL, ClaimVerdict.holds_only_if, ClaimVerdict.small)
 Judge = Callable[[Interval], ClaimVerdict]
 
 
@@ -81,19 +79,11 @@ def equals(interval: Interval, target: float, within: float) -> ClaimVerdict:
     return ClaimVerdict.does_not_hold if off else ClaimVerdict.undecided
 
 
-def stays_below(interval: Interval, most: float, nothing: float = math.nan) -> ClaimVerdict:
-    """Judge whether an effect lies below `most`, on which side the whole interval must be.
-
-    `nothing` is the value of no effect, where it is another than `most` (1 for a ratio that is to be below 1/2): an
-    interval between the two is on the claim's side, by less than the factor asked for.
-    """
+def stays_below(interval: Interval, most: float) -> ClaimVerdict:
+    """Judge whether an effect lies below `most`, on which side the whole interval must be."""
     if interval.high < most:
         return ClaimVerdict.holds
-    if not interval.low > most:
-        return ClaimVerdict.undecided
-    if not math.isnan(nothing) and interval.low < nothing:
-        return ClaimVerdict.less if interval.high < nothing else ClaimVerdict.undecided
-    return ClaimVerdict.does_not_hold
+    return ClaimVerdict.does_not_hold if interval.low > most else ClaimVerdict.undecided
 
 
 def at_least(least: float) -> Judge:
@@ -108,27 +98,26 @@ def near(target: float, within: float) -> Judge:
 
 @dataclass(frozen=True)
 class Effect:
-    """A number that a claim rests on: a value per seed, how its interval is found, and how that is judged."""
+    """A number that a claim rests on: a value per seed, and how its interval is judged."""
 
     sample: Iterable[float]
     judge: Judge
-    kind: Callable[..., Interval] = student_interval
 
     def interval(self, tests: int = 1) -> Interval:
         """Return its interval; of `tests` such intervals all hold together at 95 % (Bonferroni)."""
-        return self.kind(self.sample, tests=tests)
+        return student_interval(self.sample, tests=tests)
 
     def verdict(self, tests: int = 1) -> ClaimVerdict:
         """Return its verdict by that interval."""
         return self.judge(self.interval(tests))
 
+    def row(self, name: str, tests: int = 1, level: int = 0) -> SubRow:
+        """Return its line of a sub-table."""
+        interval = self.interval(tests)
+        return SubRow(name, interval, self.judge(interval), is_lacking=not interval.count, level=level)
+
 
 Effects = Mapping[str, Effect]
-
-
-def lacking(effects: Effects) -> list[str]:
-    """Return the names of the effects without a single number."""
-    return [name for name, one in effects.items() if not one.interval().count]
 
 
 def all_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
@@ -137,124 +126,188 @@ def all_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
     To hold it needs no correction (intersection-union: each part has to pass by itself). Any one part may refute it,
     so that a refutation is judged by the intervals of all parts together.
     """
-    alone = {one.verdict(tests) for one in effects.values()}
+    alone = {effect.verdict(tests) for effect in effects.values()}
     if alone and alone <= set(PASSING):
         return max(alone, key=PASSING.index)
-    together = {one.verdict(tests * len(effects)) for one in effects.values()}
-    return ClaimVerdict.does_not_hold if ClaimVerdict.does_not_hold in together else ClaimVerdict.undecided
-
-
-def any_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
-    """Return the verdict of a claim one part of which is enough: the other way round than `all_of`."""
-    together = {one.verdict(tests * len(effects)) for one in effects.values()}
-    passed = [verdict for verdict in PASSING[:-1] if verdict in together]
-    if passed:
-        return passed[0]
-    alone = {one.verdict(tests) for one in effects.values()}
-    if alone == {ClaimVerdict.does_not_hold}:
-        return ClaimVerdict.does_not_hold
-    return (
-        ClaimVerdict.small
-        if together <= {ClaimVerdict.small, ClaimVerdict.does_not_hold} and together
-        else ClaimVerdict.undecided
-    )
+    joint = {effect.verdict(tests * len(effects)) for effect in effects.values()}
+    return ClaimVerdict.does_not_hold if ClaimVerdict.does_not_hold in joint else ClaimVerdict.undecided
 
 
 @dataclass(frozen=True)
-class Condition:
-    """One condition under which a claim was tested: the effect there, the verdict, and the intervals it rests on.
+class SubRow:
+    """A line of a claim's sub-table: a part or a condition with its interval, its verdict and a note.
 
-    `is_lacking`: a part of it has no number.
+    `is_lacking`: the table has no number for it. `level` is 0 for parts and conditions, and higher for what those
+    consist of.
     """
 
-    effect: Interval
+    name: str
+    interval: Interval
     verdict: ClaimVerdict
-    contrasts: Mapping[str, Interval]
+    note: str = ""
     is_lacking: bool = False
+    level: int = 0
+
+    @property
+    def counted(self) -> ClaimVerdict:
+        """The verdict that counts: without a number it is undecided."""
+        return ClaimVerdict.undecided if self.is_lacking else self.verdict
+
+    @property
+    def word(self) -> str:
+        """The verdict in words."""
+        return "missing" if self.is_lacking else self.verdict.value
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An effect with its 95 % interval over seeds, the verdict, the words next to it, and the contrasts behind it.
+    """An effect with its 95 % interval over seeds, the verdict, the words next to it, and the claim's sub-table.
 
     `is_lacking`: the table has not the numbers that the rule needs.
     """
 
-    effect: float
-    low: float
-    high: float
+    interval: Interval
     verdict: ClaimVerdict
     words: str = ""
-    contrasts: tuple[tuple[str, Interval], ...] = ()
+    rows: tuple[SubRow, ...] = ()
     is_lacking: bool = False
+
+    @property
+    def effect(self) -> float:
+        """The mean of the effect over seeds."""
+        return self.interval.mean
+
+    @property
+    def low(self) -> float:
+        """The lower end of its interval."""
+        return self.interval.low
+
+    @property
+    def high(self) -> float:
+        """The upper end of its interval."""
+        return self.interval.high
 
     def saying(self, *words: str) -> Finding:
         """Return the finding with more words behind its own."""
         return replace(self, words="; ".join(filter(None, [self.words, *words])))
 
 
-def found(
-    interval: Interval, verdict: ClaimVerdict, words: str = "", contrasts: Mapping[str, Interval] | None = None
-) -> Finding:
-    """Return a finding whose effect is `interval`."""
-    return Finding(interval.mean, interval.low, interval.high, verdict, words, tuple((contrasts or {}).items()))
-
-
-def single(effect: Effect, words: str = "", contrasts: Mapping[str, Interval] | None = None) -> Finding:
+def single(effect: Effect, words: str = "") -> Finding:
     """Return the finding of a claim that rests on one effect."""
-    return found(effect.interval(), effect.verdict(), words, contrasts)
+    return Finding(effect.interval(), effect.verdict(), words)
 
 
-def together(effects: Effects, shown: str = "", words: str = "") -> Finding:
-    """Return the finding of a claim whose every part must hold; its effect is the one `shown`, else the first.
+def together(effects: Effects, words: str = "") -> Finding:
+    """Return the finding of a claim whose every part must hold; its effect is the first.
 
-    Where there are several parts the words give the verdict of each, by its own interval; a part without a number is
-    missing, and leaves the claim undecided unless another part refutes it.
+    The sub-table gives the verdict of each part by its own interval. A part without a number is missing, and leaves
+    the claim undecided unless another part refutes it.
     """
-    name, absent = shown or next(iter(effects)), lacking(effects)
-    parts = {part: one.verdict() for part, one in effects.items()}
-    said = listed(parts, absent) if len(effects) > 1 else ""
-    contrasts = {key: one.interval() for key, one in effects.items()}
-    finding = found(effects[name].interval(), all_of(effects), said, contrasts)
-    return replace(finding.saying(words), is_lacking=bool(absent))
+    rows = tuple(effect.row(name) for name, effect in effects.items())
+    is_lacking = any(row.is_lacking for row in rows)
+    return Finding(rows[0].interval, all_of(effects), words, rows if len(rows) > 1 else (), is_lacking)
 
 
 def missing(what: str) -> Finding:
     """Return the finding of a table that lacks the numbers a rule needs."""
     nan = math.nan
-    return Finding(nan, nan, nan, ClaimVerdict.undecided, f"the table has no {what}", is_lacking=True)
+    nothing = Interval(nan, nan, nan, nan, 0)
+    return Finding(nothing, ClaimVerdict.undecided, f"the table has no {what}", is_lacking=True)
 
 
 def by_conditions(
     of: Mapping[str, Effects],
     effects: Mapping[str, Effect] | None = None,
-    shown: str | Callable[[Mapping[str, Condition]], str] = "",
+    shown: str | Callable[[Mapping[str, SubRow]], str] = "",
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
     """Return the finding of a claim that was tested under several conditions, in each of which all parts must hold.
 
     A claim of the form 'under some condition' is corrected for their number. The effect is that of `effects` (else of
     the first part) under the condition `shown`: by default the first that holds, else where the effect is largest. The
-    words list every condition with its verdict, and say of which the effect is. A condition of which a part has no
-    number is missing: it is listed as such, and neither 'holds' nor 'does not hold' is said of all.
+    sub-table has a line for every condition, with its `notes`. A condition of which a part has no number is missing,
+    and neither 'holds' nor 'does not hold' is said of all.
     """
-    tests, empty = len(of), Effect((), at_least(0.0))
-    conditions = {
-        name: Condition(
-            (effects.get(name, empty) if effects else next(iter(parts.values()), empty)).interval(tests),
-            all_of(parts, tests),
-            {f"{name}: {part}" if part else name: one.interval(tests) for part, one in parts.items()},
-            is_lacking=not parts or bool(lacking(parts)),
-        )
+    table = [
+        row
         for name, parts in of.items()
+        for row in _condition(name, parts, (effects or {}).get(name), len(of), notes.get(name, ""))
+    ]
+    rows = {row.name: row for row in table if not row.level}
+    verdict, names = by_condition({name: row.counted for name, row in rows.items()})
+    place = shown(rows) if callable(shown) else shown or first_that_holds(rows)
+    where = place if len(of) == 1 else _effect_of(place, names)
+    is_lacking = any(row.is_lacking for row in rows.values())
+    shown_table = tuple(table) if len(table) > 1 else ()
+    return Finding(rows[place].interval, verdict, " or ".join(names), shown_table, is_lacking).saying(where)
+
+
+def _condition(name: str, parts: Effects, effect: Effect | None, tests: int, note: str) -> list[SubRow]:
+    """Return the line of a condition, and below it those of its parts where they have names."""
+    shown = effect or next(iter(parts.values()), Effect((), at_least(0.0)))
+    is_lacking = not parts or any(not part.interval().count for part in parts.values())
+    below = [part.row(f"{name}: {words}", tests, 1) for words, part in parts.items() if words]
+    return [SubRow(name, shown.interval(tests), all_of(parts, tests), note, is_lacking), *below]
+
+
+def in_parts(parts: Mapping[str, Finding]) -> Finding:
+    """Return the finding of a claim that makes several statements, each with a finding of its own.
+
+    It holds when all of them do, and 'only if' names those that do. The effect is that of the first part.
+    """
+    rows: list[SubRow] = []
+    for name, finding in parts.items():
+        rows.append(SubRow(name, finding.interval, finding.verdict, finding.words, finding.is_lacking))
+        rows += [replace(row, name=f"{name}: {row.name}", level=row.level + 1) for row in finding.rows]
+    return _of_rows(rows)
+
+
+def _of_rows(rows: Sequence[SubRow]) -> Finding:
+    """Return the finding of a claim whose statements are these lines of its sub-table."""
+    statements = [row for row in rows if not row.level]
+    verdict, names = by_condition({row.name: row.counted for row in statements})
+    lacking = [row.note for row in statements if row.is_lacking]
+    words = lacking[0] if lacking else "; ".join(filter(None, [" and ".join(names), _effect_of(rows[0].name, names)]))
+    return Finding(rows[0].interval, verdict, words, tuple(rows), is_lacking=bool(lacking))
+
+
+def _effect_of(place: str, names: Sequence[str]) -> str:
+    """Return in words whose effect is shown, unless the names alone tell it."""
+    return "" if names == [place] else f"the effect is that of {place}"
+
+
+def by_theorem(finding: Finding, theorems: str) -> Finding:
+    """Return the finding of what a theorem implies: it holds unless the numbers contradict it, and these are reported.
+
+    `theorems` are statements of `hessfig verify`, in words; "" for none.
+    """
+    if not theorems or finding.verdict not in _AGREES:
+        return finding
+    return replace(finding, verdict=ClaimVerdict.theorem, words=_measured(theorems, finding.verdict, finding.words))
+
+
+def parts_by_theorem(finding: Finding, theorems: Mapping[str, str]) -> Finding:
+    """Return the finding of a claim some parts of which theorems imply, as `by_theorem` does for a whole claim."""
+    implied = {
+        row.name: _measured(theorems[row.name], row.verdict, row.note)
+        for row in finding.rows
+        if row.name in theorems and row.verdict in _AGREES and not row.is_lacking
     }
-    absent = [name for name, one in conditions.items() if one.is_lacking]
-    verdict, words = by_condition({name: one.verdict for name, one in conditions.items()}, absent)
-    contrasts = {name: one for condition in conditions.values() for name, one in condition.contrasts.items()}
-    chosen = shown or first_that_holds
-    place = chosen if isinstance(chosen, str) else chosen(conditions)
-    where = f"the effect is that of {place}" if tests > 1 else ""
-    finding = found(conditions[place].effect, verdict, words or place, contrasts).saying(where)
-    return replace(finding, is_lacking=bool(absent))
+    if not implied:
+        return finding
+    return _of_rows(
+        [
+            replace(row, verdict=ClaimVerdict.theorem, note=implied[row.name]) if row.name in implied else row
+            for row in finding.rows
+        ]
+    )
+
+
+_AGREES = (ClaimVerdict.holds, ClaimVerdict.holds_only_if, ClaimVerdict.within, ClaimVerdict.undecided)
+
+
+def _measured(theorems: str, verdict: ClaimVerdict, words: str) -> str:
+    return f"{theorems}; measured: {verdict}" + f" ({words})" * bool(words)
 
 
 def alike(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effect]:
@@ -262,49 +315,28 @@ def alike(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Eff
     return {name: Effect(sample, judge) for name, sample in samples.items()}
 
 
-def each(
-    samples: Mapping[str, Iterable[float]], judge: Judge, kind: Callable[..., Interval] = student_interval
-) -> dict:
+def each(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effects]:
     """Return conditions that rest on one effect each, as `by_conditions` takes them."""
-    return {name: {"": Effect(sample, judge, kind)} for name, sample in samples.items()}
+    return {name: {"": Effect(sample, judge)} for name, sample in samples.items()}
 
 
-def by_condition(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str] = ()) -> tuple[ClaimVerdict, str]:
-    """Return the verdict of a claim that was tested under several conditions, and the words that list them all.
-
-    Conditions that are `absent` have no numbers; of one condition alone there is nothing to list.
-    """
-    given = {name: ClaimVerdict.undecided if name in absent else one for name, one in verdicts.items()}
-    for wanted in (PASSING[:2], PASSING[2:3], PASSING[3:]):
-        there = [name for name, one in given.items() if one in wanted]
-        rest = {name: one for name, one in given.items() if one not in wanted}
-        if there and rest:
-            best = ClaimVerdict.holds_only_if if wanted == PASSING[:2] else wanted[0]
-            return best, f"{' or '.join(there)} ({listed(rest, absent)})"
-        if there:
-            return max((given[name] for name in there), key=PASSING.index), _if_several(given, absent)
-    refuted = set(given.values()) == {ClaimVerdict.does_not_hold}
-    return (ClaimVerdict.does_not_hold if refuted else ClaimVerdict.undecided), _if_several(given, absent)
+def by_condition(verdicts: Mapping[str, ClaimVerdict]) -> tuple[ClaimVerdict, list[str]]:
+    """Return the verdict of a claim that was tested under several conditions, and those under which alone it holds."""
+    for level, best in ((PASSING[:-1], ClaimVerdict.holds_only_if), (PASSING[-1:], ClaimVerdict.small)):
+        passed = [name for name, verdict in verdicts.items() if verdict in level]
+        if passed and len(passed) < len(verdicts):
+            return best, passed
+        if passed:
+            return max(verdicts.values(), key=PASSING.index), []
+    refuted = set(verdicts.values()) == {ClaimVerdict.does_not_hold}
+    return (ClaimVerdict.does_not_hold if refuted else ClaimVerdict.undecided), []
 
 
-def listed(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str] = ()) -> str:
-    """Return conditions or parts with their verdicts in words, those of the same verdict together."""
-    said = {name: "missing" if name in absent else one.value for name, one in verdicts.items()}
-    alike = {word: [name for name, one in said.items() if one == word] for word in dict.fromkeys(said.values())}
-    return "; ".join(f"{', '.join(names)}: {word}" for word, names in alike.items())
-
-
-def _if_several(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str]) -> str:
-    return listed(verdicts, absent) if len(verdicts) > 1 or absent else ""
-
-
-def first_that_holds(conditions: Mapping[str, Condition]) -> str:
+def first_that_holds(rows: Mapping[str, SubRow]) -> str:
     """Return the first condition under which a claim holds, else the one with the largest effect."""
-    holding = (name for name, one in conditions.items() if one.verdict in PASSING[:2])
-    return next(holding, "") or largest({name: one.effect for name, one in conditions.items()})
+    return next((name for name, row in rows.items() if row.verdict in FULL), "") or largest(rows)
 
 
-def largest(effects: Mapping[str, Effect | Interval], size: Callable[[float], float] = float) -> str:
-    """Return the name of the effect whose mean is largest by `size`; one without a mean comes last."""
-    means = {name: (one if isinstance(one, Interval) else one.interval()).mean for name, one in effects.items()}
-    return max(means, key=lambda name: np.nan_to_num(size(means[name]), nan=-np.inf))
+def largest(rows: Mapping[str, SubRow], size: Callable[[float], float] = float) -> str:
+    """Return the condition whose mean effect is largest by `size`; one without a mean comes last."""
+    return max(rows, key=lambda name: np.nan_to_num(size(rows[name].interval.mean), nan=-np.inf))

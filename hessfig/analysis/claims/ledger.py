@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
-from hessfig.analysis.claims import (
-    along_rules,
-    component_rules,
-    growth_rules,
-    ratio_rules,
-    sample_rules,
-    share_rules,
-    spectrum_rules,
-    sublayer_rules,
-    training_rules,
-)
-from hessfig.analysis.claims.judges import PASSING, ClaimVerdict, Finding
+from hessfig.analysis.claims import component_rules, core_rules, direction_rules, paper_rules, spectrum_rules
+from hessfig.analysis.claims.judges import ClaimVerdict, Finding
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
 from hessfig.errors import UserError, run_command, unknown_name
 from hessfig.files import is_file
@@ -34,15 +24,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (
-    *(growth_rules, share_rules, component_rules, ratio_rules, spectrum_rules, sublayer_rules),
-    *(training_rules, sample_rules, along_rules),
-)
+_FAMILIES = (core_rules, paper_rules, spectrum_rules, component_rules, direction_rules)
 
 
 def claims() -> dict[str, Claim]:
     """Return every claim by its id: those that the modules of rules define, in the order in which they do."""
-    return {one.id: one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Claim)}
+    return {claim.id: claim for family in _FAMILIES for claim in vars(family).values() if isinstance(claim, Claim)}
 
 
 def claim_of(name: str) -> Claim:
@@ -71,21 +58,17 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words; without a table a theorem still follows, and of other networks nothing is tested."""
+        """The verdict in words; without a table a theorem still follows."""
         if self.finding:
             return self.finding.verdict.value
-        if self.claim.follows:
-            return ClaimVerdict.theorem.value
-        return ClaimVerdict.not_tested.value if self.claim.others else NOT_RUN
+        return ClaimVerdict.theorem.value if self.claim.follows else NOT_RUN
 
     @property
     def words(self) -> str:
         """What is printed next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
-        if self.finding is None:
-            notes = [self.claim.follows, self.claim.others]
-        said = [self.finding.words] if self.finding else []
-        return "; ".join(filter(None, [*said, *notes, " && ".join(self.commands)]))
+        first = self.finding.words if self.finding else self.claim.follows
+        return "; ".join(filter(None, [first, *notes, " && ".join(self.commands)]))
 
 
 def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
@@ -101,10 +84,9 @@ def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> lis
 
 def counts(judged: Iterable[Judged]) -> Mapping[str, int]:
     """Return how many claims have each verdict, those that occur."""
-    found = [one.verdict for one in judged]
-    return {
-        word: found.count(word) for word in (*(verdict.value for verdict in ClaimVerdict), NOT_RUN) if word in found
-    }
+    verdicts = [one.verdict for one in judged]
+    words = (*(verdict.value for verdict in ClaimVerdict), NOT_RUN)
+    return {word: verdicts.count(word) for word in words if word in verdicts}
 
 
 def _check(outputs: Path) -> None:
@@ -151,22 +133,23 @@ def as_markdown(judged: Sequence[Judged]) -> str:
     """Return the page: a table of verdicts, then a section for each claim."""
     lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
     heads = ("claim", "scale in the source", "scale here", "effect", INTERVAL, "verdict")
-    links = [f"[{one.claim.id}](#{one.claim.id})" for one in judged]
-    told = [(*_scales(one), effect(one), interval(one), one.verdict) for one in judged]
-    lines += presented.markdown_table(heads, ((link, *row) for link, row in zip(links, told, strict=True)))
+    rows = [
+        (f"[{one.claim.id}](#{one.claim.id})", *_scales(one), effect(one), interval(one), one.verdict) for one in judged
+    ]
+    lines += presented.markdown_table(heads, rows)
     return "\n".join([*lines, "", *(line for one in judged for line in _section(one))])
 
 
 def explanation(one: Judged) -> list[tuple[str, str]]:
     """Return what there is to say of one claim, as pairs of a word and a text."""
     claim = one.claim
-    said = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted(claim))]
-    said += [("sweeps", ", ".join(claim.sweeps)), ("seeds", seeds_in_words(claim)), ("looks", claim.looks)]
-    said += [("scale in the source", claim.there), ("scale here", claim.here), ("rule", claim.rule_words)]
+    pairs = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted(claim))]
+    pairs += [("sweeps", ", ".join(claim.sweeps)), ("seeds", seeds_in_words(claim))]
+    pairs += [("scale in the source", claim.scale_source), ("scale here", claim.scale_here), ("rule", claim.rule_words)]
     if one.finding:
-        said += [("effect", f"{effect(one)}, {INTERVAL} {interval(one) or 'none'}")]
-    said += [("verdict", one.verdict), *([("note" if one.finding else "run", one.words)] if one.words else [])]
-    return [*filter(lambda pair: pair[1], said), ("figure", f"hessfig plot figure={claim.figure}")]
+        pairs += [("effect", f"{effect(one)}, {INTERVAL} {interval(one) or 'none'}")]
+    pairs += [("verdict", one.verdict), ("note" if one.finding else "run", one.words)]
+    return [*filter(lambda pair: pair[1], pairs), ("figure", f"hessfig plot figure={claim.figure}")]
 
 
 def quoted(claim: Claim) -> str:
@@ -183,10 +166,13 @@ def seeds_in_words(claim: Claim) -> str:
     return ", ".join(f"{sweep}: {count}" for sweep, count in zip(claim.sweeps, claim.seeds, strict=True))
 
 
-def contrasts(one: Judged) -> list[tuple[str, str, str, str]]:
-    """Return the intervals behind a verdict in words: name, mean, interval, number of seeds."""
-    behind = one.finding.contrasts if one.finding else ()
-    return [(name, number(found.mean), ends(found.low, found.high), str(found.count)) for name, found in behind]
+PART_HEADS = ("part or condition", "mean", "interval", "seeds", "verdict", "note")
+
+
+def parts(one: Judged) -> list[tuple[str, ...]]:
+    """Return the sub-table of a claim in words, a row for each part and condition, under PART_HEADS."""
+    rows = [(row, row.interval) for row in (one.finding.rows if one.finding else ())]
+    return [(row.name, number(at.mean), ends(at.low, at.high), str(at.count), row.word, row.note) for row, at in rows]
 
 
 def effect(one: Judged) -> str:
@@ -215,52 +201,48 @@ def summary(judged: Sequence[Judged]) -> str:
     A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both)
     through the sampling of seeds alone: a rule that judges another thing than the source says is not counted.
     """
-    told = ", ".join(f"{count} {word}" for word, count in counts(judged).items())
+    words = ", ".join(f"{count} {word}" for word, count in counts(judged).items())
     decided = sum(one.verdict in _DECIDED for one in judged)
     most = f"at most {0.05 * decided:.2g} are expected to be false"
     false = f"Of {decided} verdicts by interval {most} from sampling of seeds alone."
-    return f"{len(judged)} claims: {told}. {false}"
+    return f"{len(judged)} claims: {words}. {false}"
 
 
 def _row(one: Judged) -> dict[str, object]:
     claim, finding = one.claim, one.finding
-    said = {"id": claim.id, "source": claim.source, "statement": claim.statement, "figure": claim.figure}
-    said |= {"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": one.verdict}
-    numbers = {name: getattr(finding, name) for name in ("effect", "low", "high")} if finding else {}
-    told = {"words": finding.words if finding else claim.others, "run": " && ".join(one.commands)}
-    told |= dict(zip(("scale_source", "scale_here"), _scales(one), strict=True))
-    fixed = {"quoted": quoted(claim), "seeds": seeds_in_words(claim)}
-    return {**said, **numbers, **told, **fixed, "departures": "; ".join(one.departures)}
+    scale_source, scale_here = _scales(one)
+    return {
+        **{"id": claim.id, "source": claim.source, "statement": claim.statement, "figure": claim.figure},
+        **{"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": one.verdict},
+        **({name: getattr(finding, name) for name in ("effect", "low", "high", "words")} if finding else {}),
+        **{"scale_source": scale_source, "scale_here": scale_here, "run": " && ".join(one.commands)},
+        **{"quoted": quoted(claim), "seeds": seeds_in_words(claim), "departures": "; ".join(one.departures)},
+    }
 
 
 def _section(one: Judged) -> list[str]:
-    said = [f"- {word}: {presented.markdown_text(text)}" for word, text in explanation(one)]
-    table = contrasts(one)
-    shown = ["", *presented.markdown_table(("contrast", "mean", "interval", "seeds"), table)] if table else []
-    return [f"## {one.claim.id}", "", *said, *shown, ""]
+    lines = [f"- {word}: {presented.markdown_text(text)}" for word, text in explanation(one)]
+    rows = parts(one)
+    table = ["", *presented.markdown_table(PART_HEADS, rows)] if rows else []
+    return [f"## {one.claim.id}", "", *lines, *table, ""]
 
 
 def _scales(one: Judged) -> tuple[str, str]:
-    return one.claim.there, one.claim.here
+    return one.claim.scale_source, one.claim.scale_here
 
 
-def _scale(one: Judged) -> str:
-    return " / ".join(filter(None, _scales(one)))
-
-
-_DECIDED = {*PASSING, ClaimVerdict.holds_only_if, ClaimVerdict.does_not_hold}
+_DECIDED = set(ClaimVerdict) - {ClaimVerdict.theorem, ClaimVerdict.undecided}
 _COLOURS: dict[str, str] = {
     **dict.fromkeys((ClaimVerdict.theorem, ClaimVerdict.holds, ClaimVerdict.within), "green"),
-    **dict.fromkeys((ClaimVerdict.small, ClaimVerdict.holds_only_if, ClaimVerdict.less), "yellow"),
-    **{ClaimVerdict.does_not_hold: "red", ClaimVerdict.not_tested: "dim", NOT_RUN: "dim"},
+    **dict.fromkeys((ClaimVerdict.small, ClaimVerdict.holds_only_if), "yellow"),
+    **{ClaimVerdict.does_not_hold: "red", NOT_RUN: "dim"},
 }
 
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
     """Return one row per claim: effect, interval, verdict, what it states, and below it a note or what to run."""
     rows = [
-        (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _safe(_scale(one)), _stated(one))
-        for one in judged
+        (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _scale(one), _stated(one)) for one in judged
     ]
     scales, last = "scale in the source / scale here", "statement; note, or what to run"
     heads = ("claim", "effect", "95 % jointly", "verdict", scales, last)
@@ -273,10 +255,14 @@ def explanation_table(one: Judged) -> Table:
     return presented.terminal_table(("", one.claim.id), rows, wrapped=[one.claim.id], fold=True)
 
 
-def contrast_table(one: Judged) -> Table:
-    """Return the intervals behind the verdict."""
-    rows = [(_safe(name), *numbers) for name, *numbers in contrasts(one)]
-    return presented.terminal_table(("contrast", "mean", "interval", "seeds"), rows, wrapped=["contrast"], fold=True)
+def part_table(one: Judged) -> Table:
+    """Return the sub-table of a claim: its parts and conditions."""
+    rows = [(_safe(name), *numbers, _coloured(verdict), _safe(note)) for name, *numbers, verdict, note in parts(one)]
+    return presented.terminal_table(PART_HEADS, rows, wrapped=[PART_HEADS[0], "note"], fold=True)
+
+
+def _scale(one: Judged) -> str:
+    return _safe(" / ".join(filter(None, _scales(one))))
 
 
 def _stated(one: Judged) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -11,17 +11,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, each_hessian
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.judges import ClaimVerdict, Finding
+from hessfig.analysis.claims.judges import Finding, by_theorem, parts_by_theorem
 from hessfig.analysis.manifest import Architectures, read_run
-from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, has_spectra, read_densities, read_spectra
-from hessfig.record import FROBENIUS, LEFT_OUT
-from hessfig.terms import Part
+from hessfig.record import LEFT_OUT
 
-LOSSES = 5  # at which trainings are compared
 OURS = "hessfig"  # how the source of a question of the package's own begins
 
 
@@ -30,11 +26,10 @@ class Claim:
     """An empirical claim: who says what, of which networks, the sweep that decides it, its figure and its rule.
 
     `beside` names further sweeps that the rule needs; `statement` and `rule_words` are the claim and the rule in words.
-    `there` and `here` are the scale of the source and of the shipped networks. `theorems` are the statements of
-    `hessfig verify` that imply it, and `identity` is arithmetic that does. `others` says why the shipped networks are
-    not what the source speaks of: then the verdict is 'not tested here'. `words` are the source's own, found at
-    `where`; "" where it is not quoted. `seeds` are the numbers of seeds that its sweeps were given when the rule was
-    fixed, in the order of `sweeps`, and `looks` says how often numbers were looked at before that.
+    `scale_source` and `scale_here` are the networks of the source and the shipped ones. `theorems` are the statements
+    of `hessfig verify` that imply it, `part_theorems` those that imply one of its parts. `words` are the source's own,
+    found at `where`; "" where it is not quoted. `seeds` are the numbers of seeds that its sweeps were given when the
+    rule was fixed, in the order of `sweeps`.
     """
 
     id: str
@@ -45,20 +40,18 @@ class Claim:
     rule: Callable[[Evidence], Finding]
     rule_words: str
     beside: tuple[str, ...] = ()
-    there: str = ""
-    here: str = ""
+    scale_source: str = ""
+    scale_here: str = ""
     theorems: tuple[str, ...] = ()
-    others: str = ""
-    identity: str = ""
+    part_theorems: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     where: str = ""
     seeds: tuple[int, ...] = ()
-    looks: str = ""
 
     @property
     def follows(self) -> str:
-        """From what it follows, in words; "" where from nothing."""
-        return ", ".join(filter(None, [*self.theorems, self.identity]))
+        """The theorems from which it follows, in words; "" where from none."""
+        return ", ".join(self.theorems)
 
     @property
     def is_ours(self) -> bool:
@@ -68,7 +61,7 @@ class Claim:
     def other_seeds(self, evidence: Evidence) -> list[str]:
         """Return the sweeps, in words, whose tables have another number of seeds than was fixed with the rule."""
         tables = {self.sweep: evidence, **evidence.beside}
-        counts = {name: int(one.table["seed"].nunique()) for name, one in tables.items()}
+        counts = {name: int(table.table["seed"].nunique()) for name, table in tables.items()}
         fixed = dict(zip(self.sweeps, self.seeds, strict=False))
         return [
             f"{name}: {count} seeds where {fixed[name]} were fixed with the rule"
@@ -82,23 +75,8 @@ class Claim:
         return (self.sweep, *self.beside)
 
     def judged(self, evidence: Evidence) -> Finding:
-        """Return what the rule finds, with the verdict that is the claim's: of other networks nothing is judged.
-
-        A theorem holds unless the numbers contradict it; either way what was measured is reported.
-        """
-        finding = self.rule(evidence)
-        words = f"{finding.verdict}" + f" ({finding.words})" * bool(finding.words)
-        if self.others:
-            return replace(finding, verdict=ClaimVerdict.not_tested, words=f"{self.others}; at this scale: {words}")
-        if self.follows and finding.verdict in (
-            ClaimVerdict.holds,
-            ClaimVerdict.holds_only_if,
-            ClaimVerdict.within,
-            ClaimVerdict.undecided,
-        ):
-            said = f"{self.follows}; measured: {words}"
-            return replace(finding, verdict=ClaimVerdict.theorem, words=said)
-        return finding
+        """Return what the rule finds; what a theorem implies holds unless the numbers contradict it."""
+        return parts_by_theorem(by_theorem(self.rule(evidence), self.follows), self.part_theorems)
 
 
 def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
@@ -108,73 +86,34 @@ def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
     has the name of the sweep unless the record names another.
     """
 
-    def made(rule: Callable[[Evidence], Finding]) -> Claim:
-        said, words = (" ".join(one.split()) for one in [*(rule.__doc__ or "").split("\n\n"), ""][:2])
-        statement, record = said.removeprefix("Claim: ").removesuffix("."), dict(_records()[name])
+    def claim_of(rule: Callable[[Evidence], Finding]) -> Claim:
+        first, words = (" ".join(text.split()) for text in [*(rule.__doc__ or "").split("\n\n"), ""][:2])
+        statement, record = first.removeprefix("Claim: ").removesuffix("."), dict(_records()[name])
         sweep, *beside = record.pop("sweeps")
         fields = {"figure": sweep, "beside": tuple(beside), **record}
         return Claim(name, statement=statement, sweep=sweep, rule=rule, rule_words=words, **fields)
 
-    return made
+    return claim_of
 
 
 @cache
 def _records() -> dict[str, dict[str, Any]]:
     """Return what records.toml says of each claim."""
-    said = tomllib.loads(Path(__file__).with_name("records.toml").read_text(encoding="utf-8"))
+    records = tomllib.loads(Path(__file__).with_name("records.toml").read_text(encoding="utf-8"))
     return {
-        name: {key: tuple(one) if isinstance(one, list) else one for key, one in fields.items()}
-        for name, fields in said.items()
+        name: {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        for name, fields in records.items()
     }
-
-
-def diagonal(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of diagonal blocks within a layer."""
-    return rows[(rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])]
-
-
-def by_seed(rows: pd.DataFrame, *keys: str) -> pd.Series:
-    """Return the mean value by (keys ..., seed)."""
-    return rows.groupby([*keys, "seed"])["value"].mean()
-
-
-def wide(values: pd.Series, level: str) -> pd.DataFrame:
-    """Return a column for each value of one level of the index, rising."""
-    return values.unstack(level).sort_index(axis=1)  # noqa: PD010 - one value a place is sure: nothing to aggregate
-
-
-def norms(evidence: Evidence, *settings: str, part: Part = Part.H) -> pd.DataFrame:
-    """Return the rows of Frobenius norms of a part of the Hessian."""
-    return evidence.numbers(FROBENIUS, *settings, part=part.value)
-
-
-def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
-    """Return the rows whose value is positive, with its logarithm in its place."""
-    positive = rows[rows["value"] > 0]
-    return positive.assign(value=log(positive["value"]))
-
-
-def at_equal_losses(curves: Sequence[pd.Series]) -> list[NDArray[np.float64]]:
-    """Return the values of curves (index: log losses, rising) at five losses evenly spaced, which all pass through.
-
-    Nothing where they have no losses in common.
-    """
-    if not all(len(one) > 1 for one in curves):
-        return []
-    low, high = max(one.index[0] for one in curves), min(one.index[-1] for one in curves)
-    places = np.linspace(low, high, LOSSES)
-    return [np.interp(places, one.index.to_numpy(float), one.to_numpy(float)) for one in curves] if low < high else []
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A sweep's checked table; its stored spectra (else densities) and Hessians, read when a rule asks for them.
+    """A sweep's checked table, and its stored Hessians, which are read when a rule needs them.
 
     `beside` holds the evidence of other sweeps that the claim needs.
     """
 
     table: pd.DataFrame
-    spectra: Callable[[Callable[[SpectrumKey], bool]], Sequence[Spectrum | Density]] = lambda wanted: []
     hessians: Callable[[], Iterable[StoredHessian]] = tuple
     beside: Mapping[str, Evidence] = field(default_factory=dict)
     architectures: Architectures = field(default_factory=dict)
@@ -188,12 +127,11 @@ class Evidence:
         return sorted(self.table["step"].dropna().unique())
 
     def of_step(self, step: float) -> Evidence:
-        """Return what was measured at one step, spectra and Hessians too."""
+        """Return what was measured at one step, Hessians too."""
         return replace(
             self,
             table=self.table[self.table["step"] == step],
-            spectra=lambda wanted: self.spectra(lambda place: place.step == step and wanted(place)),
-            hessians=lambda: (one for one in self.hessians() if one.step == step),
+            hessians=lambda: (hessian for hessian in self.hessians() if hessian.step == step),
         )
 
     def at_step(self, number: int) -> Evidence:
@@ -221,9 +159,4 @@ class Evidence:
 def evidence_in(folder: Path) -> Evidence:
     """Return the evidence of a sweep's folder. Raises UserError as the reading of tables and arrays does."""
     run = read_run(folder)
-    return Evidence(
-        run.table,
-        lambda wanted: (read_spectra if has_spectra(folder) else read_densities)(folder, wanted),
-        lambda: each_hessian(folder),
-        architectures=run.architectures,
-    )
+    return Evidence(run.table, lambda: each_hessian(folder), architectures=run.architectures)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import last_word, settings_of
-from hessfig.analysis.claims import ratio_rules
+from hessfig.analysis.claims import component_rules
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window
@@ -188,7 +188,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv of held_out_loss and frobenius of W_Q and W_V over training.learning_rate.
     """
     evidence = Evidence(source.table)
-    runs, every = ratio_rules.courses(evidence), ratio_rules.components(evidence)
+    runs, every = component_rules.courses(evidence), component_rules.components(evidence)
     if runs.empty:
         raise _lacks(spec, "a component whose best learning rate lies inside the grid", source)
     names = {network: _component(network) for network in every if network in set(runs["network"])}
@@ -197,7 +197,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
         note += f" Left out, as the best rate is an end of the grid: {', '.join(lost)}."
     style = SHARED.but(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
     sheet = Sheet.grid(spec.paper, [["ratio"]], note, style)
-    ax, levels = sheet.first, ratio_rules.equal_losses(runs)
+    ax, levels = sheet.first, component_rules.equal_losses(runs)
     set_decades(ax, "y")
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.axvspan(levels.min(), levels.max(), color="#dddddd", zorder=0)
@@ -224,14 +224,14 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
     with its weights W_Q and W_K drawn a quarter, once and four times as large (triangle down, circle, triangle up). If
     the difference of the blocks is what hampers SGD, the lines rise as the circles do from component to component.
     Left: the loss after equally many steps, each optimiser at its tuned rate; right: the largest stable rates. Slopes
-    are those of the claims heterogeneity-gap and heterogeneity-rates.
+    of the loss are those of the claim heterogeneity-gap.
     Requires: the sweep's table.csv of losses over training.optimiser and training.learning_rate, and next to it that
     of the sweep ratio_initial.
     """
     untrained = Source(source.folder.parent / "ratio_initial")
     evidence = Evidence(source.table, beside={"ratio_initial": Evidence(untrained.table)})
-    gaps = {"losses": ratio_rules.loss_gaps(evidence), "rates": ratio_rules.rate_gaps(evidence)}
-    points = {panel: ratio_rules.next_to_ratios(one, evidence) for panel, one in gaps.items()}
+    gaps = {"losses": component_rules.loss_gaps(evidence), "rates": component_rules.rate_gaps(evidence)}
+    points = {panel: component_rules.next_to_ratios(one, evidence) for panel, one in gaps.items()}
     networks = {one for both in points.values() for one in both.index.get_level_values("network")}
     if not networks:
         raise _lacks(spec, "losses of SGD and Adam whose best rates lie inside the grid", source)
@@ -279,10 +279,10 @@ def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
     """Return the slopes of a panel with their intervals, and which networks it leaves out, in words."""
     if both.empty:
         return "none."
-    found = {name: student_interval(one) for name, one in ratio_rules.slopes(both).items()}
+    found = {name: student_interval(one) for name, one in component_rules.slopes(both).items()}
     words = "; ".join(f"{name} {one.words}" for name, one in found.items())
     absent = ", ".join(
-        f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(_finite(both), evidence)
+        f"{_component(name)} × {scale:g}" for name, scale in component_rules.left_out(_finite(both), evidence)
     )
     return f"{words}.".replace("-", "−") + f" Left out: {absent}." * bool(absent)
 

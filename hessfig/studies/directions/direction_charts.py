@@ -1,4 +1,4 @@
-"""The loss next to its second-order expansion: slices, planes, critical points, gradient descent, edges of norms."""
+"""The loss next to its second-order expansion: slices, planes, critical points and gradient descent."""
 
 import itertools
 import math
@@ -13,21 +13,15 @@ from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.analysis.axis import SIGMA, settings_of, with_settings, without
-from hessfig.analysis.claims.along_rules import NORM_OF
 from hessfig.analysis.manifest import RecordedRun
-from hessfig.analysis.training_runs import OPTIMISER, shares
-from hessfig.analysis.training_runs import RATE as LEARNING_RATE
-from hessfig.figures.layouts.courses import how
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
-from hessfig.figures.parts.panels import draw_means
 from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import set_decades
-from hessfig.terms import Optimiser
 
 RATE = "directions.rate"
 _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
@@ -292,32 +286,3 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     ax.legend(loc="lower left", title="from")
     sheet.label("learning rate over 2 / largest eigenvalue", [""], ["steps within the model's reach"], [""])
     return sheet.page("_horizon", rows[["sigma", "step", "seed", "rate", "value", "status"]])
-
-
-def norm_edges(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the largest curvature in the unit ball of a rule's own norm, over 2 / learning rate, along its trainings.
-
-    How to read it: at 1 (dashed) steepest descent in this norm is just stable on a convex quadratic loss. A panel is a
-    rule, a colour a learning rate. The curvature is the largest that was found, hence a lower bound, but for gradient
-    descent, where it is the largest eigenvalue. Geometric means; up to five seeds are thin lines.
-    Requires: the sweep's table.csv of norm_sharpness over training.optimiser and training.learning_rate.
-    """
-    table = with_settings(source.table, OPTIMISER, LEARNING_RATE)
-    rules = [rule for rule in NORM_OF if rule in set(table[OPTIMISER])]
-    note, style = how(table, "Dashed: 2 / learning rate."), SHARED.but(share_y="all", height=1.5, narrowest=None)
-    sheet = Sheet.grid(spec.paper, [rules], note, style)
-    found = []
-    for _, column, ax in sheet:
-        set_decades(ax, "y")
-        own = where(table, **{OPTIMISER: rules[column]})
-        every = shares(own, f"{NORM_OF[rules[column]]}_sharpness", "sharpness_edge")
-        rates = with_settings(every.assign(value=every["share"]), LEARNING_RATE)
-        for tone, (rate, one) in zip(TONES, rates.groupby(LEARNING_RATE, sort=False), strict=False):
-            found.append(
-                draw_means(ax, one, "step", colour=tone, label=f"{rate}").assign(rule=rules[column], rate=rate)
-            )
-        ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
-        ax.legend(loc="lower right", title="rate:", alignment="left")
-    unit = "curvature × rate / 2"
-    sheet.label("step", [Optimiser(rule).facts.label for rule in rules], [unit], [""], unit)
-    yield sheet.page("", pd.concat([pd.DataFrame(), *found], ignore_index=True))

@@ -1,4 +1,4 @@
-"""Trainings compared: races of update rules, critical batch sizes, edges of stability, surviving heterogeneity."""
+"""Trainings compared: races of update rules, edges of stability, surviving heterogeneity."""
 
 from hessfig.registry import Study
 

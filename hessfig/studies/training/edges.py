@@ -1,109 +1,22 @@
-"""Trainings against their limits: batch sizes, thresholds of stability, surviving heterogeneity."""
+"""Trainings against their limits: thresholds of stability, and surviving heterogeneity."""
 
-import math
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import with_settings
-from hessfig.analysis.intervals import Interval, geometric_interval
-from hessfig.analysis.training_runs import (
-    BATCH,
-    EDGE_TOLERANCE,
-    RATE,
-    THRESHOLD,
-    CriticalBatch,
-    critical_batches,
-    late_shares,
-    of_whole,
-    shares,
-)
+from hessfig.analysis.intervals import Interval
+from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, late_shares, of_whole, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, scale, variant_titles
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
-from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
+from hessfig.figures.parts.panel_sheet import BY_COLUMN, Page, Sheet, say
+from hessfig.figures.parts.panels import draw_means
 from hessfig.figures.parts.rows import counted, parts_of, where
 from hessfig.figures.parts.saving import variant_names
-from hessfig.figures.parts.ticks import set_decades
-
-
-def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the number of steps to a common loss against the batch size, and the noise scale next to their trade-off.
-
-    How to read it: left, the steps that trainings with batches of each size need to a held-out loss which all of them
-    reach, at the best of their learning rates; dashed S = S_min (1 + B_crit / B), whose critical batch size B_crit is
-    where twice the fewest steps suffice. Right, the noise scale tr C / |G|^2 along the training with the largest
-    batches, and B_crit (dashed, grey its 95 % interval): the two would agree if the noise scale gave the critical batch
-    size where the loss is reached (dots on the curves).
-    Requires: the sweep's table.csv of held_out_loss and noise_scale over training.batch_size and
-    training.learning_rate, at several steps.
-    """
-    table = source.table
-    rows = with_settings(counted(table), BATCH, RATE)
-    found = critical_batches(*(of_whole(rows, name) for name in ("held_out_loss", "noise_scale")))
-    if not found:
-        raise UserError(
-            f"figure.layout={spec.layout} compares batch sizes, and the table has too few",
-            got=", ".join(sorted(set(rows[BATCH]))) or "none",
-            allowed="held_out_loss and noise_scale at three batch sizes or more",
-            remedy="hessfig run sweep=critical_batch",
-        )
-    seeds = list(found.values())
-    losses = [one.target for one in seeds]
-    words = f"Held-out losses reached: {min(losses):.3g} to {max(losses):.3g}. Dots: where they are reached."
-    style = APART.but(across=0.5, height=1.7)
-    sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
-    drawn = [(_steps_to_loss, _noise_scales)[column](ax, seeds) for _, column, ax in sheet]
-    yield sheet.page("", pd.concat(drawn, ignore_index=True))
-
-
-def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
-    reached = [pd.DataFrame({"seed": i, BATCH: one.sizes, "value": one.steps}) for i, one in enumerate(seeds)]
-    counts = pd.concat(reached).replace(np.inf, np.nan).dropna()
-    set_decades(ax, "y")
-    for one in reached:
-        draw_seed(ax, one[BATCH], one["value"], colour=tone(0))
-    points = seed_means(counts, [BATCH], logs=True)
-    draw_interval(ax, points.assign(low=np.nan, high=np.nan), BATCH, colour=tone(0), label="steps to the loss")
-    fewest, critical = (_geometric([one.fewest for one in seeds]), _geometric([one.critical for one in seeds]))
-    fit = fewest.mean * (1 + critical.mean / points[BATCH])
-    sizes = np.geomspace(points[BATCH].min(), points[BATCH].max())
-    model = fewest.mean * (1 + critical.mean / sizes)
-    ax.plot(sizes, model, color=GUIDE, linestyle="--", label=f"{fewest.mean:.3g} (1 + {critical.mean:.3g} / B)")
-    ax.set_xscale("log")
-    ax.set_xticks(points[BATCH], [f"{size:g}" for size in points[BATCH]])
-    ax.minorticks_off()
-    ax.set_xlabel("batch size B")
-    ax.set_ylabel("steps")
-    ax.legend(loc="best")
-    return points.assign(panel="steps", fit=fit)
-
-
-def _noise_scales(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
-    every = [one.noise.reset_index().set_axis(["step", "value"], axis=1).assign(seed=i) for i, one in enumerate(seeds)]
-    rows = pd.concat(every)
-    scale(ax, [rows])
-    points = draw_means(ax, rows, "step", colour=tone(1), label="noise scale")
-    ax.plot([one.steps[-1] for one in seeds], [one.noise_scale for one in seeds], "o", color=tone(1), markersize=4)
-    critical = _geometric([one.critical for one in seeds])
-    ax.axhline(critical.mean, color=GUIDE, linestyle="--", label="critical batch size")
-    if np.isfinite(critical.low):
-        ax.axhspan(critical.low, critical.high, color="#999999", alpha=0.2, linewidth=0)
-    ax.set_xlabel("step")
-    ax.set_ylabel("batch size (examples)")
-    ax.legend(loc="best")
-    return points.assign(panel="noise_scale")
-
-
-def _geometric(values: list[float]) -> Interval:
-    return geometric_interval([value for value in values if np.isfinite(value)] or [math.nan])
-
 
 _OVER = ("W_V", "W_Q")
 _PLACE = ("variant", "layer", "part", "step")

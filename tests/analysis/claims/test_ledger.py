@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import tomllib
 from pathlib import Path
 
@@ -65,30 +64,33 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     assert frame.loc["depth-data", "run"].count("hessfig run sweep=") == 2
     assert frame.loc["depth-data", "effect"] == "" and frame.loc["depth-data", "departures"] == ""
     text = paths[1].read_text()
-    free = sum(bool(claim.others or claim.follows) for claim in claims().values())
+    free = sum(bool(claim.follows) for claim in claims().values())
     assert f"{len(claims())} claims: " in text and f", {len(claims()) - free} not run. Of 0 verdicts" in text
-    verdicts = (frame.loc["phases", "verdict"], frame.loc["block-order-encoders", "verdict"])
-    assert verdicts == ("not run", "not tested here")
-    assert frame.loc["phases", "run"].startswith("hessfig run sweep=")
+    assert frame.loc["layers", "verdict"] == "not run"
+    assert frame.loc["layers", "run"].startswith("hessfig run sweep=")
     assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
-    assert "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
-    assert all(line.count("|") - line.count("\\|") in (5, 7) for line in text.splitlines() if line.startswith("| "))
+    assert "| softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
+    assert all(line.count("|") - line.count("\\|") in (7,) for line in text.splitlines() if line.startswith("| "))
 
 
 def test_tables_for_the_terminal(tmp_path: Path) -> None:
     write_softmax(tmp_path)
-    judged = judge([claim_of("softmax-heterogeneity"), claim_of("proxies")], tmp_path, none)
+    judged = judge([claim_of("softmax-heterogeneity"), claim_of("values-trained")], tmp_path, none)
     table = ledger.verdict_table(judged)
     cells = [list(column.cells) for column in table.columns]
-    assert cells[0] == ["softmax-heterogeneity", "proxies"]
-    assert cells[3] == ["[green]follows from a theorem[/]", "[dim]not run[/]"] and "sweep=proxies" not in cells[5][1]
+    assert cells[0] == ["softmax-heterogeneity", "values-trained"]
+    assert (
+        cells[3] == ["[green]follows from a theorem[/]", "[dim]not run[/]"]
+        and "sweep=values-trained" not in cells[5][1]
+    )
     assert "sweep=curvature_flow" in cells[5][1] and cells[4][0].startswith("any self-attention layer")
     assert all(said.startswith(escape(one.claim.statement)) for said, one in zip(cells[5], judged, strict=True))
     words = list(ledger.explanation_table(judged[0]).columns[0].cells)
     named = ["claim", "source", "the source's words", "sweeps", "seeds", *SCALES, "rule", "effect", "verdict"]
     assert words == [*named, "note", "figure"]
-    behind = ledger.contrast_table(judged[0])
-    assert list(behind.columns[3].cells) == ["6", "6"]
+    parts = ledger.part_table(judged[0])
+    assert list(parts.columns[0].cells) == ["softmax attention", "linear attention"]
+    assert list(parts.columns[3].cells) == ["6", "6"] and list(parts.columns[4].cells) == ["[green]holds[/]"] * 2
 
 
 def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
@@ -97,43 +99,35 @@ def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
         assert claim.figure in set(choices("figure")), claim.id
 
 
-def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
-    text = claims_page.PAGE.read_text()
-    written = between_marks(text, "records", claims_page.records(), claims_page.COMMAND)
-    assert written == text, f"behind: run {claims_page.COMMAND}"
-    assert all(f"| {name} |" in text and f"- **{name}**: " in text for name in claims())
-    write_softmax(tmp_path)
-    ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
-    found = between_marks(
-        text, "verdicts", claims_page.verdicts(tmp_path, "| jacobian | of before |"), claims_page.COMMAND
-    )
-    said = "| follows from a theorem | eq5, tab1; measured: holds ("
-    assert "| softmax-heterogeneity | 3" in found and said in found
-    assert "\n| jacobian | of before |\n" in found
+def test_the_pages_of_claims_are_written_from_the_records() -> None:
+    for page, name, text in claims_page.parts(None):
+        assert marked(page.read_text(), name, claims_page.COMMAND) == text, f"behind: run {claims_page.COMMAND}"
+    text, rules = claims_page.PAGE.read_text(), claims_page.RULES.read_text()
+    assert all(f"| {name} |" in text and f"- **{name}**: " in rules for name in claims())
     with pytest.raises(ValueError, match="lacks the marks"):
-        between_marks("no marks", "records", "", claims_page.COMMAND)
+        between_marks("no marks", "rules", "", claims_page.COMMAND)
 
 
-def test_the_page_tells_every_verdict_of_021_beside_todays() -> None:
-    text = claims_page.PAGE.read_text()
-    shown, changed = (marked(text, name, claims_page.COMMAND) for name in ("verdicts", "changes"))
-    assert changed == claims_page.changes(shown), f"behind: run {claims_page.COMMAND}"
-    with claims_page.BEFORE.open(newline="") as file:
-        before = [row["id"] for row in csv.DictReader(file)]
-    assert len(before) == 47 and len(changed.splitlines()) == 2 + len({*before, *claims()})
-
-
-def test_a_verdict_of_before_stays_and_a_claim_without_one_names_its_commands(tmp_path: Path) -> None:
+def test_a_measured_claim_is_written_anew_and_others_keep_their_numbers(tmp_path: Path) -> None:
     write_softmax(tmp_path)
-    ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
-    line = "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |"
-    found = claims_page.verdicts(tmp_path, line).splitlines()
-    assert line in found
-    assert "| phases |  |  | not measured under this rule yet | `hessfig run sweep=phases` and " in "\n".join(found)
-    again = claims_page.verdicts(tmp_path, "\n".join(found)).splitlines()
-    assert again == found
-    (theorem,) = [one for one in found if one.startswith("| depth-data |")]
+    judged = claims_page.measured(tmp_path)
+    line = "| wide-key | with keys | a source | 1 | [0, 2] | holds | of before | 20 |"
+    lines = claims_page.verdicts(judged, f"head\n---\n{line}", tmp_path).splitlines()
+    assert "| 1 | [0, 2] | holds | of before | 20 |" in one_line(lines, "wide-key")
+    measured = one_line(lines, "softmax-heterogeneity")
+    assert "| follows from a theorem | eq5, tab1; measured: holds (a gap of exponents) | 6 |" in measured
+    assert "| not measured under this rule yet | `hessfig run sweep=depth` and " in one_line(lines, "layers")
+    theorem = one_line(lines, "depth-data")
     assert "| follows from a theorem | " in theorem and "not measured under this rule yet: `hessfig run" in theorem
+    assert claims_page.verdicts(judged, "\n".join(lines), tmp_path).splitlines() == lines
+    part = "| layers | lower | 1 | [0, 2] | holds |  |"
+    parts = claims_page.conditions(judged, f"head\n---\n{part}").splitlines()
+    assert part in parts and any(one.startswith("| softmax-heterogeneity | linear attention | ") for one in parts)
+
+
+def one_line(lines: list[str], name: str) -> str:
+    (line,) = [line for line in lines if line.startswith(f"| {name} |")]
+    return line
 
 
 @pytest.mark.long
@@ -163,7 +157,7 @@ def test_claims_are_judged_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["claim=sink-stretch"], "did you mean 'sinks-stretch'?"),
+        (["claim=layer"], "did you mean 'layers'?"),
         (["claim="], "cannot read 'claim='"),
         (["claims"], "key=value"),
         (["clam=heads"], "did you mean 'claim'?"),

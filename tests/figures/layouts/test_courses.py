@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -75,27 +74,3 @@ def test_heat_maps_have_a_page_a_part(pages: Draw) -> None:
     assert [float(page.figure.axes[0].images[0].get_array().max()) for page in found] == [1.0, 3.0]
     (alone,) = pages("curvature_flow", table, settings=ALONG)
     assert alone.suffix == "" and float(alone.figure.axes[0].images[0].get_array().max()) == 1.0
-
-
-def test_critical_batches_are_read_off_steps_to_a_common_loss(pages: Draw) -> None:
-    """Losses of exp(-t / (1 + 50 / B)) have the critical batch size 50; noise scales stand where they are reached."""
-    rows = [
-        {"row": "", "part": "", "variant": f"training.batch_size={size},training.learning_rate=0.1", "seed": seed}
-        | {"step": step, "quantity": name, "value": value}
-        for size in (4, 16, 64, 256)
-        for seed in (1, 2)
-        for step in (100.0, 400.0, 1600.0)
-        for name, value in (("held_out_loss", math.exp(-step / (1 + 50 / size) / 1000)), ("noise_scale", 70.0 + seed))
-    ]
-    settings = {**ALONG, "training": {"batch_size": 4, "learning_rate": 0.1}}
-    (page,) = pages("critical_batch", spectral_table(rows), settings=settings)
-    steps, noise = page.figure.axes
-    reached = next(line for line in steps.lines if line.get_label() == "steps to the loss")
-    assert np.asarray(reached.get_ydata()) == pytest.approx([1600 * (1 + 50 / B) / 13.5 for B in (4, 16, 64, 256)])
-    (drawn,) = [line for line in noise.lines if line.get_label() == "critical batch size"]
-    assert np.asarray(drawn.get_ydata()) == pytest.approx(50.0)
-    (dots,) = [line for line in noise.lines if line.get_linestyle() == "None"]
-    assert np.asarray(dots.get_ydata()) == pytest.approx([71.0, 72.0])
-    two = spectral_table([row for row in rows if "size=4," in row["variant"] or "size=16," in row["variant"]])
-    with pytest.raises(UserError, match="compares batch sizes"):
-        pages("critical_batch", two, settings=settings)

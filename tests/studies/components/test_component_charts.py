@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.claims import ratio_rules
+from hessfig.analysis.claims import component_rules
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.errors import UserError
+from tests.analysis.claims.test_component_rules import RATIOS, apart, one, races, trainings
 from tests.analysis.synthetic import CONFIG, write_sweep
-from tests.analysis.test_ratio_claims import RATIOS, apart, one, races, trainings
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw
 
@@ -40,7 +40,7 @@ def test_a_component_is_a_line_against_the_held_out_loss(pages: Draw) -> None:
     assert all(line.get_xdata()[0] == pytest.approx(2 * line.get_xdata()[-1]) for line in means)
     assert ax.xaxis_inverted() and len(ax.lines) == 1 + 6 * len(ends)  # the guide; means and five seeds
     (band,) = ax.patches
-    level = ratio_rules.equal_losses(page.numbers)
+    level = component_rules.equal_losses(page.numbers)
     assert (band.get_x(), band.get_width()) == pytest.approx((level.min(), level.max() - level.min()))
     assert {text.get_text() for text in ax.texts} >= {"QK-norm", "softmax", "sigmoid"}
 

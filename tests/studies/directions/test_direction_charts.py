@@ -17,9 +17,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
-from tests.analysis.spectral import spectral_table
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
-from tests.figures.artists import under_legends
 
 T = np.linspace(-1, 1, 5)
 PLANE = {"plane_places": np.stack([T, 2 * T]), "plane_edge": np.array([[0.5, -0.5], [0.1, np.nan]])}
@@ -128,28 +126,3 @@ def test_a_table_without_searches_is_refused(tmp_path: Path) -> None:
     folder = write_sweep(make_table(seeds=1), tmp_path, settings=CONFIG)
     with pytest.raises(UserError, match="the table has none"):
         pages("critical_points", folder)
-
-
-def test_edges_are_curvature_over_two_over_the_rate_in_the_norm_of_each_rule(tmp_path: Path) -> None:
-    norms = {"gd": "euclidean", "spectral_gd": "spectral", "sign": "largest_entry"}
-    table = spectral_table(
-        [
-            {"variant": f"training.optimiser={rule},training.learning_rate={rate}", "step": step, "seed": seed} | number
-            for rule, own in norms.items()
-            for rate in (0.1, 0.2)
-            for step in (0.0, 50.0, 100.0)
-            for seed in range(3)
-            for number in (
-                *({"quantity": f"{norm}_sharpness", "value": 3.0 if norm == own else 50.0} for norm in norms.values()),
-                {"quantity": "sharpness_edge", "value": 2 / rate, "row": "", "part": ""},
-            )
-        ]
-    )
-    settings = {**CONFIG, "sweep": {"axis": "step"}, "training": {"optimiser": "gd", "learning_rate": 0.1}}
-    (page,) = pages("norm_edges", write_sweep(table, tmp_path, settings=settings))
-    assert [ax.get_title() for ax in page.figure.axes] == ["gradient descent", "spectral descent", "sign descent"]
-    for ax in page.figure.axes:
-        means = [line for line in ax.lines if line.get_marker() == "o"]
-        np.testing.assert_allclose([line.get_ydata() for line in means], [[0.15] * 3, [0.3] * 3])
-        assert [text.get_text() for text in ax.get_legend().get_texts()] == ["0.1", "0.2"]
-    assert not under_legends(page.figure)

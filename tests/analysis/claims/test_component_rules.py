@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from hessfig.analysis.claims.component_rules import gap, rate_gaps, ratio_training
 from hessfig.analysis.claims.judges import ClaimVerdict
-from hessfig.analysis.claims.ratio_rules import gap, rates, ratio_training
 from hessfig.analysis.claims.rule import Evidence
 from tests.analysis.claim_tables import Row, block, normal, of
 
@@ -15,7 +15,7 @@ SEEDS, RATES, OPTIMISERS = range(5), (0.01, 0.1, 1.0, 10.0), ("sgd", "adam")
 SETTINGS = {"sigmoid": "model.attention", "qk_norm": "model.scores", "pre": "model.norm", "post": "model.norm"}
 RATIOS = {"": -2.0, "sigmoid": -4.0, "qk_norm": 1.0, "pre": -0.5, "post": -3.0}  # in decades
 SCALES = (1.0, 4.0, 0.25)
-TRIED = ("ratio-training", "heterogeneity-gap", "heterogeneity-rates")  # here, on tables of their own
+TRIED = ("ratio-training", "heterogeneity-gap")  # here, on tables of their own
 Course = Callable[[str], float]
 
 
@@ -124,22 +124,21 @@ def falls(name: str, decades: float) -> float:
     return 1.0 if abs(decades) < 2 else 0.1
 
 
-@pytest.mark.parametrize(("stable", "verdict"), [(falls, ClaimVerdict.holds), (one, ClaimVerdict.does_not_hold)])
-def test_the_largest_stable_rate_next_to_the_ratio(
-    stable: Callable[[str, float], float], verdict: ClaimVerdict
-) -> None:
-    assert rates.judged(races(never, stable)).verdict == verdict
+def test_the_largest_stable_rate_is_read_off_the_losses() -> None:
+    rates = rate_gaps(races(never, falls)).groupby(level=["network", "scale"]).mean()
+    for (network, scale), gap_of_rates in rates.items():
+        decades = _decades(RATIOS["" if network == "softmax" else str(network)], float(scale))
+        assert gap_of_rates == pytest.approx(0.0 if abs(decades) < 2 else 1.0)
+    assert len(rates) == len(RATIOS) * len(SCALES)
 
 
 def test_a_rate_that_is_stable_at_the_end_of_the_grid_is_no_largest_one() -> None:
-    found = rates.judged(races(never, lambda name, decades: 10.0 if name == "post" else falls(name, decades)))
-    assert "left out: post at scale 0.25, post at scale 1, post at scale 4" in found.words
+    rates = rate_gaps(races(never, lambda name, decades: 10.0 if name == "post" else falls(name, decades))).dropna()
+    assert "post" not in set(rates.index.get_level_values("network")) and len(rates)
 
 
 def test_without_untrained_ratios_nothing_is_judged() -> None:
-    evidence = races(apart, falls)
-    bare = Evidence(evidence.table)
-    assert gap.judged(bare).is_lacking and rates.judged(bare).is_lacking
+    assert gap.judged(Evidence(races(apart, falls).table)).is_lacking
 
 
 def trainings(ratios: Mapping[str, float], best: Mapping[str, float] | None = None) -> Evidence:
@@ -174,5 +173,5 @@ def test_the_order_of_components_at_equal_loss(ratios: Mapping[str, float], verd
 
 def test_a_component_whose_best_rate_is_an_end_is_missing() -> None:
     found = ratio_training.judged(trainings(RATIOS, {"post": 10.0}))
-    assert found.is_lacking and "post: missing" in found.words
+    assert found.is_lacking and {row.name for row in found.rows if row.word == "missing"} == {"post"}
     assert ratio_training.judged(trainings(RATIOS, dict.fromkeys(RATIOS, 0.01))).is_lacking
