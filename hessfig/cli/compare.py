@@ -73,9 +73,9 @@ def _reason(error: NothingToCompare) -> str:
 def _check_any(found: list[str], skipped: dict[str, str], outputs: Path, reference: Path) -> None:
     if not found:
         raise UserError(
-            f"no figure has both a table in {outputs} and result files in {reference}",
+            f"no figure has both a table in {outputs} and values in {reference}",
             got="\n           ".join(f"figure {figure}: {why}" for figure, why in skipped.items()),
-            allowed=f"{outputs}/SWEEP/{TABLE} and the authors' files of that sweep",
+            allowed=f"{outputs}/SWEEP/{TABLE} and {reference}/SWEEP.csv",
             remedy="run a sweep of the paper first, or give another reference",
         )
 

@@ -167,7 +167,7 @@ def _of_a_run(reference: Path) -> Path:
 
 
 def compare(job: Job) -> int:
-    """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
+    """Compare one sweep with a reference, or every published figure with a folder of CSV files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
 
     config = job.config
@@ -176,7 +176,7 @@ def compare(job: Job) -> int:
             "reference is missing",
             got=f"reference={config.reference or ''}",
             allowed="reference=FILE.csv or reference=FOLDER",
-            remedy="name a file of published values, the folder of another run, or that of the authors' result files",
+            remedy="name a CSV file, the folder of another run, or a folder of CSV files named after sweeps",
         )
     reference = _of_a_run(Path(config.reference))
     if "sweep" not in job.given and reference.is_dir():

@@ -13,7 +13,13 @@ import pandas as pd
 
 from hessfig.analysis.comparison import agreement
 from hessfig.analysis.comparison.paired import FLOAT32_FLOOR, Paired, compare_pairs
-from hessfig.analysis.comparison.references import NothingToCompare, Reference, comparable, other_run, read_reference
+from hessfig.analysis.comparison.references import (
+    NothingToCompare,
+    Reference,
+    comparable,
+    read_reference,
+    reference_file,
+)
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, plain
@@ -229,23 +235,17 @@ def _cells(row: Any) -> list[str]:
 _PARTS = [part.value for part in Part]
 
 
-def run(folder: Path, reference: Path) -> Comparison | Paired:
-    """Compare folder/table.csv with `reference`; write folder/comparison*.csv, or folder/paired*.csv."""
-    comparison = read(folder, reference)
-    save(comparison, folder)
-    return comparison
-
-
 def read(folder: Path, reference: Path) -> Comparison | Paired:
     """Compare folder/table.csv with `reference` and write nothing; number by number if both ran the same networks."""
     run = read_run(folder)
-    _checked_name(run.table)
-    if (other := other_run(reference)) is not None:
-        named = f"the run in {plain(reference.parent)}"
-        if (paired := compare_pairs(run, *other, reference=named)) is not None:
+    path = reference_file(reference, _checked_name(run.table))
+    values = read_reference(path, run.table)
+    if values.run is not None:
+        paired = compare_pairs(run, values.run, values.config, reference=values.name)
+        if paired is not None:
             return paired
-    found = read_reference(reference, run.table, run.architectures)
-    return compare(run.table, found, agreement.batches(run.architectures, run.config.get("task"), found.task))
+    task = (values.config or {}).get("task")
+    return compare(run.table, values, agreement.batches(run.architectures, run.config.get("task"), task))
 
 
 def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:

@@ -28,7 +28,8 @@ def table() -> pd.DataFrame:
 def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(tmp_path: Path, table: pd.DataFrame) -> None:
     folder = write_sweep(table, tmp_path)
     as_reference(table).drop(columns="num_layers").to_csv(tmp_path / "reference.csv", index=False)
-    found = against.run(folder, tmp_path / "reference.csv")
+    found = against.read(folder, tmp_path / "reference.csv")
+    against.save(found, folder)
     draw_overlay(found, tmp_path / "figures")
     assert len(pd.read_csv(folder / "comparison.csv")) == 60
     assert len(pd.read_csv(folder / "comparison_curves.csv")) == 6
@@ -50,7 +51,8 @@ def of_other_seeds(**options: Any) -> pd.DataFrame:
 def test_the_table_of_another_run_is_a_reference_and_nothing_is_called_published(tmp_path: Path) -> None:
     ours = write_sweep(make_table(seeds=12, wander=0.1), tmp_path / "ours")
     theirs = write_sweep(of_other_seeds(seeds=12, wander=0.2), tmp_path / "theirs")
-    found = against.run(ours, theirs / "table.csv")
+    found = against.read(ours, theirs / "table.csv")
+    against.save(found, ours)
     assert isinstance(found, Comparison)
     assert len(found.points) == 60 and found.reference == f"the run in {theirs}"
     pages = draw_overlay(found, tmp_path / "figures")
