@@ -207,9 +207,9 @@ def predict(job: Job) -> int:
 
 def report(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
+    from hessfig.cli.report_requests import report_requests
     from hessfig.report.at_a_glance import write_glance
     from hessfig.report.written import check_place, write_report
-    from hessfig.requested import report_requests
 
     check_format(job.config.format, Printed.table, Printed.pdf)
     if job.config.format == Printed.pdf:
