@@ -20,10 +20,11 @@ from hessfig.figures.layouts.landscapes import landscape, power_laws
 from hessfig.figures.layouts.part_shares import ablation, score_split
 from hessfig.figures.layouts.races import critical_batch, edge, heterogeneity_trained, race_of_rules, steps
 from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
+from hessfig.figures.parts.chart_encoding import ChartEncoding, MapEncoding
 from hessfig.figures.parts.figure_spec import STEPS, FigureSpec, Requires, Source
 from hessfig.figures.parts.page import styled
 from hessfig.figures.parts.panel_sheet import Page
-from hessfig.figures.parts.saving import save_sheets
+from hessfig.figures.parts.saving import save_each
 from hessfig.terms import OF_INFLUENCE, OF_PRUNING, OF_QUANTISATION
 
 __all__ = ["LAYOUTS", "FigureLayout", "FigureSpec", "draw"]
@@ -104,10 +105,17 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
     Width, note, formats and panels are those of `spec.paper`. Raises UserError for an unknown layout, for settings that
     the layout does not take, for panels that are not there, and for a sweep that was not run or whose table is bad.
     """
+    return [path for _, paths in draw_charted(spec, outputs, into=into or outputs / "figures") for path in paths]
+
+
+def draw_charted(
+    spec: FigureSpec, outputs: Path, *, into: Path
+) -> list[tuple[ChartEncoding | MapEncoding, list[Path]]]:
+    """Draw `spec` as `draw` does; return what a chart of each page shows, and the paths of the page."""
     check(spec)
     with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return save_sheets(pages, into or outputs / "figures", spec.name, spec.paper)
+        return [(page.encoding, paths) for page, paths in save_each(pages, into, spec.name, spec.paper)]
 
 
 def check(spec: FigureSpec) -> None:

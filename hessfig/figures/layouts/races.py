@@ -27,6 +27,7 @@ from hessfig.analysis.training_runs import (
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, scale, variant_titles
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
@@ -37,6 +38,7 @@ from hessfig.figures.parts.saving import variant_names
 from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.terms import Optimiser
 
+_RESULTS = ChartEncoding(x="rule", series=("budget",))
 _ALONG = {"step": "gradients", "seconds": "seconds"}
 _RULES = {one.replace("_", " "): one.facts.label for one in Optimiser}
 
@@ -71,7 +73,7 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(f"loss after the same {_ALONG[along]}")
         if (row, column) == (0, 0):
             ax.set_ylabel("loss")
-    yield sheet.page("", pd.concat(results.values(), ignore_index=True))
+    yield sheet.page("", pd.concat(results.values(), ignore_index=True), _RESULTS)
 
 
 _BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
@@ -120,7 +122,7 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
             if column == 0:
                 label_side(ax, "loss")
     sheet.name_above(sheet.first)
-    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+    yield sheet.page("", pd.concat(drawn, ignore_index=True), _RESULTS)
 
 
 _RATIOS = (-0.5, 2.0)
@@ -247,7 +249,7 @@ def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
     style = APART.but(across=0.5, height=1.7)
     sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
     drawn = [(_steps_to_loss, _noise_scales)[column](ax, seeds) for _, column, ax in sheet]
-    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+    yield sheet.page("", pd.concat(drawn, ignore_index=True), ChartEncoding(panels=("panel",)))
 
 
 def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
