@@ -198,6 +198,6 @@ def test_what_the_script_writes_is_compared(tmp_path: Path) -> None:
     for depth in (1, 2):
         write(tmp_path / CE.format(depth, "q_outer"), result(depth, 6))
     write_values(tmp_path, tmp_path / "published")
-    found = against.read(folder, tmp_path / "published")
+    found = against.compare_folder(folder, tmp_path / "published")
     assert isinstance(found, Comparison) and len(found.points) == 20 * 3
     assert set(found.curves["num_layers"]) == {1, 2}

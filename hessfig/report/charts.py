@@ -72,14 +72,14 @@ def _as_json(chart: Chart) -> str:
 def _named(numbers: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers with texts in place of gaps in names, variants in short, and a name for each block."""
     texts = [name for name in numbers if not pd.api.types.is_numeric_dtype(numbers[name])]
-    found = numbers.assign(**{str(name): [_words(one) for one in numbers[name].fillna("")] for name in texts})
-    if "variant" in found:
-        found["variant"] = [short_variant(_words(one)) for one in found["variant"].astype(object).fillna("")]
-    if "row" in found:
-        found["block"] = [_block(one) for one in found.to_dict("records")]
-    if {"bin_low", "bin_high"} <= set(found):
-        found["x"] = np.sqrt((found["bin_low"] * found["bin_high"]).abs())
-    return found
+    named = numbers.assign(**{str(name): [_words(cell) for cell in numbers[name].fillna("")] for name in texts})
+    if "variant" in named:
+        named["variant"] = [short_variant(_words(cell)) for cell in named["variant"].astype(object).fillna("")]
+    if "row" in named:
+        named["block"] = [_block(row) for row in named.to_dict("records")]
+    if {"bin_low", "bin_high"} <= set(named):
+        named["x"] = np.sqrt((named["bin_low"] * named["bin_high"]).abs())
+    return named
 
 
 def _words(value: Any) -> str:

@@ -235,7 +235,7 @@ def _cells(row: Any) -> list[str]:
 _PARTS = [part.value for part in Part]
 
 
-def read(folder: Path, reference: Path) -> Comparison | Paired:
+def compare_folder(folder: Path, reference: Path) -> Comparison | Paired:
     """Compare folder/table.csv with `reference` and write nothing; number by number if both ran the same networks."""
     run = read_run(folder)
     path = reference_file(reference, _checked_name(run.table))
@@ -248,7 +248,7 @@ def read(folder: Path, reference: Path) -> Comparison | Paired:
     return compare(run.table, values, agreement.batches(run.architectures, run.config.get("task"), task))
 
 
-def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
+def save_comparison(comparison: Comparison | Paired, folder: Path) -> list[Path]:
     """Write the files of a comparison next to the table; return their paths."""
     texts = {name: frame.to_csv(index=False, lineterminator="\n") for name, frame in comparison.files.items()}
     return publish({folder / name: text for name, text in texts.items()}, "comparison")

@@ -68,11 +68,6 @@ def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Num
     return PairedDifference(ours.mean - theirs.mean, np.sqrt(variance), np.minimum(joint, free))
 
 
-def smallest_found(error: np.ndarray, dof: np.ndarray, level: float) -> np.ndarray:
-    """Return the smallest difference whose p is below `level`."""
-    return np.asarray(-stdtrit(dof, level / 2) * error)
-
-
 def sample(values: np.ndarray) -> Sample:
     """Return the sample of every column of an array (repeats, columns); nan: a repeat without this number."""
     known = ~np.isnan(values)
@@ -130,7 +125,7 @@ def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> t
 def found_from(curves: pd.DataFrame) -> pd.Series:
     """Return the smallest shift of each curve that would be called different, as a log; nan where there is no test."""
     level = CURVES / max(int(curves["p"].notna().sum()), 1)
-    return pd.Series(smallest_found(curves["shift_se"].to_numpy(), curves["dof"].to_numpy(), level), curves.index)
+    return pd.Series(-stdtrit(curves["dof"].to_numpy(), level / 2) * curves["shift_se"].to_numpy(), curves.index)
 
 
 def curve_name(row: pd.Series) -> str:
