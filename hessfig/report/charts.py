@@ -37,15 +37,15 @@ def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:
     """
     spec = find_spec("plotly") if wanted or (wanted is None and not single_file) else None
     paths = [Path(folder, *_SCRIPT) for folder in (spec and spec.submodule_search_locations) or ()]
-    found = next((path for path in paths if path.is_file()), None)
-    if wanted and found is None:
+    file = next((path for path in paths if path.is_file()), None)
+    if wanted and file is None:
         raise UserError(
             "interactive=true draws charts with plotly, which is not installed",
             got="interactive=true",
             allowed="interactive=false: the pictures alone",
             remedy="pip install 'hessfig[interactive]'",
         )
-    return found
+    return file
 
 
 def chart_of(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding = CURVES_OF_TABLE) -> str:
@@ -178,18 +178,18 @@ def _curve(
     rows: pd.DataFrame, x: str, value: str, titles: Sequence[str], panels: Sequence[str], keys: Sequence[Any]
 ) -> Chart:
     ordered = rows.sort_values(x, kind="stable") if pd.api.types.is_numeric_dtype(rows[x]) else rows
-    found: Chart = {
+    curve: Chart = {
         "panel": titles.index(_title(ordered.iloc[0], panels)),
         "at": [values.index(ordered[name].iloc[0]) for name, values in keys],
         **{name: _plain(ordered[column]) for name, column in (("x", x), ("y", value))},
     }
     if ordered[["low", "high"]].notna().any(axis=None):
-        found |= {name: _plain(ordered[name]) for name in ("low", "high")}
+        curve |= {name: _plain(ordered[name]) for name in ("low", "high")}
     if "count" in ordered:
-        found["seeds"] = _plain(ordered["count"])
+        curve["seeds"] = _plain(ordered["count"])
     if "slope" in ordered and value != "slope" and pd.notna(ordered["slope"].iloc[0]):
-        found["slope"] = _slope(ordered.iloc[0])
-    return found
+        curve["slope"] = _slope(ordered.iloc[0])
+    return curve
 
 
 def _slope(row: pd.Series) -> str:
@@ -204,7 +204,7 @@ def _guides(
     if not {"predicted", "mean"} <= set(numbers) or not pd.api.types.is_numeric_dtype(numbers[x]):
         return []
     known = numbers[(numbers["prediction"] == Prediction.exponent) & numbers["predicted"].notna()]
-    found: dict[tuple[int, float], Chart] = {}
+    guides: dict[tuple[int, float], Chart] = {}
     for rows in _groups(known.rename(columns={x: X}), [*panels, *series]):
         drawn = rows[positive(rows)]
         if drawn.empty:
@@ -214,10 +214,10 @@ def _guides(
         c = coefficient(rows, power, as_window(first["window_low"], first["window_high"]))
         line = np.geomspace(drawn[X].min(), drawn[X].max(), 40)
         words = f"predicted power {power:g}"
-        found.setdefault(
+        guides.setdefault(
             (place, power), {"panel": place, "name": words, "x": _plain(line), "y": _plain(c * line**power)}
         )
-    return list(found.values())
+    return list(guides.values())
 
 
 def _cells(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding) -> pd.DataFrame | None:
@@ -266,11 +266,11 @@ def _map(rows: pd.DataFrame, spread: str) -> Chart:
     first = rows.drop_duplicates(["down", "across"]).set_index(["down", "across"])
     index = pd.MultiIndex.from_product([down, across])
     values = first["value"].reindex(index).to_numpy().reshape(len(down), len(across))
-    found: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
+    chart: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
     if first["low"].notna().any():
         words = first.assign(said=[_said(one, spread) for one in first.to_dict("records")])["said"]
-        found["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
-    return found
+        chart["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
+    return chart
 
 
 def _said(row: dict[Any, Any], spread: str) -> str:
@@ -318,8 +318,8 @@ def _value_words(numbers: pd.DataFrame, value: str) -> str:
 
 def _is_log(values: pd.Series, ratio: float) -> bool:
     """Whether values are spread over so many times their smallest, none of them below zero (zeros are not drawn)."""
-    found = values[values > 0]
-    return bool((values >= 0).all() and len(found) and found.max() >= ratio * found.min())
+    above_zero = values[values > 0]
+    return bool((values >= 0).all() and len(above_zero) and above_zero.max() >= ratio * above_zero.min())
 
 
 def _is_log_place(values: pd.Series) -> bool:

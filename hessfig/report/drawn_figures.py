@@ -200,11 +200,11 @@ class Contents:
 
     def groups(self) -> list[tuple[str, list[DrawnFigure]]]:
         """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
-        found = [
+        by_group = [
             (title, [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)])
             for group, title in GROUPS.items()
         ]
-        return [(title, figures) for title, figures in found if figures]
+        return [(title, figures) for title, figures in by_group if figures]
 
     def label(self, sweep: str) -> str:
         """Return what a reader calls a sweep: its figures, or its name."""

@@ -209,12 +209,12 @@ def theory(outputs: Path) -> Ledger:
 
 def claims(outputs: Path) -> Ledger:
     """Return the claims that were judged from tables, columns in a reader's order."""
-    found = _read(outputs / "claims.csv", CLAIMS)
-    if found.frame is None:
-        return found
-    first = [name for name in _CLAIM if name in found.frame]
-    rest = [name for name in found.frame if name not in first]
-    return replace(found, frame=found.frame[[*first, *rest]])
+    ledger = _read(outputs / "claims.csv", CLAIMS)
+    if ledger.frame is None:
+        return ledger
+    first = [name for name in _CLAIM if name in ledger.frame]
+    rest = [name for name in ledger.frame if name not in first]
+    return replace(ledger, frame=ledger.frame[[*first, *rest]])
 
 
 def _read(path: Path, command: str) -> Ledger:

@@ -36,8 +36,8 @@ _KEPT = [*_GROUP, "count_", "sigma_low", "sigma_high"]
 
 def with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
     """Return the values with their logs, nan where a flaw keeps one from being compared, and the flaw ("" if none)."""
-    found = flaws(values["value"], floor)
-    return values.assign(flaw=found, log=np.log(values["value"].where(found == "")))
+    flaw_names = flaws(values["value"], floor)
+    return values.assign(flaw=flaw_names, log=np.log(values["value"].where(flaw_names == "")))
 
 
 def flaws(values: pd.Series, floor: float) -> pd.Series:
@@ -108,12 +108,12 @@ def averages(values: pd.DataFrame) -> pd.DataFrame:
 def compare_points(both: pd.DataFrame, between: agreement.Batches) -> pd.DataFrame:
     """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
     spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
-    found = agreement.difference(
+    shifts = agreement.difference(
         *(_sample(both, side) for side in ("", "_reference")),
         batch_sd=np.array([spread.point for spread in spreads]),
         batch_dof=np.array([spread.dof for spread in spreads]),
     )
-    return both.assign(log_ratio=found.shift, log_ratio_se=found.error, dof=found.dof, p=found.p, z=found.z)
+    return both.assign(log_ratio=shifts.shift, log_ratio_se=shifts.error, dof=shifts.dof, p=shifts.p, z=shifts.z)
 
 
 def _sample(both: pd.DataFrame, side: str) -> agreement.Sample:
@@ -156,8 +156,8 @@ class Comparison:
 
     def sentence(self) -> str:
         """Return the verdict and what it rests on, in one line."""
-        found = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
-        return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *found]))}"
+        evidence = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
+        return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *evidence]))}"
 
     def notes(self) -> list[str]:
         """Return a line for what was compared with what, and one a side and network for numbers left out."""
@@ -210,10 +210,10 @@ def _largest_shift(curves: pd.DataFrame) -> str:
 
 def _reach(curves: pd.DataFrame) -> str:
     """Return which shifts of a curve would have been called different: of the best known curve and of the worst."""
-    found = agreement.found_from(curves).dropna()
-    if found.empty:
+    sizes = agreement.found_from(curves).dropna()
+    if sizes.empty:
         return ""
-    best, worst = (agreement.percent(found.agg(which)).lstrip("+") for which in ("min", "max"))
+    best, worst = (agreement.percent(sizes.agg(which)).lstrip("+") for which in ("min", "max"))
     return f"a shift of {best} (best known curve) to {worst} (worst) would have been found"
 
 
