@@ -181,7 +181,7 @@ VERBS = {
             name="compare",
             about="compare a sweep's curves with published values, or number by number with another run's table",
             examples=(
-                "hessfig compare reference=results    (a folder of the authors' pickles: every figure measured)",
+                "hessfig compare reference=published    (a folder of CSV files: every figure measured)",
                 "hessfig compare sweep=sigma reference=published.csv",
                 "hessfig compare sweep=sigma reference=theirs/sigma/table.csv",
             ),

@@ -15,6 +15,7 @@ from hessfig.config.presets import shipped_figures
 from hessfig.figures.layouts import overlay
 from hessfig.figures.parts.page import Paper
 from hessfig.register import REGISTER
+from scripts.published_values import write_values
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer, Cli
@@ -41,6 +42,11 @@ def lines_of(answer: Answer, figure: str) -> list[str]:
     return [line for line in answer.out.splitlines() if line.startswith(f"figure {figure} ")]
 
 
+def convert(folder: Path) -> None:
+    """Write the result files in folder/results as CSV files into folder/published."""
+    write_values(folder / "results", folder / "published")
+
+
 def change(path: Path, edit: Callable[[Any], object]) -> None:
     """Rewrite a result file after `edit` changed its content in place."""
     content = pickle.loads(path.read_bytes())
@@ -59,12 +65,13 @@ def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
     for sweep in PUBLISHED.values():
         write_toy_sweep(sweep, tmp_path / "outputs")
         publish(sweep, tmp_path / "results", factor=3.0 if sweep == "mlp" else 1.0)
-    answer = cli("compare", "reference=results")
+    convert(tmp_path)
+    answer = cli("compare", "reference=published")
     assert answer.code == 0, answer.err
     for figure, sweep in PUBLISHED.items():
         (line,) = lines_of(answer, figure)
         expected = "differs" if figure == "8" else "agrees"
-        assert line.startswith(f"figure {figure} ({sweep}) against the authors' files: {expected}: "), line
+        assert line.startswith(f"figure {figure} ({sweep}) against the published values: {expected}: "), line
     assert "figures 1 and 4: skipped: published as pictures" in answer.out
     assert len([line for line in answer.out.splitlines() if not line.startswith(" ")]) == len(PUBLISHED) + 1
     for path in ("outputs/mlp/comparison_curves.csv", "outputs/figures/figcompare_softmax_depth2.{svg,csv}"):
@@ -80,12 +87,15 @@ def test_figures_without_table_or_files_are_skipped_with_the_reason(cli: Cli, tm
     for sweep in ("sigma", "softmax"):
         write_toy_sweep(sweep, tmp_path / "outputs")
     publish("sigma", tmp_path / "results")
-    answer = cli("compare", "reference=results")
+    convert(tmp_path)
+    answer = cli("compare", "reference=published")
     assert answer.code == 0
     assert "agrees" in lines_of(answer, "3a")[0]
     assert "skipped: outputs/layernorm/table.csv is missing: hessfig run sweep=layernorm" in answer.out
     (chain,) = lines_of(answer, "7")
-    assert "skipped: results has no result file for this sweep; looked for: norm=none_num_layers=1" in chain
+    assert (
+        "skipped: published has no values of this sweep; looked for: softmax.csv; found: depth.csv and 1 more" in chain
+    )
     assert not (tmp_path / "outputs/softmax/comparison.csv").exists()
 
 
@@ -95,9 +105,10 @@ def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
     for sweep in ("sigma", "mlp"):
         write_toy_sweep(sweep, tmp_path / "outputs")
         publish(sweep, tmp_path / "results")
-    answer = cli("compare", "sweep=mlp", "reference=results")
+    convert(tmp_path)
+    answer = cli("compare", "sweep=mlp", "reference=published")
     assert answer.code == 0
-    assert "figure 8 (mlp) against the authors' files: agrees" in answer.out and "mean shift" in answer.out
+    assert "figure 8 (mlp) against the published values: agrees" in answer.out and "mean shift" in answer.out
     assert "3a" not in answer.out
     assert not (tmp_path / "outputs/sigma/comparison.csv").exists()
 
@@ -112,9 +123,10 @@ def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> 
         content[0][0][0], content[0][1][0], content[1][2][19] = (np.float32(0), np.float32("nan"), np.float32("inf"))
 
     change(tmp_path / "results" / file_name("softmax", 2, "W_V", "H_o"), lose)
-    answer = cli("compare", "sweep=softmax", "reference=results")
-    assert "figure 7 (softmax) against the authors' files: agrees" in answer.out
-    assert "  left out of the authors' files at n_layers=2: " in answer.out
+    convert(tmp_path)
+    answer = cli("compare", "sweep=softmax", "reference=published")
+    assert "figure 7 (softmax) against the published values: agrees" in answer.out
+    assert "  left out of the published values at n_layers=2: " in answer.out
     for words in ("1 zero (sigma 0.1 to 0.1)", "1 NaN (sigma 0.1 to 0.1)", "1 infinite (sigma 1 to 1)"):
         assert words in answer.out
 
@@ -124,7 +136,8 @@ def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> 
 def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
     write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=settings("sigma", "model.d_model=32"))
     publish("sigma", tmp_path / "results")
-    answer = cli("compare", "reference=results")
+    convert(tmp_path)
+    answer = cli("compare", "reference=published")
     assert "  measured with model.d_model=32 (the paper: 128)" in answer.out
 
 
@@ -162,8 +175,9 @@ def test_a_sweeps_name_in_a_table_leads_nowhere(cli: Cli, tmp_path: Path, sweep:
     text = (folder / "table.csv").read_text().replace("\nsigma,", f"\n{sweep},")
     (folder / "table.csv").write_text(text)
     publish("sigma", tmp_path / "results")
+    convert(tmp_path)
     before = files_under(tmp_path.parent)
-    answer = cli("compare", "sweep=sigma", "reference=results")
+    answer = cli("compare", "sweep=sigma", "reference=published")
     assert answer.code == 2 and "name" in answer.err
     assert files_under(tmp_path.parent) == before
 
@@ -182,18 +196,35 @@ def test_what_a_foreign_file_says_cannot_steer_the_terminal(cli: Cli, tmp_path: 
 def test_a_folder_without_matching_files_says_what_it_holds(cli: Cli, tmp_path: Path) -> None:
     write_toy_sweep("sigma", tmp_path / "outputs")
     publish("mlp", tmp_path / "results")
+    convert(tmp_path)
     before = files_under(tmp_path)
     for sweep in ([], ["sweep=sigma"]):
-        answer = cli("compare", "reference=results", *sweep)
+        answer = cli("compare", "reference=published", *sweep)
         assert answer.code == 2
-        for words in ("no result file for this sweep", "mlp_num_layers=1_frob_mlp.pickle", "norm=none_num_layers=1"):
+        for words in ("no values of this sweep", "mlp.csv", "sigma.csv"):
             assert words in answer.err, answer.err
         assert files_under(tmp_path) == before
 
 
 def test_without_any_table_the_sweeps_are_named(cli: Cli, tmp_path: Path) -> None:
     publish("sigma", tmp_path / "results")
-    answer = cli("compare", "reference=results")
+    convert(tmp_path)
+    answer = cli("compare", "reference=published")
     assert answer.code == 2
     assert "no figure has both a table" in answer.err and "hessfig run sweep=depth" in answer.err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("sweep=sigma",), ("sweep=mlp",)])
+def test_pickles_are_refused_with_the_script_that_reads_them(cli: Cli, tmp_path: Path, words: tuple[str, ...]) -> None:
+    for sweep in ("sigma", "mlp"):
+        write_toy_sweep(sweep, tmp_path / "outputs")
+    (first, *_) = publish("sigma", tmp_path / "checkout/results")
+    first.with_name("one.pickle").write_bytes(first.read_bytes())
+    before = files_under(tmp_path)
+    files = ["checkout/results/one.pickle"] if words else []
+    for reference in ("checkout", "checkout/results", *files):
+        answer = cli("compare", f"reference={reference}", *words)
+        assert answer.code == 2 and "Traceback" not in answer.err
+        assert "is a pickle" in answer.err and "python scripts/published_values.py" in answer.err, answer.err
+    assert files_under(tmp_path) == before

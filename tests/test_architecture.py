@@ -133,6 +133,10 @@ def test_the_reading_wing_needs_only_the_table() -> None:
     assert broken(is_allowed) == []
 
 
+def test_the_command_line_alone_makes_reports() -> None:
+    assert broken(lambda module, imported: wing_of(imported) != "report" or wing_of(module) in ("report", "cli")) == []
+
+
 def test_the_interface_needs_no_sweep() -> None:
     """One network of the reader's own is measured without variants, cells, stores and workers."""
     assert (

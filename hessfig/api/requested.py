@@ -1,42 +1,32 @@
-"""Which figure of which sweep is asked for: by settings, by what was drawn before, and everything for a report."""
+"""Which figure of which sweep is drawn and how: as the settings say, or as a user drew it before."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import hessfig
-from hessfig.analysis.axis import X, along
-from hessfig.analysis.manifest import read_run
-from hessfig.analysis.slopes.printed import WHOLE, check_windows
+from hessfig.analysis.slopes.printed import check_windows
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import Preset, SettingDifference, manifest_of, preset_in, table_folder, unchanged
-from hessfig.config.enums import Average, FigureGroup
+from hessfig.config.compose.provenance import Preset, manifest_of, preset_in, table_folder, unchanged
+from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
-from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies
-from hessfig.config.schema import Config, FigureConfig
-from hessfig.config.settings import settings
-from hessfig.errors import UserError, command_line, typed, unknown_name, words_of_command
+from hessfig.config.presets import names, shipped_figures
+from hessfig.config.schema import Config
+from hessfig.errors import UserError, command_line, unknown_name, words_of_command
 from hessfig.figures.parts.labels import changed_words
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.sheets import FigureSpec, check
-from hessfig.files import fingerprint, is_file
-from hessfig.record import FROBENIUS, TABLE, UNREADABLE, read_checked, read_sealed, sealed_text
+from hessfig.files import fingerprint
+from hessfig.record import UNREADABLE, read_checked, read_sealed, sealed_text
 from hessfig.register import publish
-from hessfig.report.charts import library
-from hessfig.report.gathered import Departure, FigureAsked, FigureRequests, SweepAsked, find_sweeps
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
 OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
 _ENCODING = ("x", "colour", "dashes")
 _OF_LAYOUT = ("name", "layout", "options", *_ENCODING, "where")
 _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
-_OF_REPORT = Paper(formats=("png", "svg"))
-_OWN = "A figure of your own"
-T = TypeVar("T")
 
 
 def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
@@ -53,7 +43,7 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         **{key: getattr(figure, key) for key in (*_ENCODING, "where")},
         resamples=asked.config.resamples,
         preset=unchanged(preset),
-        paper=replace(paper or paper_of(job), changed=_changed(preset)),
+        paper=replace(paper or paper_of(job), changed=changed_settings(preset)),
     )
 
 
@@ -67,7 +57,8 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
     for figure in shipped_figures():
         if figure.sweep == folder.name:
             yield figure_spec(compose([f"figure={figure.name}", as_word("output_dir", str(folder.parent))], own))
-    yield from filter(None, (asked.spec or asked.problem for asked in remembered(folder, Config().resamples)))
+    for _, _, drawn in remembered(folder, Config().resamples):
+        yield drawn
 
 
 def remember(job: Job, folder: Path) -> None:
@@ -82,11 +73,14 @@ def remember(job: Job, folder: Path) -> None:
     publish({place: sealed_text(content)}, "way of drawing", known=known)
 
 
-def remembered(folder: Path, resamples: int) -> Iterator[FigureAsked]:
-    """Yield every figure that `remember` left in a sweep's folder, or why it cannot be read."""
+def remembered(folder: Path, resamples: int) -> Iterator[tuple[str, str, FigureSpec | UserError]]:
+    """Yield (name, command, how it is drawn) of every figure that `remember` left in a sweep's folder.
+
+    In place of a figure that cannot be read stands the error, without a command.
+    """
     for path in sorted((folder / DRAWN).glob("*.json")):
         try:
-            yield _remembered(path, folder.name, resamples)
+            yield path.stem, *_remembered(path, folder.name, resamples)
             continue
         except UserError as error:
             problem = error
@@ -97,28 +91,30 @@ def remembered(folder: Path, resamples: int) -> Iterator[FigureAsked]:
                 allowed="what `hessfig plot` leaves there",
                 remedy="draw the figure again, or take the file away",
             )
-        yield FigureAsked(path.stem, _OWN, "own", folder.name, "", problem=problem)
+        yield path.stem, "", problem
 
 
-def _remembered(path: Path, sweep: str, resamples: int) -> FigureAsked:
-    drawn = read_checked(path)
-    windows = [(_end(low), _end(high)) for low, high in drawn["windows"]]
-    encoding: dict[str, Any] = {key: drawn[key] and str(drawn[key]) for key in _ENCODING}
+def _remembered(path: Path, sweep: str, resamples: int) -> tuple[str, FigureSpec]:
+    content = read_checked(path)
+    windows = [(_end(low), _end(high)) for low, high in content["windows"]]
+    x, colour, dashes = (content[key] and str(content[key]) for key in ("x", "colour", "dashes"))
     spec = FigureSpec(
         path.stem,
         sweep,
-        str(drawn["layout"]),
+        str(content["layout"]),
         windows,
-        dict(drawn["options"]),
-        Average(drawn["average"]).value,
-        **encoding,
-        where=dict(drawn.get("where") or {}),  # not kept before 0.3.0
+        dict(content["options"]),
+        Average(content["average"]).value,
+        x=x,
+        colour=colour,
+        dashes=dashes,
+        where=dict(content.get("where") or {}),  # not kept before 0.3.0
         resamples=resamples,
-        paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(drawn)])),
+        paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(content)])),
     )
     check_windows(windows)
     check(spec)
-    return FigureAsked(path.stem, spec.paper.title or _OWN, "own", sweep, _requote(drawn["command"], "plot"), spec)
+    return requote(content["command"], "plot"), spec
 
 
 def _end(value: Any) -> float | None:
@@ -147,161 +143,12 @@ def _of_its_sweep(job: Job) -> Job:
     return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
 
 
-def _changed(preset: Preset | None) -> tuple[str, ...]:
+def changed_settings(preset: Preset | None) -> tuple[str, ...]:
     """Return in words in which settings the network of a table is not its preset's."""
     return changed_words({each.key: each.value for each in preset.of_network}) if preset else ()
 
 
-def report_requests(job: Job) -> FigureRequests:
-    """Return all that a report of output_dir shows: figures by name, those drawn by hand, and a plain one of the rest.
-
-    Nothing in it raises: what cannot be read is reported where it would stand.
-    """
-    outputs = Path(job.config.output_dir)
-    sweeps = [name for name in find_sweeps(outputs) if name not in studies()]
-    measured = [name for name in sweeps if _is_measured(job, name)]
-    figures = _figures(job)
-    known = {figure.name for figure in figures}
-    figures += [figure for name in measured for figure in _user_drawn_figures(job, outputs / name, known)]
-    drawn = {figure.sweep for figure in figures}
-    return FigureRequests(
-        outputs,
-        [*figures, *(_plain_figure(job, outputs / name) for name in measured if name not in drawn)],
-        {name: _sweep(job, name) for name in sweeps},
-        {key: setting.about for key, setting in settings().items()},
-        job.config.tolerance,
-        job.config.resamples,
-        hessfig.__version__,
-        [command_line("report", f"output_dir={path}") for path in sorted((outputs / "multirun").glob("*"))],
-        library(job.config.interactive, single_file=job.config.single_file),
-    )
-
-
-def _sweep(job: Job, name: str) -> SweepAsked:
-    """Return a sweep as the settings have it; one that was named by hand has its manifest's windows."""
-    is_known, folder = name in names("sweep", job.own), Path(job.config.output_dir) / name
-    named = f"sweep={name}" if is_known else f"sweep.name={name}"
-    manifest = _if_sound(manifest_of, folder) or {}
-    asked, made = _composed(job, named), manifest.get("config", {"sweep": {}})["sweep"]
-    asked = asked if is_known else asked.fitted_as(made)
-    preset = preset_in(folder, job.own) if manifest else None
-    departures = None if preset is None else _departures(preset.changed)
-    about = asked.config.sweep.about if is_known else str(made.get("about") or "")
-    return SweepAsked(
-        name,
-        preset.words(name) if preset else about,
-        asked.windows,
-        asked.config.sweep.average.value,
-        _requote(manifest.get("command"), "run")
-        or _rerun_command(job, named, made.get("vary") or {}, departures or []),
-        departures,
-        is_known,
-        preset=preset.name if preset else "",
-        other=_departures(preset.of_network if preset else []),
-    )
-
-
-def _rerun_command(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
-    """Return the command that makes a sweep again: what departs from the preset is given."""
-    words = [f"{each.key}={each.made}" for each in departures if each.key not in vary]
-    if any(each.key in vary for each in departures):
-        words.append(f"sweep.vary={typed(vary)}")
-    return command_line("run", named, *words, *_place(job))
-
-
-def _departures(differences: Sequence[SettingDifference]) -> list[Departure]:
-    return [Departure(each.key, typed(each.made), typed(each.asked)) for each in differences]
-
-
-def _composed(job: Job, *words: str) -> Job:
-    """Return what other words ask of the same output folder."""
-    return compose([*words, *_output_dir(job)], job.own)
-
-
-def _output_dir(job: Job) -> list[str]:
-    return [word for word in job.words if word.startswith("output_dir=")]
-
-
-def _place(job: Job) -> list[str]:
-    """Return the words that say where results and the user's folder are."""
-    return [*_output_dir(job), *job.flags]
-
-
-def _is_measured(job: Job, sweep: str) -> bool:
-    return bool(sweep) and is_file(Path(job.config.output_dir) / sweep / TABLE)
-
-
-def _if_sound(read: Callable[..., T], *of: Any) -> T | None:
-    """Return what is read in a sweep's folder; None where it is broken, as the page of the sweep says."""
-    try:
-        return read(*of)
-    except UserError:
-        return None
-
-
-def _requote(command: object, verb: str) -> str:
-    """Return a command line of a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
-    words = words_of_command(command, verb)
+def requote(found: object, verb: str) -> str:
+    """Return a command line found in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
+    words = words_of_command(found, verb)
     return "" if words is None else command_line(verb, *words)
-
-
-def _own_figures(job: Job) -> list[str]:
-    return sorted(set(names("figure", job.own)) - set(names("figure")))
-
-
-def _figures(job: Job) -> list[FigureAsked]:
-    """Return every figure that the settings know, the paper's first and by name; the user's own where measured."""
-    known: list[ShippedFigure | FigureConfig] = [*shipped_figures()]
-    known += (_composed(job, f"figure={name}").config.figure for name in _own_figures(job))
-    shown = [figure for figure in known if figure.group != FigureGroup.own or _is_measured(job, figure.sweep)]
-    return [_figure(job, figure) for figure in sorted(shown, key=_rank)]
-
-
-def _rank(figure: Any) -> tuple[Any, ...]:
-    return (0, natural(figure.name)) if figure.group == FigureGroup.paper else (1, figure.order, figure.name)
-
-
-def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
-    """Return what is asked of a figure: how it is drawn if its sweep is measured, and the command for it."""
-    title = choices("figure", job.own)[figure.name].removeprefix(f"Figure {figure.name}:").strip()
-    made_by = command_line("plot", f"figure={figure.name}", *_place(job))
-    asked = FigureAsked(figure.name, title[:1].upper() + title[1:], figure.group.value, figure.sweep, made_by)
-    if figure.layout == STUDY:
-        whole = import_module("hessfig.theory.studies").is_whole
-        return replace(asked, ready=whole(Path(job.config.output_dir) / figure.name))
-    if not _is_measured(job, figure.sweep):
-        return replace(asked, command=f"{command_line('run', f'sweep={figure.sweep}', *_place(job))} && {made_by}")
-    try:
-        spec = figure_spec(_composed(job, f"figure={figure.name}"), _OF_REPORT)
-    except UserError as error:
-        return replace(asked, problem=error)
-    changed = f" (changed: {', '.join(spec.paper.changed)})" if spec.paper.changed else ""
-    return replace(asked, title=f"{asked.title}{changed}", spec=spec)
-
-
-def _user_drawn_figures(job: Job, folder: Path, known: set[str]) -> Iterator[FigureAsked]:
-    """Yield the figures that `hessfig plot` drew of a sweep next to those that the settings know."""
-    own = _own_figures(job)  # their files, which are at hand, may have changed since
-    changed = _changed(_if_sound(preset_in, folder, job.own))
-    for figure in remembered(folder, job.config.resamples):
-        if figure.name not in own:
-            name = f"{figure.name}_{folder.name}" if figure.name in known else figure.name
-            yield replace(figure, name=name, spec=figure.spec and _for_report(figure.spec, name, changed))
-
-
-def _for_report(spec: FigureSpec, name: str, changed: tuple[str, ...]) -> FigureSpec:
-    paper = replace(spec.paper, note=_OF_REPORT.note, formats=_OF_REPORT.formats, changed=changed)
-    return replace(spec, name=name, paper=paper)
-
-
-def _plain_figure(job: Job, folder: Path) -> FigureAsked:
-    """Return a figure of a sweep that none is known of: its curves, or its numbers as bars."""
-    sweep, run = folder.name, _if_sound(read_run, folder)  # else the figure says why
-    layout = "lines" if run and along(run.table, run.axis)[X].nunique() > 1 else "bars"
-    measured = [] if run is None else list(run.table["quantity"].unique())
-    options = {"quantity": measured[0]} if measured and FROBENIUS not in measured else {}
-    paper = replace(_OF_REPORT, changed=_changed(_if_sound(preset_in, folder, job.own)))
-    spec = FigureSpec(sweep, sweep, layout, [WHOLE], options, resamples=job.config.resamples, paper=paper)
-    words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
-    made_by = command_line("plot", *words, *_place(job))
-    return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, spec)

@@ -18,7 +18,8 @@ from hessfig.record import MANIFEST, TABLE
 
 def compare_sweep(folder: Path, reference: Path) -> None:
     """Compare the sweep in `folder`; print its curves, the verdict and what is written."""
-    comparison = against.read(folder, reference)
+
+    comparison = against.compare_folder(folder, reference)
     written = _leave(comparison, folder)
     show(comparison.rich_table())
     names = {sweep: f"figure {figure}" for figure, sweep in _published().items()}
@@ -31,17 +32,17 @@ def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.
     """
-    comparisons: dict[str, tuple[Path, Comparison | Paired]] = {}
+    compared: dict[str, tuple[Path, Comparison | Paired]] = {}
     skipped: dict[str, str] = {}
     for figure, sweep in _published().items():
         try:
             folder = folder_of(sweep)
-            comparisons[figure] = (folder, _read(folder, reference))
+            compared[figure] = (folder, _read(folder, reference))
         except NothingToCompare as error:
-            looked = f"; looked for: {error.allowed}; found: {error.got}" if error.allowed else ""
-            skipped[figure] = f"{error.what}{looked}"
-    _check_any(list(comparisons), skipped, outputs, reference)
-    for figure, (folder, comparison) in comparisons.items():
+            skipped[figure] = _reason(error)
+    if not compared:
+        raise _nothing_compared(skipped, outputs, reference)
+    for figure, (folder, comparison) in compared.items():
         _print(f"figure {figure}", comparison, folder, _leave(comparison, folder))
     for figure, why in skipped.items():
         print(f"figure {figure} ({_published()[figure]}): skipped: {why}")
@@ -58,24 +59,28 @@ def _published() -> dict[str, str]:
 def _read(folder: Path, reference: Path) -> Comparison | Paired:
     if not (folder / TABLE).is_file():
         raise NothingToCompare(f"{folder / TABLE} is missing: {run_command(folder)}")
-    return against.read(folder, reference)
+    return against.compare_folder(folder, reference)
 
 
-def _check_any(found: list[str], skipped: dict[str, str], outputs: Path, reference: Path) -> None:
-    if not found:
-        raise UserError(
-            f"no figure has both a table in {outputs} and result files in {reference}",
-            got="\n           ".join(f"figure {figure}: {why}" for figure, why in skipped.items()),
-            allowed=f"{outputs}/SWEEP/{TABLE} and the authors' files of that sweep",
-            remedy="run a sweep of the paper first, or give another reference",
-        )
+def _reason(error: NothingToCompare) -> str:
+    looked = f"; looked for: {error.allowed}; found: {error.got}" if error.allowed else ""
+    return f"{error.what}{looked}"
+
+
+def _nothing_compared(skipped: dict[str, str], outputs: Path, reference: Path) -> UserError:
+    return UserError(
+        f"no figure has both a table in {outputs} and values in {reference}",
+        got="\n           ".join(f"figure {figure}: {why}" for figure, why in skipped.items()),
+        allowed=f"{outputs}/SWEEP/{TABLE} and {reference}/SWEEP.csv",
+        remedy="run a sweep of the paper first, or give another reference",
+    )
 
 
 def _leave(comparison: Comparison | Paired, folder: Path) -> list[Path]:
     """Write the numbers next to the table, and the overlays next to the figures; return their paths."""
     from hessfig.figures.layouts.overlay import draw_overlay
 
-    saved = against.save(comparison, folder)
+    saved = against.save_comparison(comparison, folder)
     if isinstance(comparison, Paired):
         return saved
     return [*saved, *draw_overlay(comparison, folder.parent / "figures")]

@@ -157,8 +157,14 @@ def check_verb(job: Job) -> int:
     return code
 
 
+def _of_a_run(reference: Path) -> Path:
+    """Return the table in the folder of another run; any other reference as it is."""
+    is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
+    return reference / TABLE if is_run else reference
+
+
 def compare_verb(job: Job) -> int:
-    """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
+    """Compare one sweep with a reference, or every published figure with a folder of CSV files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
 
     config = job.config
@@ -167,7 +173,7 @@ def compare_verb(job: Job) -> int:
             "reference is missing",
             got=f"reference={config.reference or ''}",
             allowed="reference=FILE.csv or reference=FOLDER",
-            remedy="name a file of published values, the folder of another run, or that of the authors' result files",
+            remedy="name a CSV file, the folder of another run, or a folder of CSV files named after sweeps",
         )
     reference = Path(config.reference)
     if is_file(reference / TABLE) and is_file(reference / MANIFEST):  # the folder of another run
@@ -199,7 +205,7 @@ def predict_verb(job: Job) -> int:
 
 def report_verb(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
-    from hessfig.api.requested import report_requests
+    from hessfig.cli.report_requests import report_requests
     from hessfig.report.at_a_glance import write_glance
     from hessfig.report.written import check_place, write_report
 

@@ -285,7 +285,7 @@ class Config:
     dry_run: bool = setting(False, "say what would be done, and do nothing", role=Role.command)
     yes: bool = setting(False, "remove what `clean` lists without asking", role=Role.command)
     config_dir: str | None = setting(None, "set by --config-dir", role=Role.flag)
-    reference: str | None = setting(None, "published values: a CSV file, or a folder of the authors' result files")
+    reference: str | None = setting(None, "published values: a CSV file, or a folder of CSV files named after sweeps")
     single_file: bool = setting(False, "the report as one file to mail, in place of a folder of pages")
     interactive: bool | None = setting(
         None,

@@ -87,15 +87,15 @@ def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
         contents = gather(asked, Path(folder))
-        found = glances(contents)
-        if not found:
+        shown = glances(contents)
+        if not shown:
             raise UserError(
                 "format=pdf: no figure of the paper is measured here",
                 got=f"output_dir={asked.outputs}",
                 allowed="a folder with at least one sweep of the paper's figures",
                 remedy=f"hessfig run sweep=sigma output_dir={asked.outputs}",
             )
-        compared = sorted(found, key=lambda one: not one.slopes)  # those with published slopes first
+        compared = sorted(shown, key=lambda one: not one.slopes)  # those with published slopes first
         entries = [_entry(one, Path(folder)) for one in compared[:SHOWN]]
         drawn = save_summary(f"hessfig {asked.version}", entries, _judged(contents), Path(folder))
         publish({path: drawn.read_bytes() + b"%" + _PRODUCER + asked.version.encode() + b"\n"}, _KIND)

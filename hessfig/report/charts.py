@@ -1,4 +1,4 @@
-"""The numbers of a picture as a chart to explore: its panels, curves and maps, told apart by the columns of its CSV."""
+"""The numbers of a picture as a chart to explore: its panels, curves and maps, as the page's encoding declares them."""
 
 import json
 import re
@@ -14,24 +14,17 @@ from hessfig.analysis.axis import Axis, X, short_variant
 from hessfig.analysis.intervals import band
 from hessfig.analysis.slopes.printed import as_window
 from hessfig.errors import UserError
+from hessfig.figures.parts.chart_encoding import CURVES_OF_TABLE, ChartEncoding, MapEncoding
 from hessfig.figures.parts.labels import quantity_words
 from hessfig.figures.parts.panels import coefficient, fitted, positive
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
 Chart = dict[str, Any]
-# What runs along x, what is shown, what has panels of its own and what tells curves apart; the first that is there.
-_PLACES = ("x", "share", "bits", "distance", "eigenvalue", "budget", "place")
-_VALUES = ("mean", "median", "y", "log10", "lanczos", "loss", "slope", "share")
-_BOUNDS = (("low", "high", "95 % interval"), ("ci_low", "ci_high", "95 % interval"), ("q25", "q75", "quartiles"))
-_PANELS = ("panel", "shown", "number", "block", "column")
-_CURVES = (
-    *("line", "series", "bound", "rule", "rounding", "saliency", "direction", "variant", "num_layers", "layer"),
-    *("part", "quantity", "kernel", "place", "budget", "sigma", "step", "status", "seed"),
-)
-_LISTS = ("variant", "block", "num_layers", "layer", "rule")  # names along x, where no numbers run there
-_MORE = {"bin_low", "value"}  # columns of pictures that show more than their curves: maps beside them
-_OF_MAPS = ("part", "variant", "num_layers", "quantity", "step", "sigma", "seed")
+# Columns of a table that tell curves, maps and, where no numbers run there, places apart.
+_SERIES = ("variant", "num_layers", "layer", "part", "quantity", "sigma", "step", "status", "seed")
+_MAPS = ("part", "variant", "num_layers", "quantity", "step", "sigma", "seed")
+_NAMES = ("variant", "block", "num_layers", "layer")
 _SCRIPT = ("package_data", "plotly.min.js")
 _STEEP, _WIDE = 30.0, 8.0  # ratios of the largest to the smallest from which on values, and places, are logarithmic
 
@@ -44,18 +37,18 @@ def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:
     """
     spec = find_spec("plotly") if wanted or (wanted is None and not single_file) else None
     paths = [Path(folder, *_SCRIPT) for folder in (spec and spec.submodule_search_locations) or ()]
-    found = next((path for path in paths if path.is_file()), None)
-    if wanted and found is None:
+    file = next((path for path in paths if path.is_file()), None)
+    if wanted and file is None:
         raise UserError(
             "interactive=true draws charts with plotly, which is not installed",
             got="interactive=true",
             allowed="interactive=false: the pictures alone",
             remedy="pip install 'hessfig[interactive]'",
         )
-    return found
+    return file
 
 
-def chart_of(numbers: pd.DataFrame) -> str:
+def chart_of(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding = CURVES_OF_TABLE) -> str:
     """Return a chart of a picture's numbers as JSON for the page's script; nothing for numbers that are none.
 
     Curves have places, values, ends of intervals, counts of seeds and words of their slope; maps a matrix a panel.
@@ -64,24 +57,29 @@ def chart_of(numbers: pd.DataFrame) -> str:
     if numbers.empty:
         return ""
     named = _named(numbers)
-    cells = _cells(named)
-    found = _curves(named) if cells is None else _maps(cells)
-    if not found:
-        return ""
-    return json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    cells = _cells(named, encoding)
+    if cells is not None:
+        title = encoding.title if isinstance(encoding, MapEncoding) else _value_words(cells, "mean")
+        return _as_json(_maps(cells, title))
+    curves = _curves(named, encoding) if isinstance(encoding, ChartEncoding) and encoding.y in named else None
+    return _as_json(curves) if curves else ""
+
+
+def _as_json(chart: Chart) -> str:
+    return json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _named(numbers: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers with texts in place of gaps in names, variants in short, and a name for each block."""
     texts = [name for name in numbers if not pd.api.types.is_numeric_dtype(numbers[name])]
-    found = numbers.assign(**{str(name): [_words(one) for one in numbers[name].fillna("")] for name in texts})
-    if "variant" in found:
-        found["variant"] = [short_variant(_words(one)) for one in found["variant"].astype(object).fillna("")]
-    if "row" in found:
-        found["block"] = [_block(one) for one in found.to_dict("records")]
-    if {"bin_low", "bin_high"} <= set(found):
-        found["x"] = np.sqrt((found["bin_low"] * found["bin_high"]).abs())
-    return found
+    named = numbers.assign(**{str(name): [_words(cell) for cell in numbers[name].fillna("")] for name in texts})
+    if "variant" in named:
+        named["variant"] = [short_variant(_words(cell)) for cell in named["variant"].astype(object).fillna("")]
+    if "row" in named:
+        named["block"] = [_block(row) for row in named.to_dict("records")]
+    if {"bin_low", "bin_high"} <= set(named):
+        named["x"] = np.sqrt((named["bin_low"] * named["bin_high"]).abs())
+    return named
 
 
 def _words(value: Any) -> str:
@@ -97,17 +95,15 @@ def _block(row: dict[Any, Any]) -> str:
     return first if first == second else f"{first}, {second}"
 
 
-def _place(numbers: pd.DataFrame) -> str:
-    """Return the column that runs along x: the axis of the sweep, or what else has numbers; nothing for a list."""
+def _place(numbers: pd.DataFrame, declared: str = "") -> str:
+    """Return the column of numbers along x: the one `declared`, or the axis of the sweep; nothing for names."""
     settings = [str(name) for name in numbers if "." in str(name)]
-    for name in (*_PLACES, *settings, "sigma", "step", "index"):
-        if (
-            name in numbers
-            and pd.api.types.is_numeric_dtype(numbers[name])
-            and len(numbers[name].dropna().unique()) > 1
-        ):
-            return name
-    return ""
+    return next((name for name in (declared, *settings, "sigma", "step", "index") if _has_places(numbers, name)), "")
+
+
+def _has_places(numbers: pd.DataFrame, name: str) -> bool:
+    has_numbers = name in numbers and pd.api.types.is_numeric_dtype(numbers[name])
+    return has_numbers and len(numbers[name].dropna().unique()) > 1
 
 
 def _varied(numbers: pd.DataFrame, names: Iterable[str]) -> list[str]:
@@ -127,49 +123,47 @@ def _count(numbers: pd.DataFrame, names: Sequence[str]) -> int:
     return len(numbers[list(names)].drop_duplicates()) if names else 1
 
 
-def _curves(numbers: pd.DataFrame) -> Chart | None:
-    """Return the numbers as curves; None where there is no value, or nothing that it runs along."""
-    value = next((name for name in _VALUES if name in numbers), "")
-    names = _varied(numbers, _LISTS)
-    x = _place(numbers) or max(names, key=lambda name: numbers[name].nunique(), default="")
-    shown = numbers.dropna(subset=[value, x]) if value and x else numbers[:0]
+def _curves(numbers: pd.DataFrame, encoding: ChartEncoding) -> Chart | None:
+    """Return the numbers as curves; None where nothing runs along x."""
+    value, names = encoding.y, _varied(numbers, dict.fromkeys((*_NAMES, encoding.x)))
+    x = _place(numbers, encoding.x) or max(names, key=lambda name: numbers[name].nunique(), default="")
+    shown = numbers.dropna(subset=[value, x]) if x else numbers[:0]
     if shown.empty or value == x:
         return None
-    panels, series = _apart(shown, x)
-    low, high, spread = _ends(shown, value)
+    panels, series = _apart(shown, x, encoding)
+    low, high, spread = _ends(shown, encoding, value)
     shown = shown.assign(low=low, high=high)
     titles = _titles(shown, panels)
     keys = [(name, _in_order(shown[name])) for name in series]
-    found = [_curve(one, x, value, titles, panels, keys) for one in _groups(shown, [*panels, *series])]
     return {
         "kind": "curves",
-        "whole": not _MORE & set(numbers),
+        "whole": encoding.is_whole,
         "x": {"title": Axis(x).symbol if x != X else "x", "log": _is_log_place(shown[x])},
         "y": {"title": _value_words(shown, value), "log": _is_log(shown[value], _STEEP)},
         "spread": spread,
         "panels": titles,
         "keys": [{"title": _key_words(name), "values": list(map(_text, values))} for name, values in keys],
-        "curves": found,
+        "curves": [_curve(rows, x, value, titles, panels, keys) for rows in _groups(shown, [*panels, *series])],
         "guides": _guides(shown, x, titles, panels, series),
     }
 
 
-def _apart(numbers: pd.DataFrame, x: str) -> tuple[list[str], list[str]]:
+def _apart(numbers: pd.DataFrame, x: str, encoding: ChartEncoding) -> tuple[list[str], list[str]]:
     """Return the columns that have panels, and those that tell the curves of a panel apart."""
-    candidates = [name for name in _PANELS if name != x] + ["quantity"] * ("panel" not in numbers)
     lone = ["block"] if "block" in numbers and not _varied(numbers, ["block"]) else []
+    candidates = [name for name in encoding.panels if name != x]
     panels = [*lone, *_telling(numbers, _varied(numbers, candidates), [])]
-    series = _telling(numbers, [name for name in _varied(numbers, _CURVES) if name not in (x, *panels)], panels)
+    others = [name for name in (*encoding.series, *_SERIES) if name not in (x, *panels)]
+    series = _telling(numbers, _varied(numbers, others), panels)
     if "part" in series and len(series) > 1:  # parts stand side by side where curves are many
         return [*panels, "part"], [name for name in series if name != "part"]
     return panels, series
 
 
-def _ends(numbers: pd.DataFrame, value: str) -> tuple[Any, Any, str]:
+def _ends(numbers: pd.DataFrame, encoding: ChartEncoding, value: str) -> tuple[Any, Any, str]:
     """Return both ends of the interval of every value, and what it is; nan where there is none."""
-    for low, high, words in _BOUNDS:
-        if {low, high} <= set(numbers):
-            return numbers[low], numbers[high], words
+    if {encoding.low, encoding.high} <= set(numbers):
+        return numbers[encoding.low], numbers[encoding.high], encoding.spread
     if {"sem", "count"} <= set(numbers):
         logs = bool((numbers[value] >= 0).all())
         return *band(numbers[value], numbers["sem"], numbers["count"].fillna(0), logs=logs), "95 % interval"
@@ -184,18 +178,18 @@ def _curve(
     rows: pd.DataFrame, x: str, value: str, titles: Sequence[str], panels: Sequence[str], keys: Sequence[Any]
 ) -> Chart:
     ordered = rows.sort_values(x, kind="stable") if pd.api.types.is_numeric_dtype(rows[x]) else rows
-    found: Chart = {
+    curve: Chart = {
         "panel": titles.index(_title(ordered.iloc[0], panels)),
         "at": [values.index(ordered[name].iloc[0]) for name, values in keys],
         **{name: _plain(ordered[column]) for name, column in (("x", x), ("y", value))},
     }
     if ordered[["low", "high"]].notna().any(axis=None):
-        found |= {name: _plain(ordered[name]) for name in ("low", "high")}
+        curve |= {name: _plain(ordered[name]) for name in ("low", "high")}
     if "count" in ordered:
-        found["seeds"] = _plain(ordered["count"])
+        curve["seeds"] = _plain(ordered["count"])
     if "slope" in ordered and value != "slope" and pd.notna(ordered["slope"].iloc[0]):
-        found["slope"] = _slope(ordered.iloc[0])
-    return found
+        curve["slope"] = _slope(ordered.iloc[0])
+    return curve
 
 
 def _slope(row: pd.Series) -> str:
@@ -210,7 +204,7 @@ def _guides(
     if not {"predicted", "mean"} <= set(numbers) or not pd.api.types.is_numeric_dtype(numbers[x]):
         return []
     known = numbers[(numbers["prediction"] == Prediction.exponent) & numbers["predicted"].notna()]
-    found: dict[tuple[int, float], Chart] = {}
+    guides: dict[tuple[int, float], Chart] = {}
     for rows in _groups(known.rename(columns={x: X}), [*panels, *series]):
         drawn = rows[positive(rows)]
         if drawn.empty:
@@ -220,25 +214,19 @@ def _guides(
         c = coefficient(rows, power, as_window(first["window_low"], first["window_high"]))
         line = np.geomspace(drawn[X].min(), drawn[X].max(), 40)
         words = f"predicted power {power:g}"
-        found.setdefault(
+        guides.setdefault(
             (place, power), {"panel": place, "name": words, "x": _plain(line), "y": _plain(c * line**power)}
         )
-    return list(found.values())
+    return list(guides.values())
 
 
-def _cells(numbers: pd.DataFrame) -> pd.DataFrame | None:
+def _cells(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding) -> pd.DataFrame | None:
     """Return the numbers with what is down, across and the value of each cell of maps; None where there are none."""
-    names = set(numbers)
-    if {"one", "other", "mean"} <= names:
-        sides = {"down": _at(numbers, "one", "one_layer"), "across": _at(numbers, "other", "other_layer")}
-        return numbers.assign(**sides, value=numbers["mean"])
-    if {"first", "second", "loss"} <= names:
-        return numbers.assign(down=numbers["second"], across=numbers["first"], value=numbers["loss"])
-    if {"approximation", "block", "mean"} <= names:
-        return numbers.assign(
-            down=_at(numbers, "block", "layer"), across=numbers["approximation"], value=numbers["mean"]
-        )
-    return _of_blocks(numbers) if {"row", "col", "layer", "mean"} <= names and not _place(numbers) else None
+    if isinstance(encoding, MapEncoding):
+        down, across = (_at(numbers, *side) for side in (encoding.down, encoding.across))
+        return numbers.assign(down=down, across=across, value=numbers[encoding.value])
+    is_table = encoding == CURVES_OF_TABLE and {"row", "col", "layer", "mean"} <= set(numbers)
+    return _of_blocks(numbers) if is_table and not _place(numbers) else None
 
 
 def _of_blocks(numbers: pd.DataFrame) -> pd.DataFrame | None:
@@ -254,26 +242,22 @@ def _of_blocks(numbers: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def _at(numbers: pd.DataFrame, name: str, layer: str) -> pd.Series:
-    """Return weights with their layers where one of them is in several."""
-    several = numbers.groupby(name)[layer].nunique().max() > 1
-    return numbers[name] + ("@" + numbers[layer].map("{:g}".format) if several else "")
+    """Return weights with their layers where a weight is in several layers."""
+    several = bool(layer) and numbers.groupby(name)[layer].nunique().max() > 1
+    return numbers[name] + "@" + numbers[layer].map("{:g}".format) if several else numbers[name]
 
 
-def _cell_words(cells: pd.DataFrame) -> str:
-    known = {"one": "distance", "first": "loss", "approximation": "value"}
-    return next((words for name, words in known.items() if name in cells), _value_words(cells, "mean"))
-
-
-def _maps(cells: pd.DataFrame) -> Chart:
-    panels = _telling(cells, _varied(cells, _OF_MAPS), ["down", "across"])
-    low, high, spread = _ends(cells, "value")
-    found, bulk = cells.assign(low=low, high=high), cells["value"].clip(cells["value"].quantile(0.25))
+def _maps(cells: pd.DataFrame, title: str) -> Chart:
+    panels = _telling(cells, _varied(cells, _MAPS), ["down", "across"])
+    low, high, spread = _ends(cells, CURVES_OF_TABLE, "value")
+    groups = _groups(cells.assign(low=low, high=high), panels)
+    bulk = cells["value"].clip(cells["value"].quantile(0.25))
     return {
         "kind": "maps",
         "whole": True,
-        "value": {"title": _cell_words(cells), "log": _is_log(bulk, _STEEP)},
-        "panels": [_title(one.iloc[0], panels) for one in _groups(found, panels)],
-        "maps": [_map(one, spread) for one in _groups(found, panels)],
+        "value": {"title": title, "log": _is_log(bulk, _STEEP)},
+        "panels": [_title(rows.iloc[0], panels) for rows in groups],
+        "maps": [_map(rows, spread) for rows in groups],
     }
 
 
@@ -282,11 +266,11 @@ def _map(rows: pd.DataFrame, spread: str) -> Chart:
     first = rows.drop_duplicates(["down", "across"]).set_index(["down", "across"])
     index = pd.MultiIndex.from_product([down, across])
     values = first["value"].reindex(index).to_numpy().reshape(len(down), len(across))
-    found: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
+    chart: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
     if first["low"].notna().any():
         words = first.assign(said=[_said(one, spread) for one in first.to_dict("records")])["said"]
-        found["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
-    return found
+        chart["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
+    return chart
 
 
 def _said(row: dict[Any, Any], spread: str) -> str:
@@ -334,8 +318,8 @@ def _value_words(numbers: pd.DataFrame, value: str) -> str:
 
 def _is_log(values: pd.Series, ratio: float) -> bool:
     """Whether values are spread over so many times their smallest, none of them below zero (zeros are not drawn)."""
-    found = values[values > 0]
-    return bool((values >= 0).all() and len(found) and found.max() >= ratio * found.min())
+    above_zero = values[values > 0]
+    return bool((values >= 0).all() and len(above_zero) and above_zero.max() >= ratio * above_zero.min())
 
 
 def _is_log_place(values: pd.Series) -> bool:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import cleandoc
@@ -14,6 +14,7 @@ from PIL import Image, ImageChops
 
 from hessfig.errors import UserError
 from hessfig.figures import sheets
+from hessfig.figures.parts.chart_encoding import ChartEncoding, MapEncoding
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
@@ -65,10 +66,16 @@ def draw(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = F
     about, how = words_of(asked)
     folder = root / ("studies" if asked.is_study else Path("sweeps", asked.sweep))
     try:
-        paths = _draw(asked, outputs, folder)
+        pages = _draw(asked, outputs, folder)
     except UserError as error:
         return DrawnFigure(asked, about=about, how=how, problem=error)
-    return DrawnFigure(asked, tuple(_pictures(asked, paths, root, interactive=interactive)), about, how)
+    pictures = tuple(
+        _picture(asked, encoding, path, root, interactive=interactive)
+        for encoding, paths in pages
+        for path in paths
+        if path.suffix == ".png"
+    )
+    return DrawnFigure(asked, pictures, about, how)
 
 
 def words_of(asked: FigureAsked) -> tuple[str, str]:
@@ -85,36 +92,38 @@ def about_and_how(text: str) -> tuple[str, str]:
     return about, " ".join(how.split())
 
 
-def _draw(asked: FigureAsked, outputs: Path, folder: Path) -> list[Path]:
+def _draw(asked: FigureAsked, outputs: Path, folder: Path) -> list[tuple[ChartEncoding | MapEncoding, list[Path]]]:
     if asked.spec is None:
-        return _study(asked.name)(outputs, Paper(formats=("png", "svg")), into=folder)
-    return sheets.draw(asked.spec, outputs, into=folder)
+        paths = _study(asked.name)(outputs, Paper(formats=("png", "svg")), into=folder)
+        return [(import_module("hessfig.figures.study_figures").ENCODINGS[asked.name], paths)]
+    return sheets.draw_charted(asked.spec, outputs, into=folder)
 
 
 def _study(name: str) -> Callable[..., list[Path]]:
-    found: Callable[..., list[Path]] = import_module("hessfig.figures.study_figures").DRAWN[name]
-    return found
+    draw_study: Callable[..., list[Path]] = import_module("hessfig.figures.study_figures").DRAWN[name]
+    return draw_study
 
 
-def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path, *, interactive: bool) -> Iterator[Picture]:
-    for png in (path for path in paths if path.suffix == ".png"):
-        numbers = _numbers(png.with_suffix(".csv"))
-        title = _title(asked, png.stem)
-        width, height = _shrink(png, png)
-        small = png.parent / "small" / png.name
-        yield Picture(
-            title=title,
-            alt=f"{title}. {of_numbers(numbers)}",
-            png=png.relative_to(root).as_posix(),
-            small=small.relative_to(root).as_posix(),
-            numbers_file=png.with_suffix(".csv").relative_to(root).as_posix(),
-            width=width,
-            height=height,
-            small_size=_shrink(png, small, _SMALL),
-            numbers=numbers,
-            svg=_kept_svg(png.with_suffix(".svg"), root),
-            chart=chart_of(numbers) if interactive else "",
-        )
+def _picture(
+    asked: FigureAsked, encoding: ChartEncoding | MapEncoding, png: Path, root: Path, *, interactive: bool
+) -> Picture:
+    numbers = _numbers(png.with_suffix(".csv"))
+    title = _title(asked, png.stem)
+    width, height = _shrink(png, png)
+    small = png.parent / "small" / png.name
+    return Picture(
+        title=title,
+        alt=f"{title}. {of_numbers(numbers)}",
+        png=png.relative_to(root).as_posix(),
+        small=small.relative_to(root).as_posix(),
+        numbers_file=png.with_suffix(".csv").relative_to(root).as_posix(),
+        width=width,
+        height=height,
+        small_size=_shrink(png, small, _SMALL),
+        numbers=numbers,
+        svg=_kept_svg(png.with_suffix(".svg"), root),
+        chart=chart_of(numbers, encoding) if interactive else "",
+    )
 
 
 def _numbers(path: Path) -> pd.DataFrame:
@@ -191,11 +200,11 @@ class Contents:
 
     def groups(self) -> list[tuple[str, list[DrawnFigure]]]:
         """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
-        found = [
+        by_group = [
             (title, [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)])
             for group, title in GROUPS.items()
         ]
-        return [(title, figures) for title, figures in found if figures]
+        return [(title, figures) for title, figures in by_group if figures]
 
     def label(self, sweep: str) -> str:
         """Return what a reader calls a sweep: its figures, or its name."""

@@ -142,15 +142,10 @@ def failures_in(folder: Path) -> list[Failure]:
     return [Failure(cause, count) for cause, count in causes.most_common()]
 
 
-def cells_in(folder: Path) -> int:
-    """Return how many cells are stored."""
-    return sum(1 for _ in (folder / CELLS).glob("*/*.json"))
-
-
 def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[SweepState, str]:
     """Return how far a sweep is, and the words for it."""
     if not (folder / TABLE).is_file():
-        count = cells_in(folder)
+        count = sum(1 for _ in (folder / CELLS).glob("*/*.json"))
         return SweepState.unfinished, f"no table yet; cells stored: {count}"
     if not is_readable:
         return SweepState.unreadable, "the table or its manifest cannot be read"
@@ -214,12 +209,12 @@ def theory(outputs: Path) -> Ledger:
 
 def claims(outputs: Path) -> Ledger:
     """Return the claims that were judged from tables, columns in a reader's order."""
-    found = _read(outputs / "claims.csv", CLAIMS)
-    if found.frame is None:
-        return found
-    first = [name for name in _CLAIM if name in found.frame]
-    rest = [name for name in found.frame if name not in first]
-    return replace(found, frame=found.frame[[*first, *rest]])
+    ledger = _read(outputs / "claims.csv", CLAIMS)
+    if ledger.frame is None:
+        return ledger
+    first = [name for name in _CLAIM if name in ledger.frame]
+    rest = [name for name in ledger.frame if name not in first]
+    return replace(ledger, frame=ledger.frame[[*first, *rest]])
 
 
 def _read(path: Path, command: str) -> Ledger:

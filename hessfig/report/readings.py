@@ -64,10 +64,10 @@ def read_sweep(asked: FigureRequests, name: str) -> SweepFound:
     run, manifest, problem = _read(folder)
     state, words = state_of(folder, manifest, is_readable=run is not None)
     slopes, no_slopes = _slopes(run, about, asked) if run else (None, "")
-    found = SweepFound(about, state, words, made_by(folder), manifest, run, slopes, no_slopes)
+    sweep = SweepFound(about, state, words, made_by(folder), manifest, run, slopes, no_slopes)
     problem = problem if state == SweepState.unreadable else None
     compared = _compared(folder) if run else None
-    return replace(found, compared=compared, failures=failures_in(folder), problem=problem)
+    return replace(sweep, compared=compared, failures=failures_in(folder), problem=problem)
 
 
 def _read(folder: Path) -> tuple[RecordedRun | None, Mapping[str, Any] | None, UserError | None]:

@@ -82,8 +82,8 @@ def check_file(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise refused(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
     if path.exists() and not _is_marked(path.read_bytes()):
-        found = "no report of this version, or one that was changed since hessfig wrote it"
-        raise refused(path, found, "no such file, or a report as hessfig left it")
+        reason = "no report of this version, or one that was changed since hessfig wrote it"
+        raise refused(path, reason, "no such file, or a report as hessfig left it")
 
 
 def _is_marked(content: bytes) -> bool:
@@ -111,8 +111,8 @@ def _foreign(folder: Path) -> str:
 
 def _entries(folder: Path) -> list[str]:
     """Return everything below a folder but folders and the seal; links are entries, wherever they lead."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return sorted(path.relative_to(folder).as_posix() for path in found if path != folder / SEAL)
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / SEAL)
 
 
 def _seal(folder: Path, content: Mapping[str, Any]) -> None:
@@ -122,8 +122,8 @@ def _seal(folder: Path, content: Mapping[str, Any]) -> None:
 
 def _sealed(folder: Path) -> Mapping[str, Any] | None:
     path = folder / SEAL
-    found = read_sealed(path) if path.is_file() and not path.is_symlink() else {}
-    return found if found and isinstance(found.get("files", {}), dict) else None
+    seal = read_sealed(path) if path.is_file() and not path.is_symlink() else {}
+    return seal if seal and isinstance(seal.get("files", {}), dict) else None
 
 
 def _exchange(new: Path, folder: Path) -> None:

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ SMALL = ["model.d_model=8", "task.batch_size=8", "task.digits=2", "workers=2"]
 SIGMA = ["sweep=sigma", *SMALL, "grid.points=20", "seeds=2", "estimator=hutchinson", "estimator.num_probes=4"]
 ENTRIES = ["sweep=entries", "model.d_model=4", "model.d_mlp=6", "task.batch_size=4", "task.digits=1", "workers=2"]
 CSV, RESULTS = "reference.csv", "results"
+SCRIPT = (sys.executable, str(Path(__file__).parents[2] / "scripts" / "published_values.py"))
 STEM = "norm=none_num_layers=1_scale=log_residual_scaling=1.0_linear_attention=False_loss=ce_frob"
 
 
@@ -63,9 +65,14 @@ def command(*words: str, folder: Path, timeout: float = 300) -> subprocess.Compl
     return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def weighed(*words: str, folder: Path) -> tuple[int, str, int]:
-    """Run the command and return its exit code, its errors, and the most memory it held, in bytes."""
-    started = [sys.executable, "-c", SCALES, str(COMMAND), *words]
+def script(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script that reads the authors' pickles in `folder`."""
+    return subprocess.run([*SCRIPT, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def weighed(*words: str, folder: Path, program: Sequence[str] = (str(COMMAND),)) -> tuple[int, str, int]:
+    """Run a program and return its exit code, its errors, and the most memory it held, in bytes."""
+    started = [sys.executable, "-c", SCALES, *program, *words]
     done = subprocess.run(started, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     unit = 1 if sys.platform == "darwin" else 1024
     return done.returncode, done.stderr, int(done.stdout.splitlines()[-1]) * unit

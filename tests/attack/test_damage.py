@@ -18,12 +18,11 @@ from hessfig.errors import UserError
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.theory import studies
 from tests.attack.ledger import Ledger
-from tests.attack.target import CSV, RESULTS, STEM, Answer
+from tests.attack.target import CSV, Answer
 
 Call = Callable[..., Answer]
 SLOPES = ("slopes", "sweep=sigma", "resamples=20")
 COMPARE = ("compare", "sweep=sigma", f"reference={CSV}")
-PICKLES = ("compare", f"reference={RESULTS}")
 TURNS = 80  # of a whole command
 OWN = "# @package _global_\nsweep:\n  name: mine\n  vary: {model.n_heads: [1, 2]}\ngrid: {points: 3}\nblocks: [W_V]\n"
 
@@ -86,7 +85,6 @@ def test_what_a_run_left(place: Path, call: Call, dice: random.Random, ledger: L
     [
         ("table.csv without a manifest", "outputs/sigma/table.csv", SLOPES),
         ("reference CSV", CSV, COMPARE),
-        ("reference pickles", f"{RESULTS}/{STEM}_v_outer.pickle", PICKLES),
         ("YAML of the user's", "own/sweep/mine.yaml", ("run", "--config-dir=own", "sweep=mine", "dry_run=true")),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from hessfig.analysis.intervals import band
 from hessfig.errors import UserError
+from hessfig.figures.parts.chart_encoding import CURVES_OF_TABLE, ChartEncoding, MapEncoding
 from hessfig.report.charts import chart_of, library
 from tests.report.outputs import fill, report
 
@@ -38,8 +39,8 @@ def site_files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def chart(numbers: pd.DataFrame) -> dict[str, Any]:
-    return dict(json.loads(chart_of(numbers)))
+def chart(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding = CURVES_OF_TABLE) -> dict[str, Any]:
+    return dict(json.loads(chart_of(numbers, encoding)))
 
 
 def test_a_curve_has_values_intervals_seeds_and_its_slope() -> None:
@@ -72,7 +73,8 @@ def test_many_curves_put_parts_side_by_side() -> None:
 
 def test_a_name_that_says_no_more_is_no_key() -> None:
     named = [grown(variant=f"model.temperature={t:g}", line=f"T = {t:g}") for t in (1.0, 2.0)]
-    assert [key["title"] for key in chart(pd.concat(named))["keys"]] == ["line"]
+    found = chart(pd.concat(named), ChartEncoding(series=("line",)))
+    assert [key["title"] for key in found["keys"]] == ["line"]
 
 
 def test_names_along_an_axis_are_those_of_legends() -> None:
@@ -98,9 +100,17 @@ def test_blocks_of_one_place_are_a_map_whose_halves_mirror_each_other() -> None:
 
 def test_cells_of_a_map_say_their_interval_and_seeds() -> None:
     numbers = pd.DataFrame({"one": ["a", "a"], "other": ["a", "b"], "one_layer": 1, "other_layer": 1})
-    (found,) = chart(numbers.assign(mean=[0.0, 0.5], sem=[0.0, 0.01], count=3))["maps"]
+    distances = MapEncoding(("one", "one_layer"), ("other", "other_layer"), "mean", "distance")
+    (found,) = chart(numbers.assign(mean=[0.0, 0.5], sem=[0.0, 0.01], count=3), distances)["maps"]
     assert found["z"] == [[0, 0.5]]
     assert found["words"][0][1].startswith("95 % interval 0.45") and found["words"][0][1].endswith("3 seeds")
+
+
+def test_a_page_says_which_columns_are_places_values_and_ends() -> None:
+    numbers = pd.DataFrame({"rate": [1.0, 2.0], "median": [3.0, 4.0], "q25": [2.0, 3.0], "q75": [5.0, 6.0]})
+    assert chart_of(numbers) == ""
+    (curve,) = chart(numbers, ChartEncoding("rate", "median", "q25", "q75", "quartiles"))["curves"]
+    assert curve == {"panel": 0, "at": [], "x": [1, 2], "y": [3, 4], "low": [2, 3], "high": [5, 6]}
 
 
 def test_what_has_no_number_is_no_chart() -> None:

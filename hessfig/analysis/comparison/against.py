@@ -13,7 +13,13 @@ import pandas as pd
 
 from hessfig.analysis.comparison import agreement
 from hessfig.analysis.comparison.paired import FLOAT32_FLOOR, Paired, compare_pairs
-from hessfig.analysis.comparison.references import NothingToCompare, Reference, comparable, other_run, read_reference
+from hessfig.analysis.comparison.references import (
+    NothingToCompare,
+    Reference,
+    comparable,
+    read_reference,
+    reference_file,
+)
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, plain
@@ -30,8 +36,8 @@ _KEPT = [*_GROUP, "count_", "sigma_low", "sigma_high"]
 
 def with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
     """Return the values with their logs, nan where a flaw keeps one from being compared, and the flaw ("" if none)."""
-    found = flaws(values["value"], floor)
-    return values.assign(flaw=found, log=np.log(values["value"].where(found == "")))
+    flaw_names = flaws(values["value"], floor)
+    return values.assign(flaw=flaw_names, log=np.log(values["value"].where(flaw_names == "")))
 
 
 def flaws(values: pd.Series, floor: float) -> pd.Series:
@@ -102,12 +108,12 @@ def averages(values: pd.DataFrame) -> pd.DataFrame:
 def compare_points(both: pd.DataFrame, between: agreement.Batches) -> pd.DataFrame:
     """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
     spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
-    found = agreement.difference(
+    shifts = agreement.difference(
         *(_sample(both, side) for side in ("", "_reference")),
         batch_sd=np.array([spread.point for spread in spreads]),
         batch_dof=np.array([spread.dof for spread in spreads]),
     )
-    return both.assign(log_ratio=found.shift, log_ratio_se=found.error, dof=found.dof, p=found.p, z=found.z)
+    return both.assign(log_ratio=shifts.shift, log_ratio_se=shifts.error, dof=shifts.dof, p=shifts.p, z=shifts.z)
 
 
 def _sample(both: pd.DataFrame, side: str) -> agreement.Sample:
@@ -150,8 +156,8 @@ class Comparison:
 
     def sentence(self) -> str:
         """Return the verdict and what it rests on, in one line."""
-        found = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
-        return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *found]))}"
+        evidence = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
+        return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *evidence]))}"
 
     def notes(self) -> list[str]:
         """Return a line for what was compared with what, and one a side and network for numbers left out."""
@@ -204,10 +210,10 @@ def _largest_shift(curves: pd.DataFrame) -> str:
 
 def _reach(curves: pd.DataFrame) -> str:
     """Return which shifts of a curve would have been called different: of the best known curve and of the worst."""
-    found = agreement.found_from(curves).dropna()
-    if found.empty:
+    sizes = agreement.found_from(curves).dropna()
+    if sizes.empty:
         return ""
-    best, worst = (agreement.percent(found.agg(which)).lstrip("+") for which in ("min", "max"))
+    best, worst = (agreement.percent(sizes.agg(which)).lstrip("+") for which in ("min", "max"))
     return f"a shift of {best} (best known curve) to {worst} (worst) would have been found"
 
 
@@ -229,26 +235,20 @@ def _cells(row: Any) -> list[str]:
 _PARTS = [part.value for part in Part]
 
 
-def run(folder: Path, reference: Path) -> Comparison | Paired:
-    """Compare folder/table.csv with `reference`; write folder/comparison*.csv, or folder/paired*.csv."""
-    comparison = read(folder, reference)
-    save(comparison, folder)
-    return comparison
-
-
-def read(folder: Path, reference: Path) -> Comparison | Paired:
+def compare_folder(folder: Path, reference: Path) -> Comparison | Paired:
     """Compare folder/table.csv with `reference` and write nothing; number by number if both ran the same networks."""
     run = read_run(folder)
-    _checked_name(run.table)
-    if (other := other_run(reference)) is not None:
-        named = f"the run in {plain(reference.parent)}"
-        if (paired := compare_pairs(run, *other, reference=named)) is not None:
+    path = reference_file(reference, _checked_name(run.table))
+    values = read_reference(path, run.table)
+    if values.run is not None:
+        paired = compare_pairs(run, values.run, values.config, reference=values.name)
+        if paired is not None:
             return paired
-    found = read_reference(reference, run.table, run.architectures)
-    return compare(run.table, found, agreement.batches(run.architectures, run.config.get("task"), found.task))
+    task = (values.config or {}).get("task")
+    return compare(run.table, values, agreement.batches(run.architectures, run.config.get("task"), task))
 
 
-def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
+def save_comparison(comparison: Comparison | Paired, folder: Path) -> list[Path]:
     """Write the files of a comparison next to the table; return their paths."""
     texts = {name: frame.to_csv(index=False, lineterminator="\n") for name, frame in comparison.files.items()}
     return publish({folder / name: text for name, text in texts.items()}, "comparison")

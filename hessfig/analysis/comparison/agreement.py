@@ -68,11 +68,6 @@ def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Num
     return PairedDifference(ours.mean - theirs.mean, np.sqrt(variance), np.minimum(joint, free))
 
 
-def smallest_found(error: np.ndarray, dof: np.ndarray, level: float) -> np.ndarray:
-    """Return the smallest difference whose p is below `level`."""
-    return np.asarray(-stdtrit(dof, level / 2) * error)
-
-
 def sample(values: np.ndarray) -> Sample:
     """Return the sample of every column of an array (repeats, columns); nan: a repeat without this number."""
     known = ~np.isnan(values)
@@ -122,15 +117,15 @@ def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> t
     reasons = list(_outside(points, curves, ratios))
     if reasons:
         return AgreementVerdict.differs, reasons
-    found = found_from(curves)
-    enough = curves["zero"].all() if found.isna().all() else found.min() <= TOO_COARSE
+    detectable = found_from(curves)
+    enough = curves["zero"].all() if detectable.isna().all() else detectable.min() <= TOO_COARSE
     return (AgreementVerdict.agrees if enough else AgreementVerdict.undecided), []
 
 
 def found_from(curves: pd.DataFrame) -> pd.Series:
     """Return the smallest shift of each curve that would be called different, as a log; nan where there is no test."""
     level = CURVES / max(int(curves["p"].notna().sum()), 1)
-    return pd.Series(smallest_found(curves["shift_se"].to_numpy(), curves["dof"].to_numpy(), level), curves.index)
+    return pd.Series(-stdtrit(curves["dof"].to_numpy(), level / 2) * curves["shift_se"].to_numpy(), curves.index)
 
 
 def curve_name(row: pd.Series) -> str:
@@ -216,11 +211,11 @@ def _on_record(network: str, num_layers: int, block: str, part: str) -> BatchSpr
     """Return the spread of a curve: of its depth or the deepest below, else the largest of the network, else of all."""
     rows = [row for row in _record() if row[:3] == (network, block, part) and row[3] <= num_layers]
     deepest = max((row[3] for row in rows), default=0)
-    found = [row[4] for row in rows if row[3] == deepest] or [
+    spreads = [row[4] for row in rows if row[3] == deepest] or [
         spread for name, *_, spread in _record() if name == network or not network
     ]
-    curve, point = (max(getattr(spread, name) for spread in found) for name in ("curve", "point"))
-    return BatchSpread(curve, point, min(spread.dof for spread in found))
+    curve, point = (max(getattr(spread, name) for spread in spreads) for name in ("curve", "point"))
+    return BatchSpread(curve, point, min(spread.dof for spread in spreads))
 
 
 @cache
@@ -294,5 +289,5 @@ def _shift(ours: pd.DataFrame, theirs: pd.DataFrame, batch_sd: float, batch_dof:
     mine, other = ours[known].to_numpy(), theirs[known].to_numpy()
     weight, centre = weights(mine, other), np.nanmean(other, axis=0)
     samples = [sample(averaged(side, centre, weight)) for side in (mine, other)]
-    found = difference(*samples, batch_sd=batch_sd, batch_dof=batch_dof)
-    return tuple(float(column[0]) for column in (found.shift, found.error, found.dof, found.p, found.z))
+    total = difference(*samples, batch_sd=batch_sd, batch_dof=batch_dof)
+    return tuple(float(column[0]) for column in (total.shift, total.error, total.dof, total.p, total.z))

@@ -94,8 +94,8 @@ def _are_rounded_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None
 
 
 def _of_network(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-    found = ((group, name, value) for group in _GROUPS for name, value in (config.get(group) or {}).items())
-    return {(group, name): value for group, name, value in found if name not in _FREE}
+    settings = ((group, name, value) for group in _GROUPS for name, value in (config.get(group) or {}).items())
+    return {(group, name): value for group, name, value in settings if name not in _FREE}
 
 
 def _judged(pairs: pd.DataFrame, *, other_weights: bool, is_repeat: bool) -> pd.DataFrame:
@@ -146,21 +146,27 @@ def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
         of_seeds = here.groupby("seed")["log_ratio"].mean().dropna().to_numpy(float)
         one = student_interval(of_seeds)
         p = float(2 * stdtr(one.count - 1, -abs(one.mean) / one.se)) if one.se > 0 else np.nan
-        found = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
-        found |= {"shift": one.mean, "shift_low": one.low, "shift_high": one.high, "p": p}
-        found |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
-        yield {**dict(zip(CURVE, key, strict=True)), **found, "verdict": _verdict(here, found, CURVES / len(groups))}
+        summary = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
+        summary |= {"shift": one.mean, "shift_low": one.low, "shift_high": one.high, "p": p}
+        summary |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
+        yield {
+            **dict(zip(CURVE, key, strict=True)),
+            **summary,
+            "verdict": _verdict(here, summary, CURVES / len(groups)),
+        }
 
 
-def _verdict(here: pd.DataFrame, found: Mapping[str, Any], level: float) -> str:
+def _verdict(here: pd.DataFrame, summary: Mapping[str, Any], level: float) -> str:
     if here["is_identical"].all():
         return IDENTICAL
     drawn_anew = not here["must_agree"].all()
-    if here["is_outside"].any() or (drawn_anew and found["p"] < level and abs(found["shift"]) > here["rounding"].max()):
+    if here["is_outside"].any() or (
+        drawn_anew and summary["p"] < level and abs(summary["shift"]) > here["rounding"].max()
+    ):
         return DIFFERENT
     if not drawn_anew:
         return ROUNDED
-    return AGREES if np.isfinite(found["p"]) or here["z"].notna().any() else UNDECIDED
+    return AGREES if np.isfinite(summary["p"]) or here["z"].notna().any() else UNDECIDED
 
 
 IDENTICAL, ROUNDED, DIFFERENT = "identical", "equal to rounding", "different"
@@ -188,12 +194,12 @@ class Paired:
     @cached_property
     def verdict(self) -> str:
         """The verdict on all of it: identical only if every number is."""
-        found = set(self.curves["verdict"])
-        if DIFFERENT in found:
+        verdicts = set(self.curves["verdict"])
+        if DIFFERENT in verdicts:
             return AgreementVerdict.differs
-        if found == {IDENTICAL}:
+        if verdicts == {IDENTICAL}:
             return IDENTICAL
-        return AgreementVerdict.agrees if found & {IDENTICAL, ROUNDED, AGREES} else AgreementVerdict.undecided
+        return AgreementVerdict.agrees if verdicts & {IDENTICAL, ROUNDED, AGREES} else AgreementVerdict.undecided
 
     def sentence(self) -> str:
         """Return the verdict and what it rests on, in one line."""

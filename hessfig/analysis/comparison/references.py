@@ -1,67 +1,56 @@
-"""References: a folder of the authors' results, a CSV file, or another run's table."""
+"""References: CSV files of published values, and tables of other runs."""
 
 import csv
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import pandas as pd
 
-from hessfig.analysis.comparison.pickles import is_container, load
-from hessfig.analysis.manifest import Architectures, read_manifest
+from hessfig.analysis.manifest import read_manifest
 from hessfig.analysis.table import read_table
-from hessfig.errors import UserError, plain
-from hessfig.predictions.architecture import Architecture, Attention, Kind
-from hessfig.record import COLUMNS, FROBENIUS, MANIFEST, TABLE, Status
-from hessfig.terms import Matrix, Part
+from hessfig.errors import UserError, first_few, plain
+from hessfig.record import FROBENIUS, MANIFEST, TABLE, Status
+from hessfig.terms import Part
 
 LARGEST_FILE = 64 * 2**20  # bytes; the largest table of the paper's figures has 8 million
 MOST_ROWS = 300_000
 LONGEST_LINE = 10_000  # characters
 LONGEST_NAME = 100
 LARGEST_COUNT = 2**31
+LARGEST_MANIFEST = 8 * 2**20  # bytes
+NUMBER = ["num_layers", "block", "part", "layer", "repeat", "sigma"]
+_KINDS = {"num_layers": "count", "layer": "count", "repeat": "count", "sigma": "scale", "value": "norm"}
+_PARTS = [part.value for part in Part]
+_PICKLES = (".pickle", ".pkl")
+_SCRIPT = "make CSV files of it, in a clone of hessfig: python scripts/published_values.py FOLDER published"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"PK": "zip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstandard"}
-Row = Mapping[str, str]
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the names in the first line. Raises UserError for anything that is not a CSV file in plain text."""
-    with _opened(path) as handle:
-        return next(_rows(path, handle))[1]
+def read_columns(path: Path) -> pd.DataFrame:
+    """Return the columns NUMBER and value of a CSV file: names as text, numbers as floats; num_layers may be missing.
 
-
-def read_columns(
-    path: Path,
-    words: Sequence[str],
-    numbers: Mapping[str, str],
-    kept: Callable[[Row], bool],
-    required: Sequence[str] = (),
-) -> pd.DataFrame:
-    """Return the rows that `kept` keeps: the columns `words` as text, `numbers` as floats, those that are there.
-
-    A kind of number is `count` (whole, not negative), `scale` (positive) or `norm` (not negative; infinite or nan
-    is let through, to be counted). Raises UserError for a file without one of the columns `required`, and with the line
-    of the first cell that is something else.
+    A kind of number is `count` (whole, not negative), `scale` (positive) or `norm` (not negative; infinite and nan
+    pass, to be counted). Raises UserError for a file without one of the columns, and with the line of the first cell
+    that is something else.
     """
     with _opened(path) as handle:
         rows = _rows(path, handle)
         _, header = next(rows)
-        _check_columns(path, header, required)
-        texts: dict[str, list[str]] = {name: [] for name in words}
-        floats = {name: array("d") for name in numbers if name in header}
+        _check_columns(path, header)
+        texts: dict[str, list[str]] = {name: [] for name in NUMBER if name not in _KINDS}
+        floats = {name: array("d") for name in _KINDS if name in header}
         for line, cells in rows:
             row = dict(zip(header, cells, strict=True))
-            if not kept(row):
-                continue
             for name, text in texts.items():
                 text.append(_word(path, line, name, row[name]))
             for name, column in floats.items():
-                column.append(_number(path, line, name, row[name], numbers[name]))
+                column.append(_number(path, line, name, row[name], _KINDS[name]))
     return pd.DataFrame({**texts, **{name: pd.Series(column, dtype=float) for name, column in floats.items()}})
 
 
@@ -158,186 +147,100 @@ _COLUMN_KINDS = {
 }
 
 
-# `scale=` in a file name tells the sigmas its lists run along; the linear MLP's files are on the log grid.
-GRIDS = {
-    "log": np.logspace(-2, 1, 20),
-    "log_short": np.logspace(-1, 0, 20),
-    "linear": np.linspace(0.1, 10, 20),
-    "linear_short": np.linspace(0.1, 1, 20),
-}
-_MATRICES = {Matrix.W_V: "v", Matrix.W_Q: "q"}
-_PART_ENDINGS = {Part.H_o: "_outer", Part.H_f: "_func", Part.H: ""}
-_COLUMNS = ["num_layers", "block", "part", "layer", "repeat", "sigma", "value"]
-Quantity = tuple[int, Matrix, Part, Path]
-
-
 class NothingToCompare(UserError):
     """A sweep and a reference that have nothing in common."""
-
-
-def read_results(folder: Path, architectures: Architectures, sigma: np.ndarray) -> pd.DataFrame:
-    """Return the published values for the networks of a sweep, in the columns of a reference table.
-
-    `folder` is the authors' results folder, or the checkout that holds it. The grid is the one of GRIDS that
-    shares most values with `sigma`. Raises NothingToCompare when no file matches, and UserError for files that
-    are damaged, not shaped dict[layer][repeat] -> list, or hold anything but numbers.
-    """
-    folder = folder / "results" if (folder / "results").is_dir() else folder
-    scale = max(GRIDS, key=lambda name: int(np.isclose(GRIDS[name][:, None], sigma, rtol=1e-6, atol=0).sum()))
-    networks = {layers: network for (variant, layers), network in architectures.items() if not variant}
-    wanted = [
-        quantity for layers, network in networks.items() for quantity in _quantities(folder, network, layers, scale)
-    ]
-    found = [quantity for quantity in wanted if quantity[-1].is_file()]
-    if not found:
-        raise _no_file(folder, [path.name for *_, path in wanted])
-    return pd.concat([_long(quantity, GRIDS[scale]) for quantity in found], ignore_index=True)
-
-
-def _no_file(folder: Path, wanted: list[str]) -> NothingToCompare:
-    there = sorted(path.name for path in folder.iterdir())
-    unknown = "a sweep with a manifest.json and a plain variant, whose files can be named"
-    return NothingToCompare(
-        f"{folder} has no result file for this sweep",
-        got=_some(there) if there else "an empty folder",
-        allowed=_some(wanted) if wanted else unknown,
-        remedy="give the `results` folder of a checkout of github.com/dalab/transformer-hessian",
-    )
-
-
-def _some(names: list[str]) -> str:
-    """Return the first name, and how many there are next to it."""
-    return plain(names[0]) + f" and {len(names) - 1} more" * (len(names) > 1)
-
-
-def _quantities(folder: Path, network: Architecture, num_layers: int, scale: str) -> Iterator[Quantity]:
-    """Yield (num_layers, matrix, part, path) of every file the authors may have for a network."""
-    if network.kind == Kind.self_attention:
-        return
-    if network.kind == Kind.linear_mlp:
-        yield num_layers, Matrix.W, Part.H, folder / f"mlp_num_layers={num_layers}_frob_mlp.pickle"
-        return
-    loss = "mse" if network.square_loss else "ce"
-    stem = (
-        f"norm={network.norm}_num_layers={num_layers}_scale={scale}"
-        f"_residual_scaling={float(network.attention_skip)}"
-        f"_linear_attention={network.attention == Attention.linear}_loss={loss}"
-    )
-    for matrix, letter in _MATRICES.items():
-        for part, suffix in _PART_ENDINGS.items():
-            yield num_layers, matrix, part, folder / f"{stem}_frob_{letter}{suffix}.pickle"
-
-
-def _long(quantity: Quantity, sigma: np.ndarray) -> pd.DataFrame:
-    """Return a file's numbers, one a row. The authors count layers and repeats from 0, tables layers from 1."""
-    num_layers, matrix, part, path = quantity
-    try:
-        layers = _numbered(load(path), "layers", num_layers)
-        rows = [
-            (num_layers, matrix.value, part.value, layer, repeat, s, _norm(value))
-            for layer, key in enumerate(sorted(layers), start=1)
-            for repeat, values in sorted(_numbered(layers[key], "repeats").items())
-            for s, value in zip(sigma, _list_of(sigma.size, values), strict=True)
-        ]
-    except _AnotherShape as error:
-        raise UserError(
-            f"{path} is not shaped as a result file",
-            got=plain(error),
-            allowed=f"dict[layer][repeat] -> list of {sigma.size} norms, {num_layers} layers",
-            remedy="fetch the file again",
-        ) from None
-    return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-class _AnotherShape(Exception):
-    """What a file holds in place of dict[layer][repeat] -> list of norms."""
-
-
-def _numbered(things: Any, what: str, count: int | None = None) -> dict[int, Any]:
-    if not isinstance(things, dict):
-        raise _AnotherShape(f"{_shown(things)} in place of a dict of {what}")
-    if not things or any(type(key) is not int for key in things):
-        raise _AnotherShape(f"{what} that are not numbered" if things else f"no {what}")
-    if count is not None and len(things) != count:
-        raise _AnotherShape(f"{len(things)} {what}, not {count}")
-    return things
-
-
-def _list_of(length: int, things: Any) -> Any:
-    if not isinstance(things, list | tuple):
-        raise _AnotherShape(f"{_shown(things)} in place of a list")
-    if len(things) != length:
-        raise _AnotherShape(f"{len(things)} numbers, not {length}")
-    return things
-
-
-def _norm(value: Any) -> float:
-    """Return a norm as float; zeros, infinities and NaN are let through, to be counted."""
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or value < 0:
-        raise _AnotherShape(f"{_shown(value)} is not a norm")
-    return float(value)
-
-
-def _shown(thing: Any) -> str:
-    """Return a few words for a thing from a file, which may hold anything and any number of it."""
-    if is_container(thing):
-        return f"a {type(thing).__name__} of {len(thing)}"
-    return plain(repr(thing), most=60)
-
-
-NUMBER = ["num_layers", "block", "part", "layer", "repeat", "sigma"]
-LARGEST_MANIFEST = 8 * 2**20  # bytes
-_KINDS = {"num_layers": "count", "layer": "count", "repeat": "count", "sigma": "scale", "value": "norm"}
-_RUN = {"block": "row", "repeat": "seed"}  # what the table of a run calls these columns
-_PARTS = [part.value for part in Part]
 
 
 @dataclass(frozen=True)
 class Reference:
     """What a sweep is compared with: values in the columns NUMBER and `value`, and what to call them.
 
-    `task`: the task settings of another run, None where they are not known. `aside`: its rows that are no norm of a
-    diagonal block of the plain variant.
+    `run` and `config` are the table and the settings of another run, None where there is none, or no manifest; `aside`
+    is the number of its rows that are no norm of a diagonal block of the plain variant.
     """
 
     values: pd.DataFrame
     name: str = "the published values"
-    task: Mapping[str, Any] | None = None
+    run: pd.DataFrame | None = None
+    config: Mapping[str, Any] | None = None
     aside: int = 0
 
 
-def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures) -> Reference:
-    """Return the values that `path` holds for the sweep of `table`.
+def reference_file(path: Path, sweep: str) -> Path:
+    """Return the file of a reference: of a folder `path`, the one that is named after a sweep.
 
-    `path` is a CSV with the columns NUMBER and value (num_layers may be left out when `table` has one depth), the
-    table.csv of another run, or a folder of the authors' pickles. Raises UserError for anything else.
+    Raises UserError for a path that does not exist and for pickles, NothingToCompare for a folder without that file.
     """
-    if path.is_dir():
-        values = read_results(path, architectures, table["sigma"].dropna().unique())
-        return Reference(values, "the authors' files")
     if not path.exists():
         raise UserError(
             "reference: there is no such file or folder",
             got=path,
-            allowed="a CSV file, the table.csv of another run, or a folder of the authors' result files",
+            allowed="a CSV file, the table.csv of another run, or a folder of CSV files named after sweeps",
             remedy="check the path",
         )
-    if _is_run(column_names(path)):
-        return _run(path)
-    return Reference(_published(path, sorted(table["num_layers"].unique())))
+    if not path.is_dir():
+        return _no_pickle(path)
+    for pickle in sorted([*path.glob("*.pickle"), *path.glob("results/*.pickle")])[:1]:
+        _no_pickle(pickle)
+    file = path / f"{sweep}.csv"
+    if not file.exists():
+        raise NothingToCompare(
+            f"{path} has no values of this sweep",
+            got=first_few(sorted(plain(other.name) for other in path.glob("[!.]*")), most=1),
+            allowed=file.name,
+            remedy=f"{_SCRIPT}; or give a CSV file",
+        )
+    return file
 
 
-def other_run(path: Path) -> tuple[pd.DataFrame, Mapping[str, Any] | None] | None:
-    """Return the table of another run and the settings in the manifest next to it; None for any other reference."""
-    if path.is_dir() or not path.exists() or not _is_run(column_names(path)):
-        return None
-    read_columns(path, [], {}, lambda row: False)  # within bounds, before it is read as a whole
-    manifest = _manifest_beside(path)
-    return read_table(path), manifest["config"] if manifest else None
+def _no_pickle(path: Path) -> Path:
+    """Return the path of a file. Raises UserError for a pickle, by its name."""
+    if path.suffix in _PICKLES:
+        raise UserError(
+            f"reference {path}: is a pickle, which hessfig does not read",
+            got=plain(path.name),
+            allowed="CSV files",
+            remedy=_SCRIPT,
+        )
+    return path
+
+
+def read_reference(path: Path, table: pd.DataFrame) -> Reference:
+    """Return the values of a CSV file for the sweep of `table`.
+
+    The columns are NUMBER and value (num_layers may be left out when `table` has one depth), or those of the table.csv
+    of another run. Raises UserError for anything else.
+    """
+    with _opened(path) as handle:
+        rows = _rows(path, handle)
+        is_run = {"row", "col", "seed", "quantity"} <= set(next(rows)[1])
+        if is_run:
+            deque(rows, maxlen=0)  # within bounds, before it is read as a whole
+    if is_run:
+        return _other_run(path)
+    values, depths = read_columns(path), table["num_layers"].unique()
+    if "num_layers" not in values:
+        if len(depths) != 1:
+            raise refused(path, "needs a column num_layers, for the sweep has several depths", got="no such column")
+        values = values.assign(num_layers=depths[0])
+    return Reference(_checked(path, values))
+
+
+def _other_run(path: Path) -> Reference:
+    """Return the table of another run, and its settings from the manifest next to it."""
+    table, manifest = read_table(path), path.parent / MANIFEST
+    config = None
+    if path.name == TABLE and manifest.exists():
+        size = manifest.stat().st_size
+        if size > LARGEST_MANIFEST:
+            raise refused(manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes")
+        config = (read_manifest(path.parent) or {}).get("config")
+    values = _checked(path, comparable(table))
+    return Reference(values, f"the run in {plain(path.parent)}", table, config, aside=len(table) - len(values))
 
 
 def comparable(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the norms of a table that are compared, in the columns of a reference: see `_is_comparable`."""
+    """Return the norms of diagonal blocks of the plain variant along sigma, in the columns of a reference."""
     chosen = (
         (table["variant"] == "")
         & (table["row"] == table["col"])
@@ -350,61 +253,8 @@ def comparable(table: pd.DataFrame) -> pd.DataFrame:
     return table[chosen].rename(columns={"row": "block", "seed": "repeat"})[[*NUMBER, "value"]]
 
 
-def _is_comparable(row: Row) -> bool:
-    """Whether a row of another run's file is a norm of a diagonal block of the plain variant, along sigma."""
-    return (
-        row["variant"] == ""
-        and row["row"] == row["col"]
-        and row["layer"] == row["row_layer"]
-        and row["quantity"] == FROBENIUS
-        and row["status"] != Status.not_converged
-        and row["step"] == ""
-        and row["sigma"] != ""
-    )
-
-
-def _run(path: Path) -> Reference:
-    """Read the table of another run, and the task from the manifest next to it if there is one."""
-    aside = 0
-
-    def kept(row: Row) -> bool:
-        nonlocal aside
-        aside += not (chosen := _is_comparable(row))
-        return chosen
-
-    kinds = {_RUN.get(name, name): kind for name, kind in _KINDS.items()}
-    raw = read_columns(path, ["row", "part"], kinds, kept, COLUMNS)
-    values = _checked(path, raw.rename(columns={there: name for name, there in _RUN.items()}))
-    manifest = _manifest_beside(path)
-    task = manifest["config"]["task"] if manifest else None
-    return Reference(values, f"the run in {plain(path.parent)}", task, aside)
-
-
-def _is_run(names: Sequence[str]) -> bool:
-    return {"row", "col", "seed", "quantity"} <= set(names)
-
-
-def _manifest_beside(path: Path) -> Mapping[str, Any] | None:
-    manifest = path.parent / MANIFEST
-    if path.name != TABLE or not manifest.exists():
-        return None
-    size = manifest.stat().st_size
-    if size > LARGEST_MANIFEST:
-        raise refused(manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes")
-    return read_manifest(path.parent)
-
-
-def _published(path: Path, depths: list[int]) -> pd.DataFrame:
-    values = read_columns(path, ["block", "part"], _KINDS, lambda row: True, [*NUMBER[1:], "value"])
-    if "num_layers" not in values:
-        if len(depths) != 1:
-            raise refused(path, "needs a column num_layers, for the sweep has several depths", got="no such column")
-        values = values.assign(num_layers=depths[0])
-    return _checked(path, values)
-
-
-def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
-    missing = [name for name in wanted if name not in names]
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    missing = [name for name in (*NUMBER[1:], "value") if name not in names]
     if missing:
         raise refused(path, f"lacks columns: {', '.join(missing)}", got=", ".join(names), allowed=_ALLOWED)
 

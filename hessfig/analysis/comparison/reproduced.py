@@ -57,8 +57,8 @@ class Reproduction:
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many numbers have each verdict."""
-        found = self.rows["verdict"].value_counts()
-        return {verdict: int(found.get(verdict, 0)) for verdict in VERDICTS}
+        counted = self.rows["verdict"].value_counts()
+        return {verdict: int(counted.get(verdict, 0)) for verdict in VERDICTS}
 
     @cached_property
     def shifted(self) -> list[str]:
@@ -133,11 +133,11 @@ def compare_repeat(first: RecordedRun, second: RecordedRun, *, is_repeat: bool) 
     points = points.rename(columns={"relative": "difference"}).assign(verdict=_verdicts(paired.points), departs=departs)
     points.loc[points["departs"] != "", "verdict"] = DIFFERENT
     kept = [*NUMBER, *(both for name in _WRITTEN for both in (name, f"{name}_again"))]
-    found = points[[*kept, "difference", "allowed", "z", "verdict", "departs"]]
+    matched = points[[*kept, "difference", "allowed", "z", "verdict", "departs"]]
     lost, more = _without_partner(first.table, second.table), _without_partner(second.table, first.table)
     unplanned = more.rename(columns={name: f"{name}_again" for name in _WRITTEN}) if is_repeat else more[:0]
     alone = [one.assign(verdict=MISSING, departs="") for one in (lost, unplanned) if len(one)]
-    rows = pd.concat([found, *alone], ignore_index=True) if alone else found
+    rows = pd.concat([matched, *alone], ignore_index=True) if alone else matched
     return Reproduction(rows, paired, extra=0 if is_repeat else len(more))
 
 
@@ -201,10 +201,10 @@ def machines(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
 
 
 def _said(manifest: Mapping[str, Any], key: str) -> str:
-    found: Any = manifest
+    entry: Any = manifest
     for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return "" if found is None else plain(found)
+        entry = entry.get(name) if isinstance(entry, Mapping) else None
+    return "" if entry is None else plain(entry)
 
 
 # Differences relative to the largest entry: rounding in float64, and of what is stored in float32.

@@ -13,6 +13,7 @@ from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.training_runs import of_whole
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import wanted_quantities
@@ -109,7 +110,8 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         sheet.first.set_axis_off()
         say(sheet.first, "(nothing of the whole network)")
     sheet.label_below("step")
-    return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
+    encoding = ChartEncoding(panels=("panel",), series=("line",))
+    return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True), encoding)
 
 
 def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str, pd.DataFrame]]:
@@ -211,7 +213,8 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
         ax.set_xlabel("at the last step" if column else "step")
     found = [one.drop(columns="colour").assign(quantity=name) for one, name in zip(points, wanted, strict=True)]
-    return sheet.page(suffix, pd.concat([pd.DataFrame(), *(one for one in found if len(one))], ignore_index=True))
+    numbers = pd.concat([pd.DataFrame(), *(one for one in found if len(one))], ignore_index=True)
+    return sheet.page(suffix, numbers, ChartEncoding(y="log10", series=("place",)))
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -307,7 +310,8 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         ax.set_title("mean over heads" if column == 1 else "relative to uniform attention")
         ax.set_xlabel("step" if column == 1 else "position of the key")
         ax.legend(loc="best")
-    return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True))
+    encoding = ChartEncoding(x="place", panels=("panel",), is_whole=False)
+    return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True), encoding)
 
 
 def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,14 +29,20 @@ _LONGEST = 120
 
 
 def save_sheets(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> list[Path]:
-    """Write every sheet of a figure by save_page; return the paths.
+    """Write every sheet of a figure by save_page; return the paths. Raises UserError as save_each does."""
+    return [path for _, paths in save_each(pages, folder, name, paper) for path in paths]
+
+
+def save_each(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> Iterator[tuple[Page, list[Path]]]:
+    """Write every sheet of a figure by save_page; yield the page with its paths.
 
     Raises UserError, before anything is written, for panels that no sheet has.
     """
     if paper.panels:
         pages = list(pages)  # what panels there are is known when all sheets are laid out
         _check_panels(paper.panels, list(dict.fromkeys(panel for page in pages for panel in page.panels)))
-    return [path for page in pages for path in save_page(page, folder, name, paper)]
+    for page in pages:
+        yield page, save_page(page, folder, name, paper)
 
 
 def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:

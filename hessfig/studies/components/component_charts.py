@@ -15,6 +15,7 @@ from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels, panels
+from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
@@ -65,7 +66,8 @@ def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: W
     _set_range(sheet.first, here)
     sheet.first.set_yticks(range(len(variants)), names)
     sheet.first.set_ylim(len(variants) - 0.4, -0.6)
-    return sheet.page(suffix, here.drop(columns="across"))
+    encoding = ChartEncoding(y="slope", low="ci_low", high="ci_high")
+    return sheet.page(suffix, here.drop(columns="across"), encoding)
 
 
 def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str) -> None:
@@ -205,7 +207,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     ax.invert_xaxis()
     panels.name_ends(ax, ends)
     sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
-    yield sheet.page("", runs)
+    yield sheet.page("", runs, ChartEncoding(y="loss"))
 
 
 def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
@@ -250,7 +252,8 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
     handles += [Line2D([], [], color=_tone(one), label=_component(one)) for one in _RANKS if one in networks]
     sheet.figure.legend(handles=handles, loc="upper center", ncols=3, columnspacing=1.0, handlelength=1.2)
     sheet.label_below("decades between the untrained blocks")
-    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+    encoding = ChartEncoding(x="x", y="y", panels=("panel",))
+    yield sheet.page("", pd.concat(drawn, ignore_index=True), encoding)
 
 
 def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:

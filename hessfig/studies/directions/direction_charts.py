@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hessfig.analysis.arrays import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.analysis.axis import SIGMA, settings_of, with_settings, without
 from hessfig.analysis.manifest import RecordedRun
+from hessfig.figures.parts.chart_encoding import ChartEncoding, MapEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
@@ -76,7 +77,7 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
     sheet.label("loss at the end of the search", ["index: negative eigenvalues", "norm of the gradient"], [""])
     sheet.first.legend(title="started at step", loc="best", ncols=2)
-    yield sheet.page("", points)
+    yield sheet.page("", points, ChartEncoding(y="loss"))
 
 
 def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -133,7 +134,7 @@ def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=0.95, down=0.36))  # words stand above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
     sheet.label("distance from the state", [one.where for one in states], [f"loss: {ray}" for ray in rays])
-    return sheet.page(suffix, pd.concat(drawn))
+    return sheet.page(suffix, pd.concat(drawn), ChartEncoding("distance", "loss", series=("direction",)))
 
 
 def _line(ax: Axes, run: RecordedRun, one: StoredLosses, k: int) -> pd.DataFrame:
@@ -177,7 +178,7 @@ def _plane_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
     first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
     sheet.label(f"along the first: {first}", [one.where for one in states], [f"along the second: {second}"])
-    return sheet.page(suffix, pd.concat(drawn))
+    return sheet.page(suffix, pd.concat(drawn), MapEncoding(("second", ""), ("first", ""), "loss", "loss"))
 
 
 def _plane(ax: Axes, one: StoredLosses) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from matplotlib.transforms import Bbox
 
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.chart_encoding import MapEncoding
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, width_in
 from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
@@ -37,6 +38,7 @@ _MANY = 20  # weights: the names of more do not fit next to a map of half the pa
 _DIGITS = 6.0  # points of the numbers in cells
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
+_DISTANCES = MapEncoding(("one", "one_layer"), ("other", "other_layer"), "mean", "distance")
 _STYLE = APART.but(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
 
 
@@ -68,7 +70,7 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 f"{first.where if len(states) == 1 else first.where_but_steps}"
             )
             sheet, numbers = _draw_page(states, part, scale, note, spec)
-            yield sheet.page(end, numbers)
+            yield sheet.page(end, numbers, _DISTANCES)
 
 
 @dataclass(frozen=True)

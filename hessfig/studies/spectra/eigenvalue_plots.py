@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from hessfig.analysis.intervals import band
 from hessfig.analysis.stored_spectra import Density, Spectrum
+from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import matrix_colour, part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import are_few, spread_words, symbol, variant_words, weight_words
@@ -274,7 +275,9 @@ def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: 
     ]
     sheet.label("", [column.title for column in columns], labels)
     _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
-    return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
+    drawn = pd.concat(numbers, ignore_index=True)
+    x, y = ("share", "mean") if "mean" in drawn else ("eigenvalue", "lanczos")
+    return sheet.page(suffix, drawn, ChartEncoding(x, y, panels=("panel", "block")))
 
 
 def _draw(ax: Axes, one: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:

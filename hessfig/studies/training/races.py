@@ -12,6 +12,7 @@ from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.training_runs import Race, against_plain, race
 from hessfig.figures.layouts.courses import how
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
@@ -21,6 +22,7 @@ from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.ticks import set_decades, set_y_scale
 from hessfig.terms import Optimiser
 
+_RESULTS = ChartEncoding(x="rule", series=("budget",))
 _ALONG = {"step": "gradients", "seconds": "seconds"}
 _RULES = {one.replace("_", " "): one.facts.label for one in Optimiser}
 
@@ -55,7 +57,7 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(f"loss after the same {_ALONG[along]}")
         if (row, column) == (0, 0):
             ax.set_ylabel("loss")
-    yield sheet.page("", pd.concat(results.values(), ignore_index=True))
+    yield sheet.page("", pd.concat(results.values(), ignore_index=True), _RESULTS)
 
 
 _BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
@@ -104,7 +106,7 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
             if column == 0:
                 label_side(ax, "loss")
     sheet.name_above(sheet.first)
-    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+    yield sheet.page("", pd.concat(drawn, ignore_index=True), _RESULTS)
 
 
 _RATIOS = (-0.5, 2.0)

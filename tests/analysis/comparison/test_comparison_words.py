@@ -28,7 +28,8 @@ def table() -> pd.DataFrame:
 def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(tmp_path: Path, table: pd.DataFrame) -> None:
     folder = write_sweep(table, tmp_path)
     as_reference(table).drop(columns="num_layers").to_csv(tmp_path / "reference.csv", index=False)
-    found = against.run(folder, tmp_path / "reference.csv")
+    found = against.compare_folder(folder, tmp_path / "reference.csv")
+    against.save_comparison(found, folder)
     draw_overlay(found, tmp_path / "figures")
     assert len(pd.read_csv(folder / "comparison.csv")) == 60
     assert len(pd.read_csv(folder / "comparison_curves.csv")) == 6
@@ -50,7 +51,8 @@ def of_other_seeds(**options: Any) -> pd.DataFrame:
 def test_the_table_of_another_run_is_a_reference_and_nothing_is_called_published(tmp_path: Path) -> None:
     ours = write_sweep(make_table(seeds=12, wander=0.1), tmp_path / "ours")
     theirs = write_sweep(of_other_seeds(seeds=12, wander=0.2), tmp_path / "theirs")
-    found = against.run(ours, theirs / "table.csv")
+    found = against.compare_folder(ours, theirs / "table.csv")
+    against.save_comparison(found, ours)
     assert isinstance(found, Comparison)
     assert len(found.points) == 60 and found.reference == f"the run in {theirs}"
     pages = draw_overlay(found, tmp_path / "figures")
@@ -68,7 +70,7 @@ def test_two_runs_share_a_batch_if_their_tasks_are_the_same(tmp_path: Path) -> N
     same = write_sweep(of_other_seeds(seeds=12), tmp_path / "same")
     other = write_sweep(of_other_seeds(seeds=12), tmp_path / "other", settings=settings)
     unknown = write_sweep(of_other_seeds(seeds=12), tmp_path / "unknown", settings=None)
-    found = [against.read(ours, folder / "table.csv") for folder in (same, other, unknown)]
+    found = [against.compare_folder(ours, folder / "table.csv") for folder in (same, other, unknown)]
     assert [one.batch_scale for one in found if isinstance(one, Comparison)] == [0.0, 2.0, 2.0]
 
 

@@ -163,12 +163,13 @@ def test_settings_that_name_a_file_need_the_hash_of_its_content() -> None:
 
 def test_the_table_of_another_run_is_read_and_numbers_are_written(tmp_path: Path) -> None:
     ours, same = (write_sweep(exact(), tmp_path / name) for name in ("ours", "same"))
-    found = against.run(ours, same / "table.csv")
+    found = against.compare_folder(ours, same / "table.csv")
+    against.save_comparison(found, ours)
     assert isinstance(found, Paired) and found.verdict == "identical"
     assert len(pd.read_csv(ours / "paired.csv")) == 180 and len(pd.read_csv(ours / "paired_curves.csv")) == 6
     assert not list(ours.glob("comparison*"))
     other = write_sweep(exact().assign(seed=exact()["seed"] + 10), tmp_path / "other")
-    assert isinstance(against.read(ours, other / "table.csv"), Comparison)
+    assert isinstance(against.compare_folder(ours, other / "table.csv"), Comparison)
     (same / "table.csv").write_text((same / "table.csv").read_text().replace("sigma,", "sigma;", 1))
     with pytest.raises(UserError):
-        against.read(ours, same / "table.csv")
+        against.compare_folder(ours, same / "table.csv")

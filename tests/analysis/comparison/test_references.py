@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison import references
-from hessfig.analysis.comparison.references import Reference, read_reference
+from hessfig.analysis.comparison.references import Reference, read_reference, reference_file
 from hessfig.errors import UserError
 from tests.analysis.authors import as_reference
 from tests.analysis.synthetic import make_table, write_sweep
@@ -26,7 +26,7 @@ def table() -> pd.DataFrame:
 
 
 def read(path: Path, table: pd.DataFrame) -> Reference:
-    return read_reference(path, table, {})
+    return read_reference(reference_file(path, "sigma"), table)
 
 
 def written(path: Path, *rows: str, header: str = HEADER) -> Path:
@@ -40,7 +40,7 @@ def test_published_values_are_read_with_or_without_a_byte_order_mark(tmp_path: P
         values.to_csv(tmp_path / "x.csv", index=False, encoding=encoding)
         found = read(tmp_path / "x.csv", table)
         pd.testing.assert_frame_equal(found.values[values.columns.tolist()], values, check_dtype=False)
-    assert found.name == "the published values" and found.task is None
+    assert found.name == "the published values" and found.config is None
 
 
 def test_the_table_of_a_run_is_read_and_the_rest_of_it_counted(tmp_path: Path, table: pd.DataFrame) -> None:
@@ -48,7 +48,7 @@ def test_the_table_of_a_run_is_read_and_the_rest_of_it_counted(tmp_path: Path, t
     folder = write_sweep(pd.concat([table, more], ignore_index=True), tmp_path)
     found = read(folder / "table.csv", table)
     assert len(found.values) == found.aside == len(table)
-    assert found.name == f"the run in {folder}" and found.task == {**found.task, "seed": 0}
+    assert found.name == f"the run in {folder}" and found.config is not None and found.config["task"]["seed"] == 0
 
 
 BAD_CELLS = {

@@ -1,4 +1,4 @@
-"""The authors' result files: names, grids, and an unpickler that builds numbers and nothing else."""
+"""scripts/published_values.py: names, grids, and an unpickler that builds numbers and nothing else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.agreement import Batches
-from hessfig.analysis.comparison.pickles import load
-from hessfig.analysis.comparison.references import GRIDS, NothingToCompare, read_reference, read_results
-from hessfig.analysis.manifest import architectures
+from hessfig.analysis.comparison.against import Comparison
+from hessfig.config.compose.job import compose
+from hessfig.config.grid import sigma_values
+from hessfig.config.keys import as_plain
 from hessfig.errors import UserError
-from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
-from tests.analysis.synthetic import CONFIG, make_table
+from hessfig.predictions.architecture import Architecture, Attention, Kind
+from scripts.published_values import GRIDS, SWEEPS, load, main, write_values
+from tests.analysis.synthetic import make_table, write_sweep
 
 CE = "norm=none_num_layers={}_scale=log_residual_scaling=1.0_linear_attention=False_loss=ce_frob_{}.pickle"
 CHAIN = "norm=none_num_layers={}_scale=log_short_residual_scaling=0.0_linear_attention=True_loss=mse_frob_{}.pickle"
@@ -73,10 +75,16 @@ def test_everything_else_is_refused_by_name(tmp_path: Path, thing: Any) -> None:
         load(write(tmp_path / "x.pickle", [thing]))
 
 
-@pytest.mark.parametrize("dtype", [object, "f4"])
-def test_arrays_are_refused(tmp_path: Path, dtype: Any) -> None:
-    with pytest.raises(UserError, match=r"refused to load numpy\._core\.\S*(_reconstruct|_frombuffer)"):
-        load(write(tmp_path / "x.pickle", np.array([1.0], dtype=dtype)))
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_numbers_are_read(tmp_path: Path, protocol: int) -> None:
+    assert load(write(tmp_path / "x.pickle", {0: np.array([1.0, 2.5], "f4")}, protocol)) == {0: [1.0, 2.5]}
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("array", [np.array([1.0], dtype=object), np.ones((2, 2)), np.ones(10**4)])
+def test_other_arrays_are_refused(tmp_path: Path, array: Any, protocol: int) -> None:
+    with pytest.raises(UserError, match=r"refused to load (a numpy\.ndarray|numpy\.dtype\('O8'\))"):
+        load(write(tmp_path / "x.pickle", array, protocol))
 
 
 @pytest.mark.parametrize("kind", ["O", "V8", "U1", "M8[s]", "f4,f4"])
@@ -93,12 +101,18 @@ def test_a_file_cut_short_is_named(tmp_path: Path, keep: int) -> None:
         load(path)
 
 
+def read(folder: Path, sweep: str) -> pd.DataFrame:
+    """Return what the script writes of a sweep."""
+    into = folder / "published"
+    write_values(folder, into)
+    return pd.read_csv(into / f"{sweep}.csv")
+
+
 def test_names_of_the_softmax_files(tmp_path: Path) -> None:
     write(tmp_path / CE.format(2, "q_outer"), result(2, 6))
     write(tmp_path / CE.format(2, "v_func"), result(2, 3))
-    write(tmp_path / CE.format(3, "q"), result(3, 5))
-    deep = {("", depth): Architecture(num_layers=depth) for depth in (1, 2)}
-    frame = read_results(tmp_path, deep, GRIDS["log"])
+    write(tmp_path / "another.pickle", result(3, 5))
+    frame = read(tmp_path, "depth")
     assert set(zip(frame["num_layers"], frame["block"], frame["part"], strict=True)) == {
         (2, "W_Q", "H_o"),
         (2, "W_V", "H_f"),
@@ -107,35 +121,50 @@ def test_names_of_the_softmax_files(tmp_path: Path) -> None:
     assert len(frame) == 2 * 2 * 3 * 20
     one = frame[(frame["block"] == "W_Q") & (frame["layer"] == 1) & (frame["repeat"] == 0)]
     np.testing.assert_allclose(one["value"], 3 * one["sigma"] ** 6, rtol=1e-6)
+    assert not (tmp_path / "published" / "sigma.csv").exists()
 
 
 def test_grids_and_other_networks(tmp_path: Path) -> None:
     write(tmp_path / CHAIN.format(1, "v"), result(1, 6, scale="log_short"))
-    chain = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)
-    frame = read_results(tmp_path, {("", 1): chain}, GRIDS["log_short"][:5])
-    assert frame["sigma"].min() == pytest.approx(0.1) and frame["sigma"].max() == pytest.approx(1.0)
     write(tmp_path / "mlp_num_layers=3_frob_mlp.pickle", result(3))
-    mlp = read_results(tmp_path, {("", 3): Architecture(Kind.linear_mlp, 3, square_loss=True)}, GRIDS["log"])
+    chain, mlp = read(tmp_path, "softmax"), read(tmp_path, "mlp")
+    assert chain["sigma"].min() == pytest.approx(0.1) and chain["sigma"].max() == pytest.approx(1.0)
     assert set(mlp["block"]) == {"W"} and set(mlp["part"]) == {"H"} and set(mlp["layer"]) == {1, 2, 3}
 
 
-def test_a_folder_without_matching_files(tmp_path: Path) -> None:
-    write(tmp_path / CE.format(1, "q"), result(1))
-    with pytest.raises(NothingToCompare, match="no result file for this sweep") as caught:
-        read_results(tmp_path, {("", 1): Architecture(norm=Norm.pre)}, GRIDS["log"])
-    assert caught.value.got == CE.format(1, "q")
-    assert "norm=pre_num_layers=1_scale=log_" in caught.value.allowed and "and 5 more" in caught.value.allowed
-    with pytest.raises(NothingToCompare, match=r"manifest\.json"):
-        read_results(tmp_path, {}, GRIDS["log"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NothingToCompare, match="an empty folder"):
-        read_results(tmp_path / "empty", {("", 1): Architecture()}, GRIDS["log"])
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep: str) -> None:
+    job = compose([f"sweep={sweep}"])
+    network = Architecture.from_config(as_plain(job.variants[0][1]))
+    stem, depths = SWEEPS[sweep].stem, job.config.sweep.vary.get("model.n_layers", [1])
+    assert list(SWEEPS[sweep].depths) == list(depths)
+    np.testing.assert_allclose(GRIDS[SWEEPS[sweep].grid], list(sigma_values(job.config.grid)), rtol=1e-6)
+    assert stem.startswith("mlp") == (network.kind == Kind.linear_mlp)
+    if not stem.startswith("mlp"):
+        assert f"norm={network.norm}_" in stem and f"_residual_scaling={float(network.attention_skip)}_" in stem
+        assert f"_linear_attention={network.attention == Attention.linear}_" in stem
+        assert stem.endswith("mse" if network.square_loss else "ce")
+
+
+def test_a_folder_without_matching_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), str(tmp_path / "published")]) == 2
+    said = capsys.readouterr().err
+    assert "no published file is here" in said and CE.format(1, "v_outer") in said and "Traceback" not in said
+    assert not (tmp_path / "published").exists()
 
 
 def test_the_checkout_serves_as_well_as_its_results_folder(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     write(tmp_path / "results" / CE.format(1, "q"), result(1))
-    assert len(read_results(tmp_path, {("", 1): Architecture()}, GRIDS["log"])) == 3 * 20
+    assert len(read(tmp_path, "sigma")) == 3 * 20
+
+
+def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+    write(tmp_path / CE.format(1, "q"), result(1))
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published" / "sigma.csv").write_text("mine\n")
+    with pytest.raises(UserError, match=r"sigma\.csv"):
+        read(tmp_path, "sigma")
 
 
 @pytest.mark.parametrize(
@@ -154,18 +183,21 @@ def test_the_checkout_serves_as_well_as_its_results_folder(tmp_path: Path) -> No
         3.0,
     ],
 )
-def test_another_shape_is_refused(tmp_path: Path, content: Any) -> None:
+def test_another_shape_is_refused_and_nothing_is_written(tmp_path: Path, content: Any) -> None:
     write(tmp_path / CE.format(1, "q"), content)
-    with pytest.raises(UserError, match="is not shaped as a result file"):
-        read_results(tmp_path, {("", 1): Architecture()}, GRIDS["log"])
+    with pytest.raises(UserError, match=r"is not shaped as a result file|refused to load"):
+        read(tmp_path, "sigma")
+    assert not (tmp_path / "published").exists()
 
 
-def test_a_folder_is_compared_like_a_file(tmp_path: Path) -> None:
+def test_what_the_script_writes_is_compared(tmp_path: Path) -> None:
     sigma = GRIDS["log"].tolist()
-    table = make_table(networks=[("", 1), ("", 2)], sigma=sigma, blocks=[("W_Q", "W_Q")], parts=["H_o"])
+    settings = as_plain(compose(["sweep=depth"]).variants[0][1])
+    options = {"networks": [("", 1), ("", 2)], "sigma": sigma, "blocks": [("W_Q", "W_Q")], "parts": ["H_o"]}
+    folder = write_sweep(make_table(sweep="depth", **options), tmp_path / "outputs", settings=settings)
     for depth in (1, 2):
         write(tmp_path / CE.format(depth, "q_outer"), result(depth, 6))
-    known = architectures(table, {"config": CONFIG})
-    found = against.compare(table, read_reference(tmp_path, table, known), Batches(known))
-    assert len(found.points) == 20 * 3
+    write_values(tmp_path, tmp_path / "published")
+    found = against.compare_folder(folder, tmp_path / "published")
+    assert isinstance(found, Comparison) and len(found.points) == 20 * 3
     assert set(found.curves["num_layers"]) == {1, 2}
