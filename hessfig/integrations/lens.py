@@ -104,13 +104,13 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
 
     bridge, batches = _bridge_of(problem)
     names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
-    found = []
+    stacks = []
     device = next(bridge.parameters()).device
     with differentiating(), kept_draws(), torch.no_grad(), made_on(device), _evaluated(bridge):
         for tokens in batches:
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
-            found.append(torch.stack([_first(cache[name]) for name in names]))
-    return torch.cat(found, dim=1)
+            stacks.append(torch.stack([_first(cache[name]) for name in names]))
+    return torch.cat(stacks, dim=1)
 
 
 @contextmanager

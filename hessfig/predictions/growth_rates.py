@@ -150,8 +150,8 @@ def _terms(block: Block, part: Part, architecture: Architecture, regime: Regime,
     second = output.derivative(2, 0) if diagonal else output.derivative(1, 1)
     terms = []
     if part != Part.H_f and first and other:
-        told = _told(f"df/d{block.row}", first, regime), _told(f"df/d{block.col}", other, regime)
-        terms.append((first.power + other.power, f"{told[0]} squared" if diagonal else " times ".join(told)))
+        factors = _told(f"df/d{block.row}", first, regime), _told(f"df/d{block.col}", other, regime)
+        terms.append((first.power + other.power, f"{factors[0]} squared" if diagonal else " times ".join(factors)))
     if part != Part.H_o and second:
         told_second = _told(f"d2f/d{block.row} d{block.col}", second, regime)
         terms.append((second.power + gradient.power, f"{told_second} times {_told('the gradient', gradient, regime)}"))

@@ -109,7 +109,7 @@ class CountedQuantity:
     def __mul__(self, other: CountedQuantity) -> CountedQuantity:
         """Leibniz: a derivative of a product is shared out among its factors."""
         pairs = product(self.table.items(), other.table.items())
-        shared = [((a + c, b + d), one * two) for ((a, b), one), ((c, d), two) in pairs]
+        shared = [((a + c, b + d), left * right) for ((a, b), left), ((c, d), right) in pairs]
         return _lowest([(key, monomial) for key, monomial in shared if sum(key) <= _HIGHEST])
 
     def through(self, function: Function) -> CountedQuantity:
@@ -121,7 +121,7 @@ class CountedQuantity:
         terms += [(key, first * inner) for key, inner in self.table.items() if first and key != VALUE]
         singles = [(key, inner) for key, inner in self.table.items() if sum(key) == 1]
         pairs = product(singles, singles)
-        terms += [((a + c, b + d), second * one * two) for ((a, b), one), ((c, d), two) in pairs if second]
+        terms += [((a + c, b + d), second * left * right) for ((a, b), left), ((c, d), right) in pairs if second]
         return _lowest(terms)
 
     def derivative(self, row: int, col: int) -> Monomial | None:

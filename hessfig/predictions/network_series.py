@@ -119,9 +119,9 @@ class Output:
     ) -> CountedQuantity:
         """Return what a sublayer adds to the stream: normalised before and after, as the norm's place has it."""
         norm = self.architecture.norm
-        made = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
+        added = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
         scale = CountedQuantity.constant(power=self._size(BRANCH))
-        return (self._norm(made) if norm == Norm.sandwich else made) * scale
+        return (self._norm(added) if norm == Norm.sandwich else added) * scale
 
     def _after(self, stream: CountedQuantity) -> CountedQuantity:
         return self._norm(stream) if self.architecture.norm == Norm.post else stream
@@ -161,10 +161,10 @@ class Output:
         architecture = self.architecture
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]
-        made = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
+        sides = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
         if architecture.scores == Scores.cosine:
-            return [one.through(LENGTH) for one in made]
-        return [self._norm(one) for one in made] if architecture.scores == Scores.qk_norm else made
+            return [side.through(LENGTH) for side in sides]
+        return [self._norm(side) for side in sides] if architecture.scores == Scores.qk_norm else sides
 
 
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:

@@ -26,12 +26,12 @@ def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = 
         return trained(config, sigma=sigma, seed=seed, step=step_values(config)[-1] if step is None else step)
     from hessfig.states.initialised import initialised
 
-    found = initialised(config, sigma=sigma, seed=seed)
+    objective = initialised(config, sigma=sigma, seed=seed)
     if config.state.kind == State.loaded:
         from hessfig.states.stored_states import load_weights
 
-        load_weights(found.network, _path(config), config.state.sha256)
-    return found
+        load_weights(objective.network, _path(config), config.state.sha256)
+    return objective
 
 
 def check(config: Config) -> None:
@@ -75,12 +75,12 @@ def pinned(config: Config) -> Config:
     is_there = task.path is not None and is_file(Path(task.path))  # else its reader says what is wrong
     task_hash = _hash("task.path", Path(str(task.path))) if is_there else ""
     model_hash = kind(model.kind).files(config)
-    for key, place, found, planned in (
+    for key, place, actual, planned in (
         ("state.path", state.path, state_hash, state.sha256),
         ("task.path", task.path, task_hash, task.sha256),
         ("model.path" if model.path else "model.factory", model.path or model.factory, model_hash, model.sha256),
     ):
-        check_pin(place, key, found=found, planned=planned)
+        check_pin(place, key, found=actual, planned=planned)
     return replace(
         config,
         state=replace(state, sha256=state_hash or None),

@@ -22,16 +22,16 @@ def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> N
     Raises UserError when the file is missing, is not that of `sha256` or holds anything but tensors, and when names,
     shapes or numbers do not fit: missing and surplus names are listed, and nothing is copied.
     """
-    found, held = read_weights(path, sha256=sha256), network.state_dict()
-    _check_names(path, found, [name for name, _ in network.named_parameters()], list(held))
-    for name, tensor in found.items():
-        _check_tensor(path, name, tensor, held[name])
-    network.load_state_dict(found, strict=False)  # constants such as masks need not be in the file
+    tensors, current = read_weights(path, sha256=sha256), network.state_dict()
+    _check_names(path, tensors, [name for name, _ in network.named_parameters()], list(current))
+    for name, tensor in tensors.items():
+        _check_tensor(path, name, tensor, current[name])
+    network.load_state_dict(tensors, strict=False)  # constants such as masks need not be in the file
 
 
-def _check_names(path: Path, found: Mapping[str, Tensor], needed: list[str], held: list[str]) -> None:
-    missing = [name for name in needed if name not in found]
-    surplus = [name for name in found if name not in held]
+def _check_names(path: Path, tensors: Mapping[str, Tensor], needed: list[str], current: list[str]) -> None:
+    missing = [name for name in needed if name not in tensors]
+    surplus = [name for name in tensors if name not in current]
     if missing or surplus:
         hint = did_you_mean(missing[0], surplus) if missing and surplus else ""
         raise UserError(
@@ -42,15 +42,15 @@ def _check_names(path: Path, found: Mapping[str, Tensor], needed: list[str], hel
         )
 
 
-def _check_tensor(path: Path, name: str, tensor: Tensor, held: Tensor) -> None:
-    if tensor.shape != held.shape:
+def _check_tensor(path: Path, name: str, tensor: Tensor, current: Tensor) -> None:
+    if tensor.shape != current.shape:
         raise UserError(
             f"state.path: {name} in {path} has another shape",
             got=tuple(tensor.shape),
-            allowed=str(tuple(held.shape)),
+            allowed=str(tuple(current.shape)),
             remedy="give the model settings that the file was saved with (model.d_model, model.n_layers, ...)",
         )
-    if tensor.is_floating_point() != held.is_floating_point() or not tensor.isfinite().all():
+    if tensor.is_floating_point() != current.is_floating_point() or not tensor.isfinite().all():
         raise UserError(
             f"state.path: {name} in {path} holds numbers that are not finite, or not of a floating-point type",
             got=f"{int((~tensor.isfinite()).sum())} of {tensor.numel()} not finite, {tensor.dtype}",
@@ -66,11 +66,11 @@ def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Obj
     """
     import torch
 
-    found, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
+    objective, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
     with torch.no_grad():
-        for name, parameter in found.network.named_parameters():
+        for name, parameter in objective.network.named_parameters():
             parameter.copy_(weights[name])
-    return found
+    return objective
 
 
 def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
@@ -94,9 +94,9 @@ def _at(config: Config, sigma: float | None, seed: int, step: int) -> TrainingSt
     """Return the training after `step` updates, trained for when it is not kept."""
     trajectory = Trajectory(config, sigma, seed)
     folder = Folder(trajectory)
-    found = folder.at(step)
-    if found is None:
+    state = folder.at(step)
+    if state is None:
         ensure(trajectory, [step])
-        found = folder.at(step)
-    assert found is not None, "it was trained for just now"
-    return found
+        state = folder.at(step)
+    assert state is not None, "it was trained for just now"
+    return state

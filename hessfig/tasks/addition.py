@@ -80,9 +80,9 @@ def has_cascade(
     That is a place whose digits sum to base or more, and length - 1 places to its left that sum to base - 1.
     """
     in_a_row = torch.zeros(len(x), dtype=torch.long)
-    found = torch.zeros(len(x), dtype=torch.bool)
+    is_cascade = torch.zeros(len(x), dtype=torch.bool)
     for total in (x + y).flip(1).unbind(1):
         passed_on = torch.where((total == base - 1) & (in_a_row > 0), in_a_row + 1, 0)
         in_a_row = torch.where(total >= base, 1, passed_on)
-        found |= in_a_row >= length
-    return found
+        is_cascade |= in_a_row >= length
+    return is_cascade

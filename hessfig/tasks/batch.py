@@ -114,7 +114,7 @@ def masked_batches(
     inputs, targets = (torch.stack(side) for side in zip(*rows, strict=True))
     scored = slice(0, tokens.shape[1])
     pieces = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-    return [Batch(some, wanted, scored, weight=float((wanted != IGNORED).sum())) for some, wanted in pieces]
+    return [Batch(ids, wanted, scored, weight=float((wanted != IGNORED).sum())) for ids, wanted in pieces]
 
 
 def masked(

@@ -76,10 +76,10 @@ def split(path: str | None, sha256: str | None = None) -> tuple[Pictures, Pictur
 
     from hessfig.rng import stream
 
-    found = pictures(path, sha256)
-    order = torch.randperm(len(found), generator=stream(0, "digits", "split")).numpy()
-    cut = int(TRAINING_SHARE * len(found))
-    return tuple(Pictures(found.images[at], found.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
+    every = pictures(path, sha256)
+    order = torch.randperm(len(every), generator=stream(0, "digits", "split")).numpy()
+    cut = int(TRAINING_SHARE * len(every))
+    return tuple(Pictures(every.images[at], every.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
 
 
 def pictures(path: str | None, sha256: str | None = None) -> Pictures:
@@ -102,8 +102,8 @@ def _bundled() -> Pictures:
             allowed="a file of one's own (task.path=FILE.npz), or scikit-learn",
             remedy="pip install 'hessfig[digits]'",
         ) from error
-    found = load_digits()
-    return Pictures(found.images / _BRIGHTEST, found.target.astype("int64"))
+    bundled = load_digits()
+    return Pictures(bundled.images / _BRIGHTEST, bundled.target.astype("int64"))
 
 
 def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
@@ -113,25 +113,25 @@ def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
         raise _refused("the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
     content = io.BytesIO(read_pinned(path, "task.path", sha256))
     try:
-        with zipfile.ZipFile(content) as held:
-            return _array(held, "images"), _array(held, "labels")
+        with zipfile.ZipFile(content) as archive:
+            return _array(archive, "images"), _array(archive, "labels")
     except _DAMAGES as error:
         raise _refused("it cannot be read as pictures", f"{type(error).__name__}: {error}"[:300]) from error
 
 
-def _array(held: zipfile.ZipFile, name: str) -> np.ndarray:
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """Return an array of the file, once its header claims no more than there may be, and than is there."""
     from numpy.lib import format as npy
 
-    entry = held.getinfo(f"{name}.npy")
-    with held.open(entry) as member:
+    entry = archive.getinfo(f"{name}.npy")
+    with archive.open(entry) as member:
         headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         shape, _, kind = headers[npy.read_magic(member)](member)
     claimed = math.prod(shape) * kind.itemsize
-    there = min(entry.file_size, _DEFLATED * entry.compress_size)
-    if not 0 <= claimed <= min(_LARGEST, there) or min(shape, default=0) < 0:
-        raise ValueError(f"{name} claims {claimed} bytes, where {min(_LARGEST, there)} may be")
-    with held.open(entry) as member:
+    stored = min(entry.file_size, _DEFLATED * entry.compress_size)
+    if not 0 <= claimed <= min(_LARGEST, stored) or min(shape, default=0) < 0:
+        raise ValueError(f"{name} claims {claimed} bytes, where {min(_LARGEST, stored)} may be")
+    with archive.open(entry) as member:
         return npy.read_array(member, allow_pickle=False)
 
 

@@ -80,12 +80,12 @@ def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
 def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
     """Return sums that hold a cascade of carries (see has_cascade), uniform among those, of a stream of their own."""
     generator = stream(task.seed, "unseen cascades", task.data.value)
-    found: list[Tensor] = []
-    while sum(map(len, found)) < size:
+    pieces: list[Tensor] = []
+    while sum(map(len, pieces)) < size:
         x, y = _operands(AT_ONCE, task, generator)
         kept = has_cascade(x, y, base=task.base)
-        found.append(sequences(x[kept], y[kept], task.base))
-    return torch.cat(found)[:size]
+        pieces.append(sequences(x[kept], y[kept], task.base))
+    return torch.cat(pieces)[:size]
 
 
 def _operands(size: int, task: TaskConfig, generator: Generator) -> tuple[Tensor, Tensor]:

@@ -54,23 +54,23 @@ def split(task: TaskConfig) -> Split:
     for a file that is not there or is no UTF-8, is not that of task.sha256, or is too short for windows of task.length.
     """
     path = None if task.path is None else _there(task.path)
-    found = _standard() if path is None else _read(path, task.sha256, identity(path))
-    shortest = min(len(found.training), len(found.held_out))
+    text = _standard() if path is None else _read(path, task.sha256, identity(path))
+    shortest = min(len(text.training), len(text.held_out))
     if shortest < _window(task):
         raise UserError(
             "task.path: the text is shorter than a window",
-            got=f"{len(found.training)} characters for training, {len(found.held_out)} held out",
+            got=f"{len(text.training)} characters for training, {len(text.held_out)} held out",
             allowed=f"at least task.length={task.length} of both (the last tenth is held out)",
             remedy=f"task.length={shortest}" if shortest >= 2 else "a longer text",
         )
-    return found
+    return text
 
 
 def source(task: TaskConfig) -> str:
     """Return the SHA-256 of the text: another Python's library is another text."""
     if task.path is None:
-        held = _standard()
-        return hashlib.sha256(held.training.tobytes() + held.held_out.tobytes()).hexdigest()
+        text = _standard()
+        return hashlib.sha256(text.training.tobytes() + text.held_out.tobytes()).hexdigest()
     return task.sha256 or fingerprint(_there(task.path))
 
 

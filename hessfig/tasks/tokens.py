@@ -41,9 +41,9 @@ def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callab
     if task.path is None:
         _check_length(task, task.length or context, context)
         return _drawn(task, vocabulary, task.length or context)
-    found = _cut(task, _ids(task, encode))
-    _check_length(task, found.shape[1], context)
-    used = found[: task.batch_size]
+    ids = _cut(task, _ids(task, encode))
+    _check_length(task, ids.shape[1], context)
+    used = ids[: task.batch_size]
     _check_words(used, vocabulary)
     return np.array(used, dtype=np.int64)
 
@@ -56,13 +56,13 @@ def padded_lines(task: TaskConfig, encode: Encode, *, vocabulary: int, context: 
     """
     lines = [line for line in _text(task, _there(str(task.path))).splitlines() if line.strip()]
     rows = [np.asarray(encode(line)[: task.length], dtype=np.int64) for line in lines[: task.batch_size]]
-    found = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
-    for held, row in zip(found, rows, strict=True):
-        held[: len(row)] = row
-    found = _cut(task, found)
-    _check_length(task, found.shape[1], context)
-    _check_words(found, vocabulary)
-    return found
+    ids = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
+    for filled, row in zip(ids, rows, strict=True):
+        filled[: len(row)] = row
+    ids = _cut(task, ids)
+    _check_length(task, ids.shape[1], context)
+    _check_words(ids, vocabulary)
+    return ids
 
 
 def source(task: TaskConfig) -> str:
@@ -126,15 +126,15 @@ def _loaded(task: TaskConfig, path: Path) -> NDArray[Any]:
         start = handle.read(_CHUNK)
         header = _header(path, handle, start)
         shape = _needed(task, header)
-        needed, found = header.length + prod(shape) * header.dtype.itemsize, hashlib.sha256(start)
-        held = bytearray(start[:needed])
+        needed, digest = header.length + prod(shape) * header.dtype.itemsize, hashlib.sha256(start)
+        content = bytearray(start[:needed])
         while chunk := handle.read(_CHUNK):
-            found.update(chunk)
-            held += chunk[: needed - len(held)]
-    check_pin(path, "task.path", found=found.hexdigest(), planned=task.sha256)
-    if len(held) < needed:
+            digest.update(chunk)
+            content += chunk[: needed - len(content)]
+    check_pin(path, "task.path", found=digest.hexdigest(), planned=task.sha256)
+    if len(content) < needed:
         raise _unreadable(path, "it was cut short while it was read")
-    numbers = np.frombuffer(held, header.dtype, prod(shape), offset=header.length)
+    numbers = np.frombuffer(content, header.dtype, prod(shape), offset=header.length)
     return numbers.reshape(shape, order="F" if header.is_fortran else "C")
 
 

@@ -141,7 +141,7 @@ def hessian_blocks(
 def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, Any]]:
     """The blocks (or bounds on them) of H_o and H_f, and those of their sum H."""
     outer, functional = (dict(parts[part]) for part in AT_OUTPUTS)
-    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: one + functional[key] for key, one in outer.items()}}
+    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: outer[key] + functional[key] for key in outer}}
 
 
 def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
@@ -267,8 +267,8 @@ class ComponentNetwork:
         return X
 
     def _branch(self, X: Rows, sublayer: Callable[[Rows], Rows]) -> Rows:
-        made = sublayer(self._before(X))
-        return self.branch * (self._norm(made) if self.of.norm == Norm.sandwich else made)
+        out = sublayer(self._before(X))
+        return self.branch * (self._norm(out) if self.of.norm == Norm.sandwich else out)
 
     def _before(self, X: Rows) -> Rows:
         """Return what a sublayer, or the read-out, takes of the stream."""
@@ -281,8 +281,8 @@ class ComponentNetwork:
     def _fed_forward(self, X: Rows, weights: Weights) -> Rows:
         act = ACTIVATIONS[self.of.mlp]
         inner = X @ weights[Matrix.W_in]
-        made = act(X @ weights[Matrix.W_gate]) * inner if self.of.mlp in GATED else act(inner)
-        return made @ weights[Matrix.W_out]
+        activated = act(X @ weights[Matrix.W_gate]) * inner if self.of.mlp in GATED else act(inner)
+        return activated @ weights[Matrix.W_out]
 
     def _mixed(self, X: Rows, weights: Weights) -> Rows:
         """Return the mixed values, normalised (differential attention) and gated."""
@@ -307,8 +307,8 @@ class ComponentNetwork:
         half = query.shape[1] // 2
         halves = (slice(half), slice(half, None))
         scores = (self._scores(self._normalised(query[:, cut]), self._normalised(key[:, cut])) for cut in halves)
-        one, two = (torch.softmax(each, -1) for each in scores)
-        return one - self.of.differential_lambda * two
+        first, second = (torch.softmax(each, -1) for each in scores)
+        return first - self.of.differential_lambda * second
 
     def _normalised(self, rows: Rows) -> Rows:
         """Return queries or keys of length one, of root mean square one, or as they are."""

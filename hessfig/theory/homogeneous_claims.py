@@ -131,14 +131,14 @@ def _draw_breaches(dims: Dims, generator: torch.Generator) -> list[tuple[Breach,
 
 def _exponents(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
     """Return the exponents; a block that is rounding next to what the theorem says counts as vanishing."""
-    found = {}
+    exponents = {}
     for breach, mixing in drawn:
         low, high = ({part: mixing.net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (SMALL, 2 * SMALL))
         for (part, row, col), power in breach.expected().items():
             least = breach.stated[part, row, col] if power == VANISHES else power
             norms = low[part][row, col], high[part][row, col]
-            found[_name(breach, part, row, col)] = exponent(*norms, _ROUNDING * SMALL**least)
-    return found
+            exponents[_name(breach, part, row, col)] = exponent(*norms, _ROUNDING * SMALL**least)
+    return exponents
 
 
 def _expected(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:

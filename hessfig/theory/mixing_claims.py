@@ -66,14 +66,14 @@ def mixing_exponents(
     """
     terms = _terms(degrees, non_polynomial)
     matrices = (Matrix.W_V, Matrix.W_QK) if single else (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
-    found: Exponents = {}
+    exponents: Exponents = {}
     for row, col in combinations_with_replacement(matrices, 2):
-        one, other, both = (_power(terms, around, *by) for by in ((row,), (col,), (row, col)))
-        outer = 2 * around.first + one + other
-        functional = around.gradient + min(around.first + both, around.second + one + other)
-        found |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
-        found[Part.H, row, col] = min(outer, functional)
-    return {key: power for key, power in found.items() if power < math.inf}
+        first, second, both = (_power(terms, around, *by) for by in ((row,), (col,), (row, col)))
+        outer = 2 * around.first + first + second
+        functional = around.gradient + min(around.first + both, around.second + first + second)
+        exponents |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
+        exponents[Part.H, row, col] = min(outer, functional)
+    return {key: power for key, power in exponents.items() if power < math.inf}
 
 
 def _terms(degrees: Iterable[float], non_polynomial: Iterable[float]) -> list[tuple[float, float]]:
@@ -229,9 +229,9 @@ def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
     return [draw_mixing(case, dims, generator) for case in CASES]
 
 
-def joined(found: list[Values]) -> Values:
+def joined(draws: list[Values]) -> Values:
     """Return the values of several draws together; their names differ."""
-    return {name: value for one in found for name, value in one.items()}
+    return {name: value for one in draws for name, value in one.items()}
 
 
 @dataclass(frozen=True)
@@ -249,14 +249,14 @@ class LeadingTerms:
 
 def softmax_terms(L: int) -> LeadingTerms:
     """Return those of softmax: equal weights 1/L, and the covariance and third cumulant of a uniform choice of keys."""
-    one = torch.eye(L, dtype=torch.float64)
-    covariance = (one - 1 / L) / L
-    three = torch.einsum("jl,jm->jlm", one, one)
-    pairs = one[:, :, None] + one[:, None, :] + one[None, :, :]
+    identity = torch.eye(L, dtype=torch.float64)
+    covariance = (identity - 1 / L) / L
+    three = torch.einsum("jl,jm->jlm", identity, identity)
+    pairs = identity[:, :, None] + identity[:, None, :] + identity[None, :, :]
     cumulant = (three - pairs / L + 2 / L**2) / L
     rows = torch.ones(L, dtype=torch.float64)
     return LeadingTerms(
-        torch.full_like(one, 1 / L),
+        torch.full_like(identity, 1 / L),
         torch.einsum("i,jl->ijl", rows, covariance),
         torch.zeros(L, L, L, L, dtype=torch.float64),
         torch.einsum("i,jlm->ijlm", rows, cumulant),
@@ -266,16 +266,16 @@ def softmax_terms(L: int) -> LeadingTerms:
 def polynomial_terms(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> LeadingTerms:
     """Return those of a polynomial, whose weights are a function of their own score."""
     m, first, twice = (min((n for n in coefficients if n >= least), default=0) for least in (0, 1, 2))
-    one = torch.eye(len(scores), dtype=torch.float64)
+    identity = torch.eye(len(scores), dtype=torch.float64)
 
     def slope(n: int, order: int) -> Tensor:
         return coefficients.get(n, 0.0) * math.perm(n, order) * scores ** max(n - order, 0)
 
     return LeadingTerms(
         slope(m, 0),
-        torch.einsum("ij,jl->ijl", slope(first, 1), one),
-        torch.einsum("ij,jl,jm->ijlm", slope(first, 2), one, one),
-        torch.einsum("ij,jl,jm->ijlm", slope(twice, 2), one, one),
+        torch.einsum("ij,jl->ijl", slope(first, 1), identity),
+        torch.einsum("ij,jl,jm->ijlm", slope(first, 2), identity, identity),
+        torch.einsum("ij,jl,jm->ijlm", slope(twice, 2), identity, identity),
     )
 
 
@@ -323,25 +323,25 @@ class DrawnTerms:
 
     def blocks(self) -> Values:
         """Return the blocks at a tiny sigma over their powers of it, by automatic differentiation."""
-        found = {}
+        blocks = {}
         for name, coefficients in self.mixings.items():
             case = MixingCase("", None if coefficients is None else tuple(coefficients))
             net = _network(self.point, case, coefficients or {})
             dense = {part: net.blocks(part, TINY) for part in AT_OUTPUTS}
             for (part, row, col), power in self._exponents(coefficients).items():
-                found[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
-        return found
+                blocks[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
+        return blocks
 
     def leading(self) -> Values:
         """Return their limits, by the formulas."""
-        found = {}
+        limits = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
             terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
             blocks = leading_blocks(self.point, terms)
             for part, row, col in self._exponents(coefficients):
-                found[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
-        return found
+                limits[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
+        return limits
 
     def _exponents(self, coefficients: Coefficients | None) -> dict[tuple[Part, Matrix, Matrix], float]:
         powers = mixing_exponents(_SOFTMAX if coefficients is None else coefficients)
@@ -373,22 +373,22 @@ def _draw_cancelling(dims: Dims, generator: torch.Generator) -> dict[str, Scaled
     coefficients = _coefficients(powers.powers, generator)
     drawn = {"mean zero": centred, "equal": alike, "apart": apart}
     return {
-        f"{case.name}, {name}": _network(one, case, coefficients)
+        f"{case.name}, {name}": _network(moved, case, coefficients)
         for case in (softmax, powers)
-        for name, one in drawn.items()
+        for name, moved in drawn.items()
     }
 
 
 def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the exponents found; blocks of rounding errors alone count as vanishing."""
-    found = {}
+    exponents = {}
     for name, net in nets.items():
         low, high = ({part: net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (1e-2, 2e-2))
         rounding = 1e-15 * max(norm for norms in low.values() for norm in norms.values())
         for part, norms in low.items():
             for (row, col), norm in norms.items():
-                found[f"{name}: {part}({row}, {col})"] = exponent(norm, high[part][row, col], rounding)
-    return found
+                exponents[f"{name}: {part}({row}, {col})"] = exponent(norm, high[part][row, col], rounding)
+    return exponents
 
 
 def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
@@ -398,12 +398,12 @@ def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
     apart = dict.fromkeys([(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES)
     changes = {"mean zero": centred, "apart": apart}
-    found: dict[str, float] = {}
+    exponents: dict[str, float] = {}
     for name in nets:
         mixing, _, which = name.partition(", ")
         left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
-        found |= {f"{name}: {part}({row}, {col})": power for (part, row, col), power in left.items()}
-    return {name: torch.tensor(power, dtype=torch.float64) for name, power in found.items()}
+        exponents |= {f"{name}: {part}({row}, {col})": power for (part, row, col), power in left.items()}
+    return {name: torch.tensor(power, dtype=torch.float64) for name, power in exponents.items()}
 
 
 MIXING_STATEMENTS = {

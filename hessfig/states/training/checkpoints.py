@@ -44,14 +44,14 @@ def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int
         with safe_open(path, framework="pt") as handle:
             about = json.loads((handle.metadata() or {})[_ABOUT])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        found = int(about["step"])
-        vouched = (key, found) if "version" in about else ()  # by 0.2.0, the numbers alone
+        written = int(about["step"])
+        vouched = (key, written) if "version" in about else ()  # by 0.2.0, the numbers alone
         sound = about["key"] == key and about["checksum"] == _checksum(tensors, *vouched)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path}: truncated or no checkpoint of a training ({type(error).__name__})") from error
-    if not sound or step not in (None, found):
+    if not sound or step not in (None, written):
         raise Damaged(f"{path}: its checksum, key or step is not that of its content")
-    return tensors, found
+    return tensors, written
 
 
 def _checksum(tensors: Mapping[str, Tensor], *about: object) -> str:
@@ -114,10 +114,10 @@ class Folder:
         if on_the_way is not None and on_the_way.step > step:
             on_the_way = None
         least = on_the_way.step if on_the_way else -1
-        for kept in sorted((one for one in self._steps() if least < one <= step), reverse=True):
-            found = self.at(kept)
-            if found is not None:
-                return found
+        for kept in sorted((kept_step for kept_step in self._steps() if least < kept_step <= step), reverse=True):
+            state = self.at(kept)
+            if state is not None:
+                return state
         return on_the_way
 
     def keep(self, now: TrainingState) -> None:
@@ -127,15 +127,15 @@ class Folder:
 
     def keep_for_resuming(self, now: TrainingState) -> None:
         """Leave where this training is, unless another run of it is further."""
-        there = self._resume()
-        if there is None or there.step < now.step:
+        latest = self._resume()
+        if latest is None or latest.step < now.step:
             weights = {f"{_WEIGHT}{name}": value for name, value in now.weights.items()}
             write(self._resume_path, {**weights, **now.moments, _LOG: now.log}, key=self.key, step=now.step)
 
     def forget_resuming(self, step: int) -> None:
         """Remove what `keep_for_resuming` left, when it is not beyond `step`, or cannot be trusted."""
-        there = self._resume()
-        if there is None or there.step <= step:
+        latest = self._resume()
+        if latest is None or latest.step <= step:
             self._resume_path.unlink(missing_ok=True)
 
     def describe(self) -> None:
@@ -156,8 +156,8 @@ class Folder:
     def divergence(self) -> tuple[int, str] | None:
         """Return the first step that this training does not reach, and why; None if none is known."""
         try:
-            found = read_checked(self.path / "diverged.json")
-            return (int(found["step"]), str(found["cause"])) if found["key"] == self.key else None
+            record = read_checked(self.path / "diverged.json")
+            return (int(record["step"]), str(record["cause"])) if record["key"] == self.key else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 

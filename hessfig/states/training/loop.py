@@ -40,9 +40,9 @@ def right_answers(
 @torch.no_grad()
 def right_in(network: nn.Module, batch: Batch) -> Bool[Tensor, "examples places"]:
     """Return where the likeliest output at a scored position is the target, which is a class."""
-    held = next(network.parameters())
-    inputs = batch.cast(held.dtype).inputs.split(AT_ONCE)
-    outputs = [scored_outputs(network, some.to(held.device), batch.scored).cpu() for some in inputs]
+    parameter = next(network.parameters())
+    inputs = batch.cast(parameter.dtype).inputs.split(AT_ONCE)
+    outputs = [scored_outputs(network, piece.to(parameter.device), batch.scored).cpu() for piece in inputs]
     return torch.cat(outputs).argmax(dim=-1) == batch.targets
 
 

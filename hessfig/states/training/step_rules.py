@@ -41,19 +41,19 @@ def factors(
     min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)), from gradients that are there.
     """
     if kind == Curvature.gradient_norm:
-        return _stand_in([one.grad for one in named.values() if one.grad is not None])
-    held = list(named.values())
-    groups = [[one] for one in held] if kind == Curvature.blocks else [held]
+        return _stand_in([parameter.grad for parameter in named.values() if parameter.grad is not None])
+    parameters = list(named.values())
+    groups = [[parameter] for parameter in parameters] if kind == Curvature.blocks else [parameters]
     with torch.enable_grad():
-        slopes = gradients(loss(), held, create_graph=True)
-    at = dict(zip(held, slopes, strict=True))
+        slopes = gradients(loss(), parameters, create_graph=True)
+    at = dict(zip(parameters, slopes, strict=True))
     steepest = [
-        _largest(group, [at[one] for one in group], seed=seed, step=step, number=number)
+        _largest(group, [at[parameter] for parameter in group], seed=seed, step=step, number=number)
         for number, group in enumerate(groups)
     ]
-    found = torch.tensor(steepest, dtype=torch.float64)
-    found = found.clamp(min=max(FLATTEST * float(found.max()), _TINY))
-    return 1 / found if kind == Curvature.whole else found.log().mean().exp() / found
+    curvatures = torch.tensor(steepest, dtype=torch.float64)
+    curvatures = curvatures.clamp(min=max(FLATTEST * float(curvatures.max()), _TINY))
+    return 1 / curvatures if kind == Curvature.whole else curvatures.log().mean().exp() / curvatures
 
 
 def _largest(group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int) -> float:
@@ -142,9 +142,9 @@ class StepRule:
         if self._training.clip_norm:
             nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
         if self._solver is not None:
-            slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-            for one, direction in zip(parameters, self._solver(slopes), strict=True):
-                one.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
+            slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            for parameter, direction in zip(parameters, self._solver(slopes), strict=True):
+                parameter.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
         for optimiser in self._optimisers:
             optimiser.step()
         self._put_back(self._kept())
@@ -196,8 +196,8 @@ class StepRule:
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter in the optimiser that has it."""
-        found: dict[str, Any] = self._owners[id(parameter)].state[parameter]
-        return found
+        state: dict[str, Any] = self._owners[id(parameter)].state[parameter]
+        return state
 
     @contextmanager
     def _at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
@@ -258,5 +258,5 @@ def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> 
 
 def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     """Return the matrices of the layers; every matrix of a network whose parameters are in no layers."""
-    found = {name: one for name, one in named.items() if one.ndim == 2}
-    return [one for name, one in found.items() if name.startswith("layers.")] or list(found.values())
+    matrices = {name: parameter for name, parameter in named.items() if parameter.ndim == 2}
+    return [parameter for name, parameter in matrices.items() if name.startswith("layers.")] or list(matrices.values())
