@@ -42,14 +42,14 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     table = along(run.table[named].assign(quantity="approximations"), run.axis)
     over = labels.seeds_words(table)
     means = over if over == labels.ONE_SEED else f"mean over {over}"
-    for suffix, one in by_part(shown):
-        words = f"{labels.part_words(one['part'].iloc[0])}: {_WORDS[number]}, {means}"
-        wide = np.nanmax(reach(one, logs=False), initial=0.0)
+    for suffix, page_points in by_part(shown):
+        words = f"{labels.part_words(page_points['part'].iloc[0])}: {_WORDS[number]}, {means}"
+        wide = np.nanmax(reach(page_points, logs=False), initial=0.0)
         margin = f" 95% intervals: ± {wide:.2f} at most." if wide else ""
         note = (
             f"{words}; 1: no better than zero; grey: not defined.{margin}{labels.made_words(table, run.axis, where='')}"
         )
-        yield draw_maps(one, number, note, spec).page(suffix, as_written(one, run.axis))
+        yield draw_maps(page_points, number, note, spec).page(suffix, as_written(page_points, run.axis))
 
 
 def number_of(spec: FigureSpec) -> str:
@@ -87,10 +87,10 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
     """Draw a panel for each network and place below each other, with one scale from 0 to 1."""
     networks = _once(networks_of(points))
     panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
-    blocks = {one: _blocks(_of(points, *one)) for one in panels}
+    blocks = {key: _blocks(_of(points, *key)) for key in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
     names = [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels]
-    sheet = Sheet.grid(spec.paper, names, note, _STYLE.but(height=[_ROW * max(len(blocks[one]), 2) for one in panels]))
+    sheet = Sheet.grid(spec.paper, names, note, _STYLE.but(height=[_ROW * max(len(blocks[key]), 2) for key in panels]))
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
     for row, _, ax in sheet:
         (network, place), own = panels[row], blocks[panels[row]]
@@ -119,15 +119,15 @@ def _of(points: pd.DataFrame, network: Network, place: str) -> pd.DataFrame:
 
 def _blocks(points: pd.DataFrame) -> list[tuple[int, str]]:
     """Return (layer, weight) of every row: layer by layer, weights in their order."""
-    found = points[["layer", "row"]].drop_duplicates()
-    order = in_order(found["row"])
-    return sorted(found.itertuples(index=False, name=None), key=lambda key: (key[0], order.index(key[1])))
+    rows = points[["layer", "row"]].drop_duplicates()
+    order = in_order(rows["row"])
+    return sorted(rows.itertuples(index=False, name=None), key=lambda key: (key[0], order.index(key[1])))
 
 
 def _square(points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]) -> np.ndarray:
     square = np.full((len(blocks), len(columns)), np.nan)
-    for one in points.itertuples():
-        square[blocks.index((one.layer, one.row)), columns.index(Approximation(one.approximation))] = one.mean
+    for point in points.itertuples():
+        square[blocks.index((point.layer, point.row)), columns.index(Approximation(point.approximation))] = point.mean
     return square
 
 

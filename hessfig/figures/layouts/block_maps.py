@@ -41,10 +41,10 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     several = len(networks_of(here)) > 1
     for suffix, (variant, depth), network in by_network(here):
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
-            one = as_written(network[network["layer"].isin([0, layer])], run.axis)
+            rows = as_written(network[network["layer"].isin([0, layer])], run.axis)
             which = f" {labels.variant_words(variant)}." if several and variant else ""
             end = suffix + (f"_layer{layer}" if depth > 1 else "")
-            yield from draw_blocks(one, spec, note=note + which, suffix=end)
+            yield from draw_blocks(rows, spec, note=note + which, suffix=end)
 
 
 def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = "") -> Iterator[Page]:
@@ -127,10 +127,10 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, source).pages():
-        several = one.curves["num_layers"].max() > 1 or len(one.layers()) > 1
-        for layer in one.layers():
-            yield draw_pairs(one.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
+    for suffix, network in read_measured(spec, source).pages():
+        several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1
+        for layer in network.layers():
+            yield draw_pairs(network.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
 
 
 def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
@@ -142,8 +142,8 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     slopes = slope_words(measured.windows, measured.axis, measured.average)
     note = f"{measured.how()} In brackets: predicted exponent. {slopes}"
     names = [[f"{row}:{col}" for col in matrices] for row in matrices]
-    found = set(measured.curves["row"] + ":" + measured.curves["col"])
-    empty = [name for line in names for name in line if name not in found]
+    measured_pairs = set(measured.curves["row"] + ":" + measured.curves["col"])
+    empty = [name for line in names for name in line if name not in measured_pairs]
     style = ONE_SCALE.but(right=right, narrowest=_NARROWEST)
     sheet = Sheet.grid(measured.paper, names, note, style, left_out=empty)
     drawn = measured.curves[measured.curves["part"].isin(parts)]
@@ -166,12 +166,12 @@ def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: li
     panels.mark_one(ax, measured.axis)
     handles, words = [], []
     for part in parts:
-        one = here.of(part=part)
-        if panels.positive(one.curves).any():
-            panels.draw_curve(ax, one.curves, one.table, colour=part_colour(part))
-            panels.draw_fit(ax, one, drop=1.0)
+        curve = here.of(part=part)
+        if panels.positive(curve.curves).any():
+            panels.draw_curve(ax, curve.curves, curve.table, colour=part_colour(part))
+            panels.draw_fit(ax, curve, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
-        words.append(f"{labels.symbol(part)}  {_slope(one)}")
+        words.append(f"{labels.symbol(part)}  {_slope(curve)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
 

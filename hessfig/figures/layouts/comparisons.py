@@ -97,11 +97,11 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     drawn = points[np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))]
     layers = sorted(page["layer"].unique())
     for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
-        one = drawn[drawn["layer"] == layer]
+        dots = drawn[drawn["layer"] == layer]
         shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) if layer else 0.0
-        ends = panels.reach(one, logs=log_y)
-        error = np.where(np.isfinite(ends), ends, one["probe_sem"].fillna(0.0))
-        ax.errorbar(one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
+        ends = panels.reach(dots, logs=log_y)
+        error = np.where(np.isfinite(ends), ends, dots["probe_sem"].fillna(0.0))
+        ax.errorbar(dots["place"] + shift, dots["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
     above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": TINY, "ha": "center"}
     for place in points[without_dot]["place"].unique():
@@ -180,10 +180,10 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
     for key, group in rest.groupby(_PAGE, sort=False):
         place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
-        told = [name for name in several if place[name] != ""]
-        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
+        named = [name for name in several if place[name] != ""]
+        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in named)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in told]
+        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in named]
         yield [labels.variant_words(place["variant"]), *of], here, suffix
 
 
@@ -198,8 +198,8 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     drawn: list[tuple[Axes, _Named]] = []
     for row, column, ax in sheet:
-        one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
-        drawn.append((ax, _draw_panel(ax, one, one if apart else blocks[row], drawing)))
+        rows_here = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
+        drawn.append((ax, _draw_panel(ax, rows_here, rows_here if apart else blocks[row], drawing)))
     for ax, lines_of in drawn:  # limits that rows share hold every panel by now
         _write_slopes(ax, lines_of, drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
@@ -312,9 +312,9 @@ def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: 
 def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
     """Return the fit of one line as a named tuple; None where the line is of several curves, or has no slope."""
     keys = curve[CURVE].drop_duplicates()
-    found = slopes.merge(keys, on=CURVE) if len(keys) == 1 else slopes[:0]
-    found = found[found["slope"].notna()]
-    return next(found.itertuples(), None)
+    fits = slopes.merge(keys, on=CURVE) if len(keys) == 1 else slopes[:0]
+    fits = fits[fits["slope"].notna()]
+    return next(fits.itertuples(), None)
 
 
 def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:

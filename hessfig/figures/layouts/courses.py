@@ -28,7 +28,7 @@ STEP = "step"
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
     """Set both scales of a panel to what all its rows need."""
-    every = pd.concat([one[[STEP, "value"]] for one in rows])
+    every = pd.concat([frame[[STEP, "value"]] for frame in rows])
     if len(every):
         set_x_scale(ax, every[STEP])
         if not set_y_scale(ax, every["value"]):
@@ -99,7 +99,7 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    panels = [(title, found) for title, lines in _PANELS.items() if (found := _found(counted(table), lines))]
+    panels = [(title, filled) for title, lines in _PANELS.items() if (filled := _found(counted(table), lines))]
     columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
     style = APART.but(height=1.25, across=0.58, most=columns)
@@ -134,12 +134,12 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
         ax.set_yscale("linear")
     elif _UNITS.get(title) == "eigenvalue" and all((rows["value"] > 0).any() for *_, rows in lines):
         set_decades(ax, "y")
-    found = []
+    means_of = []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
         style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | ({"marker": ""} if guide else {})
         means = draw_means(ax, rows, STEP, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
-        found.append(means.assign(panel=title, quantity=quantity, line=name))
+        means_of.append(means.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
@@ -148,7 +148,7 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
         ax.legend(loc="best")
-    return pd.concat(found)
+    return pd.concat(means_of)
 
 
 def _colour(name: str, rank: int) -> str:
@@ -197,7 +197,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     note = how(table, words, "bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
-    tallest = max((one["place"].nunique() for one in points), default=0)
+    tallest = max((rows["place"].nunique() for rows in points), default=0)
     style = APART.but(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
     sheet = Sheet.grid(spec.paper, names, note, style)
     for row, column, ax in sheet:
@@ -210,8 +210,9 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     last = sheet.lines[-2:] if sheet.is_folded else sheet.lines[-1:]
     for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
         ax.set_xlabel("at the last step" if column else "step")
-    found = [one.drop(columns="colour").assign(quantity=name) for one, name in zip(points, wanted, strict=True)]
-    return sheet.page(suffix, pd.concat([pd.DataFrame(), *(one for one in found if len(one))], ignore_index=True))
+    frames = [frame.drop(columns="colour").assign(quantity=name) for frame, name in zip(points, wanted, strict=True)]
+    shown = [frame for frame in frames if len(frame)]
+    return sheet.page(suffix, pd.concat([pd.DataFrame(), *shown], ignore_index=True))
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -226,11 +227,11 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
         rank = name_order(rows["row"].unique())
         rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
     rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
-    found = []
-    for (place, step), one in rows.groupby(["place", "step"], sort=False):
-        interval = student_interval(np.log10(one["value"]))
-        found.append((place, one["colour"].iloc[0], step, interval.mean, interval.low, interval.high, interval.count))
-    return pd.DataFrame(found, columns=["place", "colour", "step", "log10", "low", "high", "count"])
+    means = []
+    for (place, step), group in rows.groupby(["place", "step"], sort=False):
+        interval = student_interval(np.log10(group["value"]))
+        means.append((place, group["colour"].iloc[0], step, interval.mean, interval.low, interval.high, interval.count))
+    return pd.DataFrame(means, columns=["place", "colour", "step", "log10", "low", "high", "count"])
 
 
 def _decades(low: float, high: float) -> dict[float, str]:
@@ -299,8 +300,8 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
             continue
         rows, place = (sink, STEP) if column == 1 else (where(key, step=last), "index")
         set_x_scale(ax, rows[place].astype(float))
-        for layer, one in rows.groupby("layer"):
-            heads = one.groupby(["seed", place], as_index=False)["value"].mean()
+        for layer, of_layer in rows.groupby("layer"):
+            heads = of_layer.groupby(["seed", place], as_index=False)["value"].mean()
             means = draw_means(ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
             named = means.rename(columns={place: "place"})
             curves.append(named.assign(layer=layer, panel="steps" if column == 1 else "keys"))

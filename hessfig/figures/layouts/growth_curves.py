@@ -56,10 +56,10 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw the fitted power law of every window along that window, below the curve unless it spans the grid."""
     for style, window in enumerate(measured.windows):
         for layer in measured.layers():
-            one = measured.of(layer=layer)
-            slope = float(one.slopes["slope"].iloc[style])
-            x = one.curves[X].to_numpy()
-            c = panels.coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
+            curves = measured.of(layer=layer)
+            slope = float(curves.slopes["slope"].iloc[style])
+            x = curves.curves[X].to_numpy()
+            c = panels.coefficient(curves.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
             panels.draw_guide(ax, x[within(x, window)], slope, c, style=style)
 
 
@@ -85,10 +85,10 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
     """Draw a page for each network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    for suffix, one in measured.pages():
-        sheet = _blocks_by(_PARTS, one, draw_panel, _set_row_range, how(one))
-        label_parts(sheet, one)
-        yield sheet.page(suffix, drawn_numbers(one))
+    for suffix, network in measured.pages():
+        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network))
+        label_parts(sheet, network)
+        yield sheet.page(suffix, drawn_numbers(network))
 
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:
@@ -109,7 +109,7 @@ def _blocks_by(
 ) -> Sheet:
     """Return a sheet with a row for each weight and a column for each choice of numbers: W_V:H_o, ..."""
     matrices = shown_matrices(measured)
-    names = [[f"{one}:{name}" for name in columns] for one in matrices]
+    names = [[f"{matrix}:{name}" for name in columns] for matrix in matrices]
     sheet = Sheet.grid(measured.paper, names, note, style)
     rows = [measured.of(row=matrix, col=matrix) for matrix in matrices]
     for number, block in enumerate(rows):
@@ -152,7 +152,7 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         panels.corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
     else:
         place = "upper left" if rising else "lower left"
-        _legend(ax, title=f"Layer: {measured.said}", loc=place, alignment="left", handlelength=0.9)
+        _legend(ax, title=f"Layer: {measured.printed}", loc=place, alignment="left", handlelength=0.9)
 
 
 def _legend(ax: Axes, **style: Any) -> None:
@@ -169,14 +169,14 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     it (sigma > 1), attention saturates and the power law ends.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, source).pages():
-        crosses = one.axis.is_sigma and one.curves[X].min() < 1 < one.curves[X].max()
-        note = how(one) + (" They average over the bend at σ = 1." if crosses else "")
-        sheet = _blocks_by(_PARTS, one, _draw_linear_panel, None, note, OWN_Y.but(top=0.36, down=0.3))
-        label_parts(sheet, one)
+    for suffix, network in read_measured(spec, source).pages():
+        crosses = network.axis.is_sigma and network.curves[X].min() < 1 < network.curves[X].max()
+        note = how(network) + (" They average over the bend at σ = 1." if crosses else "")
+        sheet = _blocks_by(_PARTS, network, _draw_linear_panel, None, note, OWN_Y.but(top=0.36, down=0.3))
+        label_parts(sheet, network)
         for ax in sheet.axes:
             ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
-        yield sheet.page(suffix, drawn_numbers(one))
+        yield sheet.page(suffix, drawn_numbers(network))
 
 
 def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
@@ -227,10 +227,10 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for predictions.
     """
     measured = read_measured(spec, source)
-    found = parts_of(measured.curves)
-    part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
-    for suffix, one in measured.pages(by_depth=False):
-        yield draw_depths(one.of(part=part), part, suffix=suffix)
+    parts = parts_of(measured.curves)
+    part = Part(spec.choice("part", parts, Part.H if Part.H in parts else parts[0]))
+    for suffix, network in measured.pages(by_depth=False):
+        yield draw_depths(network.of(part=part), part, suffix=suffix)
 
 
 def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
@@ -258,7 +258,7 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
             panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
-    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
+    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.printed} of each")
 
 
 def _depth_words(measured: MeasuredCurves, depth: int) -> str:
@@ -282,8 +282,8 @@ def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     measured = read_measured(spec, source)
     yield from growth_pages(measured)
-    for suffix, one in measured.pages(by_depth=False):
-        yield draw_overview(one, suffix=f"{suffix}_overview")
+    for suffix, network in measured.pages(by_depth=False):
+        yield draw_overview(network, suffix=f"{suffix}_overview")
 
 
 def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Page:

@@ -42,8 +42,8 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     quantities = spec.words("quantities") or [spec.quantity]
     for quantity in quantities:
-        one = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(one, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
+        chosen = replace(spec, options={**spec.options, "quantity": quantity})
+        yield from _pages(chosen, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
 
 
 def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
@@ -74,11 +74,11 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
     layers, names, states = sorted(points["layer"].unique()), in_order(points["row"]), list(points["variant"].unique())
     parts = [*map(str, parts_of(points))] or [""]
     words = [labels.weight_words(name) for name in names]
-    longest = max((len(one) for one in words if "$" not in one), default=6)
+    longest = max((len(text) for text in words if "$" not in text), default=6)
     style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
     style = style.but(narrowest=narrowest, height=height)
-    kinds = [settings_of(one).get(_RANDOM, "") for one in states]
+    kinds = [settings_of(state).get(_RANDOM, "") for state in states]
     rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
     sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
@@ -142,5 +142,5 @@ def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
     repeats = labels.seeds_words(numbers)
     over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
-    told = ", ".join(filter(None, (what, place)))
-    return f"{told}; grey: no such weight. {labels.estimator_words(numbers)}."
+    about = ", ".join(filter(None, (what, place)))
+    return f"{about}; grey: no such weight. {labels.estimator_words(numbers)}."

@@ -136,16 +136,16 @@ def draw_entries(
     hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], spec: FigureSpec, *, note: str
 ) -> tuple[Sheet, pd.DataFrame]:
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
-    some = "attention" if set(weights) == set(ATTENTION) else "some"
+    subset = "attention" if set(weights) == set(ATTENTION) else "some"
     side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
-    sheet = Sheet.grid(spec.paper, [["whole", some], ["histogram"]], note, _STYLE.but(height=[side, 1.1]))
-    words = "some weights" if some == "some" else some
+    sheet = Sheet.grid(spec.paper, [["whole", subset], ["histogram"]], note, _STYLE.but(height=[side, 1.1]))
+    words = "some weights" if subset == "some" else subset
     pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
     for row, column, ax in sheet:
         if row == 0:
-            one, title = pictures[column]
-            image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
-            ax.set_title(f"{title}: {len(one.matrix)} parameters")
+            drawn, title = pictures[column]
+            image = draw_heat_map(ax, drawn.matrix, drawn.borders(), drawn.names)
+            ax.set_title(f"{title}: {len(drawn.matrix)} parameters")
     numbers = draw_bars(sheet.panels.get((1, 0)) or Figure().subplots(), [hessian], blocks)
     heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
     if heat_maps:

@@ -48,9 +48,9 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
             allowed=", ".join(_varying(curves)) or "nothing varies here",
             remedy="leave one of them out",
         )
-    told = {"part", *_told_by(curves, list(named.values()))}
-    told |= set(varied_settings(curves["variant"].unique())) if VARIANT in named.values() else set()
-    free = [name for name in _varying(curves) if name not in told]
+    shown = {"part", *_told_by(curves, list(named.values()))}
+    shown |= set(varied_settings(curves["variant"].unique())) if VARIANT in named.values() else set()
+    free = [name for name in _varying(curves) if name not in shown]
     colour = named["colour"] or next(iter(free), "")
     few = [name for name in free if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES]
     return colour, named["dashes"] or next(iter(few), "")
@@ -65,15 +65,15 @@ def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
 
 def ordered(values: pd.Series) -> list[Any]:
     """Return the different values, numbers in rising order, words as they come."""
-    found = list(values.unique())
-    numbers = as_numbers(map(str, found))
-    return found if numbers is None else [found[k] for k in sorted(range(len(found)), key=numbers.__getitem__)]
+    unique = list(values.unique())
+    numbers = as_numbers(map(str, unique))
+    return unique if numbers is None else [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
 
 
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     """Return what else tells the points apart, in columns variant, num_layers, layer, part and index."""
-    told = _told_by(curves, used)
-    rest = {name: curves[name] if name not in told else 0 for name in COLUMNS}
+    shown = _told_by(curves, used)
+    rest = {name: curves[name] if name not in shown else 0 for name in COLUMNS}
     variants = curves["variant"].map(lambda one: "" if VARIANT in used else without(one, *used))
     return pd.DataFrame({"variant": variants, **rest})
 
@@ -176,14 +176,14 @@ class Encoding:
         tones, strokes, marks = self.tones(page, ""), self.strokes(page), self.marks(page)
         step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
         dot = {"marker": "o"}
-        found = []
+        entries = []
         for value in list(tones)[::step] if self.colour else []:
             mark = {"marker": ""} if self.dashes and len(marks) > 1 else marks.get(value) or dot
-            found.append((Line2D([], [], color=tones[value], **mark), self._words(self.colour, value)))
+            entries.append((Line2D([], [], color=tones[value], **mark), self._words(self.colour, value)))
         for value in strokes if self.dashes else ():
             words = f"{plain(setting_name(self.dashes))} {self._words(self.dashes, value)}"
-            found.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
-        return found
+            entries.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
+        return entries
 
     @property
     def title(self) -> str | None:

@@ -66,10 +66,10 @@ class FigureSpec:
         values = self.options.get(key)
         if values is None:
             return None
-        found = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
-        if not all(value > 0 for value in found):
+        numbers = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
+        if not all(value > 0 for value in numbers):
             raise _bad_option(key, values, "numbers > 0", f"for example 'figure.options.{key}=[0.1,1]'")
-        return found
+        return numbers
 
     def words(self, key: str) -> list[str] | None:
         """Return an option that is one text or a list of texts, or None."""
@@ -134,16 +134,16 @@ def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
         key = word if word in _COLUMNS else "num_layers" if word in DEPTHS else ""
         key = key or varied_key(word, table["variant"].unique(), asked="figure.where", others=_COLUMNS)
         column = (table if key in _COLUMNS else with_settings(table, key))[key]
-        values, asked = [_as_text(one) for one in column], wanted if isinstance(wanted, list | tuple) else [wanted]
-        for one in asked:
-            if _as_text(one) not in values:
+        values, asked = [_as_text(item) for item in column], wanted if isinstance(wanted, list | tuple) else [wanted]
+        for item in asked:
+            if _as_text(item) not in values:
                 raise UserError(
                     f"figure.where: no number has this {word}",
-                    got=f"{word}: {one}",
+                    got=f"{word}: {item}",
                     allowed=", ".join(filter(None, dict.fromkeys(values))) or "nothing",
                     remedy=f"for example 'figure.where={{{word}: {values[0]}}}'",
                 )
-        table = table[[one in set(map(_as_text, asked)) for one in values]]
+        table = table[[item in set(map(_as_text, asked)) for item in values]]
     return table
 
 

@@ -145,8 +145,8 @@ def note_words(
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
     page = "".join(f"{name[:1].upper()}{name[1:]}. " for name in [", ".join(filter(None, names))] if name)
-    made = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
-    return f"{page}{_marks(table, several_points)}{dotted}.{made}"
+    about = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
+    return f"{page}{_marks(table, several_points)}{dotted}.{about}"
 
 
 def made_words(table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str | None = None) -> str:
@@ -163,14 +163,14 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
     depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
-    told = {axis.name, *(sweep.get("vary") or {})}
+    shown = {axis.name, *(sweep.get("vary") or {})}
     layers = " to ".join(map(str, dict.fromkeys([*depths[:1], *depths[-1:]])))
     words = {
         "model.d_model": f"width {model.get('d_model')}",
         "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}" if depths else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }
-    kept = ", ".join(text for key, text in words.items() if key not in told and text and not text.endswith("None"))
+    kept = ", ".join(text for key, text in words.items() if key not in shown and text and not text.endswith("None"))
     return f" {kept[:1].upper()}{kept[1:]}." if model and model.get("kind") != OWN_KIND else ""
 
 

@@ -86,7 +86,7 @@ class MeasuredCurves:
     axis: Axis
     quantity: str
     levels: pd.DataFrame
-    said: str = SLOPE
+    printed: str = SLOPE
     paper: Paper = field(default_factory=Paper)
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,8 +104,8 @@ class MeasuredCurves:
         variants = [(variant, 0) for variant in self.curves["variant"].unique()]
         networks = networks_of(self.curves) if by_depth else variants
         for variant, depth in networks:
-            one = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
-            yield page_suffix(variant, depth, networks), self.of(**one)
+            choice = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
+            yield page_suffix(variant, depth, networks), self.of(**choice)
 
     def matrices(self) -> list[str]:
         """Return the weights whose diagonal blocks were measured, W_V and W_Q first as in the paper."""
@@ -156,12 +156,12 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     """
     run, table = read_numbers(spec, source)
     check_places(table, run.axis)
-    used, said = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    used, printed = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
     of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
     slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
-    levels = window_levels(table, used, **of, average=spec.average) if said == LEVEL else slopes[:0]
+    levels = window_levels(table, used, **of, average=spec.average) if printed == LEVEL else slopes[:0]
     curves = growth_curves(table, **of)
-    of |= {"levels": levels, "said": said, "paper": spec.paper, "config": run.config}
+    of |= {"levels": levels, "printed": printed, "paper": spec.paper, "config": run.config}
     return MeasuredCurves(table, curves, slopes, run.architectures, used, spec.average, **of)
 
 
@@ -180,9 +180,9 @@ def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
 def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
     """Return the drawn means, with the telling slope (or the first level) and its window next to every point."""
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
-    if measured.said == LEVEL:
+    if measured.printed == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]
-    telling = measured.levels.drop_duplicates(CURVE) if measured.said == LEVEL else measured.telling_slopes()
+    telling = measured.levels.drop_duplicates(CURVE) if measured.printed == LEVEL else measured.telling_slopes()
     fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)

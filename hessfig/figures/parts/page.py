@@ -67,10 +67,10 @@ class Paper:
         """Return sizes and family of the style as rcParams, sizes held between SMALLEST and LARGEST; no LaTeX."""
         if self.style not in _BUNDLES:
             return {}
-        found = _bundle(self.style)
-        sizes = {key: min(max(float(found[key]), SMALLEST), LARGEST) for key in _SIZES}
+        bundle = _bundle(self.style)
+        sizes = {key: min(max(float(bundle[key]), SMALLEST), LARGEST) for key in _SIZES}
         sizes["legend.title_fontsize"] = sizes["legend.fontsize"]
-        return {**sizes, "font.family": [*_installed(found["font.serif"]), *_FAMILIES]}
+        return {**sizes, "font.family": [*_installed(bundle["font.serif"]), *_FAMILIES]}
 
 
 def _bundle(style: str) -> dict[str, Any]:
@@ -163,11 +163,11 @@ def relabel(
             row = str(ax.get_label())  # matplotlib's own names of axes are in angle brackets
             ax.set_ylabel(ylabel if not row or row.startswith("<") else f"{row}: {ylabel}")
     legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
-    for one in legends if legend is not None else ():
-        if one is not None and legend == "none":
-            one.remove()
-        elif one is not None:
-            one.set_loc(legend)
+    for drawn in legends if legend is not None else ():
+        if drawn is not None and legend == "none":
+            drawn.remove()
+        elif drawn is not None:
+            drawn.set_loc(legend)
 
 
 def check_words(key: str, words: str) -> None:
@@ -197,8 +197,8 @@ def _unreadable(words: str) -> tuple[str, int]:
             if is_math_text(line):
                 _parser().parse(line)
         except ValueError as error:
-            found = re.search(r"\(at char (\d+)\)", str(error))
-            return "this formula cannot be read", start + (int(found[1]) if found else 0)
+            position = re.search(r"\(at char (\d+)\)", str(error))
+            return "this formula cannot be read", start + (int(position[1]) if position else 0)
         start += len(line) + 1
     return "", 0
 

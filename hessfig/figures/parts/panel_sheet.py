@@ -225,10 +225,10 @@ class Sheet:
         `unit` is the y label where they stand in titles.
         """
         short = rows if names is None else names
-        titles = [(one,) if isinstance(one, str) else one for one in columns]
+        titles = [(title,) if isinstance(title, str) else title for title in columns]
         titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
         before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
-        self._title({(i, j): [", ".join(filter(None, [before[i], one])) for one in titles[j]] for i, j in titled})
+        self._title({(i, j): [", ".join(filter(None, [before[i], title])) for title in titles[j]] for i, j in titled})
         self.label_sides(sides)
         if not self.is_folded and len(self.lines) > 1:
             for line in self.lines:  # where a y label of the reader's own stands, the row keeps its name

@@ -50,12 +50,12 @@ def draw_errors(
 
     Intervals are Student's t over seeds, as factors on a logarithmic axis.
     """
-    seeds = [] if numbers is None else [one for _, one in counted(numbers).sort_values(X).groupby("seed")]
+    seeds = [] if numbers is None else [rows for _, rows in counted(numbers).sort_values(X).groupby("seed")]
     known = drawn[(drawn["sem"] > 0) & (not are_few(len(seeds)))]
     ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
     draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
-    for one in seeds if are_few(len(seeds)) else ():
-        draw_seed(ax, one[X], one["value"], colour=colour)
+    for rows in seeds if are_few(len(seeds)) else ():
+        draw_seed(ax, rows[X], rows["value"], colour=colour)
 
 
 def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
@@ -70,14 +70,14 @@ def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, lo
     With `logs` the mean is geometric, and so is its interval; what is not positive is left out then.
     """
     values = rows[name].where(rows[name] > 0) if logs else rows[name]
-    found = []
-    for key, one in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
-        interval = student_interval(np.log10(one["used"]) if logs else one["used"])
+    means = []
+    for key, group in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
+        interval = student_interval(np.log10(group["used"]) if logs else group["used"])
         ends = np.array([interval.mean, interval.low, interval.high])
         mean, low, high = 10**ends if logs else ends
         place = dict(zip(by, key, strict=True))
-        found.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
-    return pd.DataFrame(found, columns=[*by, "mean", "low", "high", "count"])
+        means.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
+    return pd.DataFrame(means, columns=[*by, "mean", "low", "high", "count"])
 
 
 def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any) -> None:
@@ -103,8 +103,8 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
     if not are_few(len(seeds)):
         draw_interval(ax, means, x, colour=colour, **line)
         return means
-    for _, one in seeds:
-        draw_seed(ax, one[x], one["value"], colour=colour)
+    for _, of_seed in seeds:
+        draw_seed(ax, of_seed[x], of_seed["value"], colour=colour)
     draw_interval(ax, means.assign(low=np.nan, high=np.nan), x, colour=colour, **line)
     return means
 

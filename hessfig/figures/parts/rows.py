@@ -18,8 +18,8 @@ BLOCK_KEY = ["row", "col", "across"]
 
 def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
     """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1); nan finds nan."""
-    found = [frame[key].isna() if value != value else frame[key].to_numpy() == value for key, value in choice.items()]
-    return frame[np.logical_and.reduce(found)]
+    matches = [frame[key].isna() if value != value else frame[key].to_numpy() == value for key, value in choice.items()]
+    return frame[np.logical_and.reduce(matches)]
 
 
 def of_network(frame: pd.DataFrame, network: Network) -> pd.DataFrame:
@@ -34,9 +34,9 @@ def different(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
 
 def networks_of(frame: pd.DataFrame) -> list[Network]:
     """Return every network, variants in natural order."""
-    found = different(frame, *NETWORK)
-    rank = variants_in_order(variant for variant, _ in found).index
-    return sorted(found, key=lambda network: rank(network[0]))
+    networks = different(frame, *NETWORK)
+    rank = variants_in_order(variant for variant, _ in networks).index
+    return sorted(networks, key=lambda network: rank(network[0]))
 
 
 def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
@@ -91,9 +91,9 @@ def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
 
 def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
     """Return (row, col, across) of every block, in the order of the weights."""
-    found = different(curves, *BLOCK_KEY)
-    rank = name_order([name for row, col, _ in found for name in (row, col)])
-    return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
+    keys = different(curves, *BLOCK_KEY)
+    rank = name_order([name for row, col, _ in keys for name in (row, col)])
+    return sorted(keys, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
 
 
 def in_order(names: pd.Series) -> list[str]:

@@ -91,7 +91,7 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
 
 def panel_names(networks: list[tuple[str, int]]) -> list[str]:
     """Return a name for the panels of each network: what its file would be called, 'network' for a single one."""
-    return [page_suffix(*one, networks).lstrip("_") or "network" for one in networks]
+    return [page_suffix(*network, networks).lstrip("_") or "network" for network in networks]
 
 
 def variant_names(variants: Sequence[str]) -> list[str]:
