@@ -103,8 +103,8 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
 
 def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[Page]:
     """Draw the norms of the value and the query block of every network, a small panel each."""
-    for number, some in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
-        lines = [list(line) for line in in_rows(some, _ACROSS)]
+    for number, variants in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
+        lines = [list(line) for line in in_rows(variants, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
         note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
         sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.but(down=0.26, narrowest=0.6))
@@ -118,13 +118,13 @@ def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[
 def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
     ax.set_title(fitting([name_of(variant)], 1.0), fontsize=6)
     drawn = [measured.of(row=name, col=name) for name in _PAIR]
-    if not any(panels.positive(one.curves).any() for one in drawn):
+    if not any(panels.positive(block.curves).any() for block in drawn):
         say(ax, panels.why_no_line(measured.curves))
         return
     panels.mark_one(ax, measured.axis)
-    for name, one in zip(_PAIR, drawn, strict=True):
-        if panels.positive(one.curves).any():
-            panels.draw_curve(ax, one.curves, one.table, colour=matrix_colour(name))
+    for name, block in zip(_PAIR, drawn, strict=True):
+        if panels.positive(block.curves).any():
+            panels.draw_curve(ax, block.curves, block.table, colour=matrix_colour(name))
 
 
 # What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.
@@ -201,7 +201,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     set_decades(ax, "y")
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.axvspan(levels.min(), levels.max(), color="#dddddd", zorder=0)
-    ends = [(_draw_course(ax, where(runs, network=one), _tone(one)), names[one], _tone(one)) for one in names]
+    ends = [(_draw_course(ax, where(runs, network=key), _tone(key)), names[key], _tone(key)) for key in names]
     ax.invert_xaxis()
     panels.name_ends(ax, ends)
     sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
@@ -210,8 +210,8 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
     """Draw the trainings of a component; return where the mean over seeds ends."""
-    for _, one in runs.sort_values("step").groupby("seed"):
-        panels.draw_seed(ax, one["loss"], 10 ** one["ratio"], colour=colour)
+    for _, run in runs.sort_values("step").groupby("seed"):
+        panels.draw_seed(ax, run["loss"], 10 ** run["ratio"], colour=colour)
     means = runs.groupby("step")[["loss", "ratio"]].mean()
     ax.plot(means["loss"], 10 ** means["ratio"], "o-", color=colour, markersize=3, markeredgewidth=0)
     return float(10 ** means["ratio"].iloc[-1])
@@ -231,11 +231,11 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
     untrained = Source(source.folder.parent / "ratio_initial")
     evidence = Evidence(source.table, beside={"ratio_initial": Evidence(untrained.table)})
     gaps = {"losses": ratio_rules.loss_gaps(evidence), "rates": ratio_rules.rate_gaps(evidence)}
-    points = {panel: ratio_rules.next_to_ratios(one, evidence) for panel, one in gaps.items()}
-    networks = {one for both in points.values() for one in both.index.get_level_values("network")}
+    points = {panel: ratio_rules.next_to_ratios(gap, evidence) for panel, gap in gaps.items()}
+    networks = {name for both in points.values() for name in both.index.get_level_values("network")}
     if not networks:
         raise _lacks(spec, "losses of SGD and Adam whose best rates lie inside the grid", source)
-    words = [f"Slopes of {one}: {_slopes_words(both, evidence)}" for one, both in points.items()]
+    words = [f"Slopes of {title}: {_slopes_words(both, evidence)}" for title, both in points.items()]
     style = APART.but(height=1.7, top=0.55, across=0.6)
     sheet = Sheet.grid(spec.paper, [list(points)], f"Bars: 95% intervals over seeds. {' '.join(words)}", style)
     drawn = []
@@ -246,26 +246,24 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
         drawn.append(_draw_gaps(ax, _finite(points[panel])).assign(panel=panel))
         label_side(ax, ["log₁₀ loss of SGD / Adam", "log₁₀ stable rate of Adam / SGD"][column])
     style_of: dict[str, Any] = {"linestyle": "none", "color": GUIDE}
-    handles = [Line2D([], [], marker=mark, label=f"weights × {one:g}", **style_of) for one, mark in _MARKS.items()]
-    handles += [Line2D([], [], color=_tone(one), label=_component(one)) for one in _RANKS if one in networks]
+    handles = [Line2D([], [], marker=mark, label=f"weights × {scale:g}", **style_of) for scale, mark in _MARKS.items()]
+    handles += [Line2D([], [], color=_tone(name), label=_component(name)) for name in _RANKS if name in networks]
     sheet.figure.legend(handles=handles, loc="upper center", ncols=3, columnspacing=1.0, handlelength=1.2)
     sheet.label_below("decades between the untrained blocks")
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
 def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
-    found = []
-    for (network, scale), one in both.groupby(level=["network", "scale"]):
-        x, y = student_interval(one["x"]), student_interval(one["y"])
+    rows = []
+    for (network, scale), group in both.groupby(level=["network", "scale"]):
+        x, y = student_interval(group["x"]), student_interval(group["y"])
         place = {"network": network, "scale": scale, "count": y.count}
-        found.append(
-            {**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high}
-        )
+        rows.append({**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high})
         style: dict[str, Any] = {"fmt": _MARKS.get(scale, "s"), "markersize": 4, "elinewidth": 0.6}
         ax.errorbar(x.mean, y.mean, y.reach, x.reach, color=_tone(str(network)), **style)
-    points = pd.DataFrame(found, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
-    for network, one in points.sort_values("scale").groupby("network"):
-        ax.plot(one["x"], one["y"], color=_tone(str(network)), linewidth=0.8)
+    points = pd.DataFrame(rows, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
+    for network, line in points.sort_values("scale").groupby("network"):
+        ax.plot(line["x"], line["y"], color=_tone(str(network)), linewidth=0.8)
     ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     return points
 
@@ -279,8 +277,8 @@ def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
     """Return the slopes of a panel with their intervals, and which networks it leaves out, in words."""
     if both.empty:
         return "none."
-    found = {name: student_interval(one) for name, one in ratio_rules.slopes(both).items()}
-    words = "; ".join(f"{name} {one.words}" for name, one in found.items())
+    intervals = {name: student_interval(values) for name, values in ratio_rules.slopes(both).items()}
+    words = "; ".join(f"{name} {interval.words}" for name, interval in intervals.items())
     absent = ", ".join(
         f"{_component(name)} × {scale:g}" for name, scale in ratio_rules.left_out(_finite(both), evidence)
     )

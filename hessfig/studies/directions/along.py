@@ -44,8 +44,8 @@ class StateDirections:
 
     @cached_property
     def _signs(self) -> Named:
-        told = above_rounding(self._problem)
-        return {name: slope.sign() * told[name] for name, slope in self.gradient.items()}
+        reliable = above_rounding(self._problem)
+        return {name: slope.sign() * reliable[name] for name, slope in self.gradient.items()}
 
     @cached_property
     def _updates(self) -> dict[Optimiser, Named]:
@@ -96,10 +96,10 @@ class StateDirections:
     def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
         square = Square(column, block, Part.H)
         try:
-            found = extremes_of(square, end, self._request.spectrum, self._stream(block))
+            extremes = extremes_of(square, end, self._request.spectrum, self._stream(block))
         except NotFinite:
             return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
-        return found.vectors[:, 0].cpu(), found.converged
+        return extremes.vectors[:, 0].cpu(), extremes.converged
 
     def _stream(self, block: Block) -> torch.Generator:
         return self._request.stream(block.layer, block.col)
@@ -147,8 +147,8 @@ def _rows(
     index: int | None = None,
     is_rough: bool = False,
 ) -> list[Row]:
-    found = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
-    return [block_row(number, request, block, part, one, index=index) for number, one in found.items()]
+    estimates = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
+    return [block_row(number, request, block, part, estimate, index=index) for number, estimate in estimates.items()]
 
 
 def _split(
@@ -160,11 +160,11 @@ def _split(
         pieces[rows, place] = vector[rows]
     products = _multiplied(column, block, request, pieces)
     squared = float(vector.square().sum())
-    found = {}
+    by_part = {}
     for part, product in products.items():
         shares = pieces.T @ product / squared if squared else torch.full((len(side),) * 2, math.nan)
-        found[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
-    return found
+        by_part[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
+    return by_part
 
 
 def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
@@ -183,21 +183,21 @@ def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
     if len(side) == 1:
         return {}
     total, weights = float(shares.sum()), float(shares.trace())
-    found = {"within_weights": weights, "across_weights": total - weights}
+    shares_of = {"within_weights": weights, "across_weights": total - weights}
     keys = [weight.layer or weight.name for weight in side]
     if any(weight.layer for weight in side):
-        alike = torch.tensor([[one == other for other in keys] for one in keys])
+        alike = torch.tensor([[key == other for other in keys] for key in keys])
         layers = float(shares[alike].sum())
-        found |= {"within_layers": layers, "across_layers": total - layers}
-    return found
+        shares_of |= {"within_layers": layers, "across_layers": total - layers}
+    return shares_of
 
 
 def _singular(named: StateDirections, column: Column, block: Block, request: Request) -> Iterator[Row]:
     """Yield the rows of the singular directions of the gradient of a block, and their exponents."""
-    found = named.singular(block)
-    if found is None:
+    pair = named.singular(block)
+    if pair is None:
         return
-    values, vectors = found
+    values, vectors = pair
     name, places = "singular_direction", range(1, len(values) + 1)
     for k, value in zip(places, values.tolist(), strict=True):
         yield state_row(f"{name}_value", request, value, block=block, index=k)

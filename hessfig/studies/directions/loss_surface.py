@@ -37,13 +37,13 @@ class Surface:
     def __init__(self, problem: Objective, model: ModelConfig, products: Products) -> None:
         self._problem = replace(problem, network=copy.deepcopy(problem.network))
         self._model, self._products = model, products
-        held, numbers, first = dict(problem.network.named_parameters()), dict[str, Tensor](), 0
-        for name, parameter in held.items():
+        parameters, numbers, first = dict(problem.network.named_parameters()), dict[str, Tensor](), 0
+        for name, parameter in parameters.items():
             numbers[name] = torch.arange(first, first + parameter.numel()).view(parameter.shape)
             first += parameter.numel()
         side = problem.layout.side(0, Group.all.value)
         self._places = entries_of(numbers, side)
-        self._flat = parameters_to_vector(held.values()).detach().clone()
+        self._flat = parameters_to_vector(parameters.values()).detach().clone()
         self.start = self._of(self._flat)
         self.rounding = 1e3 * torch.finfo(problem.dtype).eps
 
@@ -157,9 +157,9 @@ class ExpansionRule:
 
         def is_off(t: float) -> bool:
             nonlocal change
-            found = loss(t)
-            change = max(largest, abs(found - start))
-            return self.is_off(found - expansion(t), change, start)
+            value = loss(t)
+            change = max(largest, abs(value - start))
+            return self.is_off(value - expansion(t), change, start)
 
         for high in (first * 2 ** (np.arange(np.log2(LAST / FIRST) * _PER_OCTAVE) / _PER_OCTAVE)).tolist():
             change = largest

@@ -41,7 +41,7 @@ class _Search:
 
     def __init__(self, problem: Objective, request: Request) -> None:
         self._request, self._slope = request, LossGradient(problem)
-        self._shapes = [one.shape for one in self._slope.gradient.values()]
+        self._shapes = [slope.shape for slope in self._slope.gradient.values()]
         self._hessian = WholeHessian(self._slope)
         self._generator = request.stream(0, Group.all.value)
         self._largest = extremes_of(self._hessian, End.largest, request.spectrum, self._generator)
@@ -50,17 +50,17 @@ class _Search:
         """Return the sharpness of a norm, and the curvature along its steepest direction."""
         steep, _ = self._steepest(self._slope.flat.double().cpu(), norm)
         along = exact(float(steep @ self._product(steep)), "products")
-        found = outer_estimate(self._largest) if norm == StepNorm.euclidean else self._best(norm, steep)
-        numbers = {f"{norm}_sharpness": found, f"{norm}_steepest_curvature": along}
+        sharpness = outer_estimate(self._largest) if norm == StepNorm.euclidean else self._best(norm, steep)
+        numbers = {f"{norm}_sharpness": sharpness, f"{norm}_steepest_curvature": along}
         return state_rows(self._request, numbers, block=Block(0, Group.all.value, Group.all.value), part=Part.H)
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
         count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].cpu()
         drawn = torch.randn(count, self._hessian.dim, dtype=torch.float64, generator=self._generator)
-        found = [self._climbed(one, norm) for one in (steep, vector, *drawn)]
-        values = [value for value, _ in found]
+        climbs = [self._climbed(start, norm) for start in (steep, vector, *drawn)]
+        values = [value for value, _ in climbs]
         best = max(values)
-        is_cut = not next(done for value, done in found if value == best)
+        is_cut = not next(done for value, done in climbs if value == best)
         return Estimate(best, math.nan, 0, "conditional gradient", is_rough=is_cut)
 
     def _climbed(self, start: Vector, norm: StepNorm) -> tuple[float, bool]:
@@ -89,7 +89,7 @@ class _Search:
 
     def _steepest(self, slope: Vector, norm: StepNorm) -> tuple[Vector, float]:
         pieces, dual = steepest(self._shaped(slope), norm)
-        return torch.cat([one.flatten() for one in pieces]), dual
+        return torch.cat([piece.flatten() for piece in pieces]), dual
 
     def _shaped(self, vector: Vector) -> list[Tensor]:
         pieces = vector.split([shape.numel() for shape in self._shapes])

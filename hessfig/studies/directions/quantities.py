@@ -25,7 +25,7 @@ def check_slices(config: Config, layout: Layout) -> None:
     """Raise UserError for a direction of the bulk in a network whose eigenvectors are not all computed."""
     size, asked = layout.size(0, Group.all.value), {*config.directions.along, *config.directions.plane}
     if not is_dense(size) and SliceDirection.bulk in asked:
-        others = ",".join(one for one in config.directions.along if one != SliceDirection.bulk)
+        others = ",".join(direction for direction in config.directions.along if direction != SliceDirection.bulk)
         raise UserError(
             "directions.along, directions.plane: an eigenvector of the bulk takes all eigenvectors of the Hessian",
             got=f"bulk, with {size} weights",

@@ -118,8 +118,8 @@ def _draw(ax: Axes, place: _Place) -> None:
     loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
     words = f"slope {fitted(slope, error)}\nbound / mean: {in_tens(np.median(loose))}"
     if place.distance:
-        found = place.numbers
-        words += f"\nr = {found['prediction_correlation']:.2f}, b = {in_tens(found['prediction_slope'])}"
+        numbers = place.numbers
+        words += f"\nr = {numbers['prediction_correlation']:.2f}, b = {in_tens(numbers['prediction_slope'])}"
     corner(ax, words, "lower left")
 
 

@@ -43,15 +43,15 @@ def landscape_difference(problem: Objective, request: Request) -> Measured:
         rows = _all_rows(request, losses, orders, at, float(losses.max()), 0.0)
         return Measured(rows, _kept(losses=losses))
     direction, distance = direction_of(samples, request), settings.distance
-    found, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
-    change = distance * found.slopes + distance**2 / 2 * found.curvatures
-    curvature = _curvature_rows(samples.problem, request, found)
+    expanded, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
+    change = distance * expanded.slopes + distance**2 / 2 * expanded.curvatures
+    curvature = _curvature_rows(samples.problem, request, expanded)
     term = float(curvature[0]["value"]) * distance**2
-    rows = _all_rows(request, losses, orders, at, float(found.losses.max()), term) + curvature
-    predicted = differences(in_orders(found.losses + change, orders), at)
+    rows = _all_rows(request, losses, orders, at, float(expanded.losses.max()), term) + curvature
+    predicted = differences(in_orders(expanded.losses + change, orders), at)
     rows += averaged_rows("landscape_prediction", request, at, mean_size(predicted))
-    rows += _agreement(request, _array(change), _array(losses - found.losses))
-    start = {"losses_start": found.losses, "slopes": found.slopes, "curvatures": found.curvatures}
+    rows += _agreement(request, _array(change), _array(losses - expanded.losses))
+    start = {"losses_start": expanded.losses, "slopes": expanded.slopes, "curvatures": expanded.curvatures}
     return Measured(rows, _kept(losses=losses, **start))
 
 
@@ -67,18 +67,18 @@ def landscape_integrals(problem: Objective, request: Request) -> Measured:
     for _ in range(settings.draws):
         shift = samples.shaped(torch.randn(samples.dim, dtype=torch.float64, generator=generator))
         losses.append(samples.losses(samples.moved(shift, settings.spread)))
-    found = [differences(in_orders(one, orders), at) for one in losses]
-    held = torch.stack(losses).double().cpu().numpy()
+    changes = [differences(in_orders(one, orders), at) for one in losses]
+    kept_losses = torch.stack(losses).double().cpu().numpy()
     numbers = {
-        "delta_1": [mean_size(one).value for one in found],
-        "delta_2": [(one**2).mean(axis=0) for one in found],
-        "delta_2_null": [null_difference(one, at) ** 2 for one in held],
+        "delta_1": [mean_size(one).value for one in changes],
+        "delta_2": [(one**2).mean(axis=0) for one in changes],
+        "delta_2_null": [null_difference(one, at) ** 2 for one in kept_losses],
     }
     rows = []
     for name, values in numbers.items():  # one number per point w: the errors are over these
         mean = mean_size(np.stack(values))
         rows += averaged_rows(name, request, at, mean, over=POINTS, number=settings.draws)
-    return Measured(rows, {"losses": held})
+    return Measured(rows, {"losses": kept_losses})
 
 
 def stationarity(problem: Objective, request: Request) -> Measured:
@@ -162,8 +162,8 @@ def rank_correlation(one: Array, other: Array) -> tuple[float, float]:
     ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float) for values in (one, other)]
     if min(np.ptp(one), np.ptp(other)) == 0 or len(one) < 3:
         return float("nan"), float("nan")
-    found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    return found, float(np.sqrt(max(1 - found**2, 0.0) / (len(one) - 2)))
+    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    return correlation, float(np.sqrt(max(1 - correlation**2, 0.0) / (len(one) - 2)))
 
 
 def regression(predicted: Array, true: Array) -> tuple[float, float]:
@@ -206,16 +206,16 @@ def orders_of(request: Request, count: int) -> list[torch.Tensor]:
 
 def in_orders(values: torch.Tensor, orders: Iterable[torch.Tensor]) -> Array:
     """Return numbers of samples, one row an order."""
-    held = values.detach().double().cpu().numpy()
-    return np.stack([held[order.numpy()] for order in orders])
+    numbers = values.detach().double().cpu().numpy()
+    return np.stack([numbers[order.numpy()] for order in orders])
 
 
 def averaged_rows(
-    name: str, request: Request, at: Places, found: Averaged, *, over: str = ORDERS, number: int | None = None
+    name: str, request: Request, at: Places, averaged: Averaged, *, over: str = ORDERS, number: int | None = None
 ) -> list[Row]:
     """Return means as rows, `index` = k: `over` how many (all orders by default), which the errors are of."""
     count = request.at.config.landscape.permutations if number is None else number
-    numbers = zip(at, found.value, found.error, strict=True)
+    numbers = zip(at, averaged.value, averaged.error, strict=True)
     return [state_row(name, request, Estimate(float(v), float(e), count, over), index=int(k)) for k, v, e in numbers]
 
 
@@ -269,8 +269,8 @@ def _all_rows(
     ]
 
 
-def _curvature_rows(problem: Objective, request: Request, found: Along) -> list[Row]:
-    sizes = found.curvatures.abs()
+def _curvature_rows(problem: Objective, request: Request, expanded: Along) -> list[Row]:
+    sizes = expanded.curvatures.abs()
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
     norm = Estimate(largest_curvature(problem, [int(sample) for sample in chosen]), np.nan, number, "power")

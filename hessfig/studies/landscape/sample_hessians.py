@@ -56,19 +56,19 @@ def _sums(
     layer, col, blocks = place
     vectors: Tensor | None = None
     total: dict[Key, Tensor] = {}
-    found, start = [], 0
+    sums, start = [], 0
     for k in map(int, at):
         for piece, size in _pieces(problem, start, k):
             column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
             vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
-            made = multiplied(column, vectors, summands(request.parts), at_once)
-            whole = {key: product.double().cpu() for key, product in made.items()}
+            products = multiplied(column, vectors, summands(request.parts), at_once)
+            whole = {key: product.double().cpu() for key, product in products.items()}
             for key, product in completed(whole, request.parts).items():
                 total[key] = total[key] + size * product if key in total else size * product
-        found.append(dict(total))
+        sums.append(dict(total))
         start = k
-    return found
+    return sums
 
 
 def _pieces(problem: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
@@ -89,8 +89,8 @@ def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tenso
     whole, last = sums[-1] / int(at[-1]), int(at[-1])
     null = _spread(sums, at, whole, request)
     rows = []
-    for k, one in zip(map(int, at), sums, strict=True):
-        here = one / k
+    for k, total in zip(map(int, at), sums, strict=True):
+        here = total / k
         numbers = {
             "hessian_distance": _ratio(here - whole, whole, request),
             "subset_norm": _norm(here, request),
@@ -106,12 +106,12 @@ def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> 
     size = _norm(whole, request).value
     starts = [0, *map(int, at[:-1])]
     before = [torch.zeros_like(whole), *sums[:-1]]
-    found = []
+    spreads = []
     for start, stop, low, high in zip(starts, map(int, at), before, sums, strict=True):
         share = 1 / (stop - start) - 1 / int(at[-1])
         if share > 0:
-            found.append(_norm((high - low) / (stop - start) - whole, request).value ** 2 / share)
-    return float(np.mean(found)) ** 0.5 / size if found and size else 0.0
+            spreads.append(_norm((high - low) / (stop - start) - whole, request).value ** 2 / share)
+    return float(np.mean(spreads)) ** 0.5 / size if spreads and size else 0.0
 
 
 def _norm(products: Tensor, request: Request) -> Estimate:

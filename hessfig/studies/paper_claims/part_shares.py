@@ -103,17 +103,17 @@ def _draw_curves(panels: Mapping[int, Axes], block: MeasuredCurves) -> None:
     axes[0].sharey(axes[-1])
     set_log_range(axes, block.curves[block.curves["part"] != Part.H], block.axis)
     for column, ax in panels.items():
-        one = block.of(part=(Part.H_o, Part.H_f)[column])
+        of_part = block.of(part=(Part.H_o, Part.H_f)[column])
         mark_one(ax, block.axis)
         ax.set_xlim(axes[0].get_xlim())
         ax.set_xlabel(block.axis.symbol)
         widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
         for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
-            curve = one.of(variant=variant)
+            curve = of_part.of(variant=variant)
             label = labels.variant_words(variant) if as_numbers(values) is None else labels.plain(value)
             draw_curve(ax, curve.curves, curve.table, colour=tone, label=label, linewidth=width)
-        if not positive(one.curves).any():
-            say(ax, why_empty(one))
+        if not positive(of_part.curves).any():
+            say(ax, why_empty(of_part))
     if any(values):
         title, columns = f"{labels.plain(name)}:", 1 + len(values) // 5
         axes[0].legend(title=title, loc="upper left", ncols=columns, alignment="left", columnspacing=0.6)
@@ -198,8 +198,8 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     panels = different(shares, "num_layers", "layer", "row", "col")
     names = [_name(*panel) for panel in panels]
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
-    made = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
-    about = f"{words} {made}{labels.left_out_words(table)}"
+    settings = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
+    about = f"{words} {settings}{labels.left_out_words(table)}"
     sheet = Sheet.grid(spec.paper, [names], about, SHARED.but(height=1.7, across=0.3))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
@@ -223,10 +223,10 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     shares = shares.assign(setting=setting)
     x, by, title = ("setting", X, axis.symbol) if numbers else (X, "setting", labels.plain(name))
     groups = list(shares.sort_values(x).groupby(by, sort=bool(numbers), dropna=False))
-    for tone, (at, one) in zip(shades("#2166ac", len(groups)), groups, strict=True):
+    for tone, (at, group) in zip(shades("#2166ac", len(groups)), groups, strict=True):
         words = at if isinstance(at, str) else f"{at:g}"
-        ax.plot(one[x], one["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
-        ax.fill_between(one[x], one["low"], one["high"], color=tone, alpha=0.25, linewidth=0)
+        ax.plot(group[x], group["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
+        ax.fill_between(group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0)
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))
     places = sorted(numbers or shares[X].unique())

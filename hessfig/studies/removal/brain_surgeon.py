@@ -46,8 +46,8 @@ def obs(weights: Vector, inverse: Matrix) -> Vector:
 
 def obs_of_group(weights: Vector, inverse: Matrix, places: Places) -> float:
     """Return w_S.([A^-1]_SS)^-1 w_S / 2, the least rise with all weights of a set S at zero."""
-    there = weights[places]
-    return float(there @ torch.linalg.solve(inverse[places[:, None], places], there)) / 2
+    removed = weights[places]
+    return float(removed @ torch.linalg.solve(inverse[places[:, None], places], removed)) / 2
 
 
 def compensated(weights: Vector, inverse: Matrix) -> Matrix:
@@ -70,17 +70,17 @@ def surgery(weights: Vector, inverse: Matrix, counts: Sequence[int]) -> Iterator
     -[A^-1]_RS ([A^-1]_SS)^-1 w_S, and the inverse becomes that of A in the weights that are left (a Schur complement).
     Saliencies are then those of the new weights, with the same A.
     """
-    current, inverse, held = weights.clone(), inverse.clone(), torch.arange(len(weights))
+    current, inverse, remaining = weights.clone(), inverse.clone(), torch.arange(len(weights))
     for count in counts:
-        new = count - (len(weights) - len(held))
+        new = count - (len(weights) - len(remaining))
         if new:
-            ranks = obs(current[held], inverse).argsort(stable=True)
+            ranks = obs(current[remaining], inverse).argsort(stable=True)
             gone, left = ranks[:new], ranks[new:].sort().values
             gains = torch.linalg.solve(inverse[gone[:, None], gone], inverse[gone[:, None], left])
-            current[held[left]] -= current[held[gone]] @ gains
-            current[held[gone]] = 0.0
+            current[remaining[left]] -= current[remaining[gone]] @ gains
+            current[remaining[gone]] = 0.0
             inverse = inverse[left[:, None], left] - inverse[left[:, None], gone] @ gains
-            held = held[left]
+            remaining = remaining[left]
         yield current.clone()
 
 

@@ -49,7 +49,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
         networks = networks_of(rows)
-        marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
+        marks = [[f"{network}:{what}" for network in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
         style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
         sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
@@ -86,31 +86,31 @@ def _note(run: RecordedRun, rows: pd.DataFrame, words: str) -> str:
 def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     same = ["sigma", "seed", "index"]
     shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(columns={"value": "share"})
-    found = []
+    curves = []
     losses = rows[rows["quantity"].isin([f"{name}_loss" for name in SALIENCIES])]
     if (losses["value"] > 0).all():
         set_decades(ax, "y")
     for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
-        one = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
-        points = seed_means(one, ["share"], logs=True)
+        joined = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
+        points = seed_means(joined, ["share"], logs=True)
         style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0, "alpha": 0.07}
         draw_interval(ax, points, "share", colour=_colour(name), **style)
-        found.append(points.assign(saliency=name, number="loss"))
+        curves.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(curves, ignore_index=True)
 
 
 def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    found = []
+    drawn = []
     for rank, name in enumerate(SALIENCIES):
         for shift, (number, mark) in zip((-_APART, 0.0, _APART), _MARKS.items(), strict=True):
             values = where(rows, quantity=f"{name}_{number}")["value"]
             if values.empty:
                 continue
-            one = fisher_interval(values)
+            interval = fisher_interval(values)
             style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
-            ax.errorbar([one.mean], [rank + shift], xerr=one.reach, **style)
-            found.append({"saliency": name, "number": number, **one.found})
+            ax.errorbar([interval.mean], [rank + shift], xerr=interval.reach, **style)
+            drawn.append({"saliency": name, "number": number, **interval.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
     ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
     for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
@@ -118,7 +118,7 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
     ax.set_xlim(-1.05, 1.05)
     ax.set_xlabel("rank correlation with the true rise")
-    return pd.DataFrame(found)
+    return pd.DataFrame(drawn)
 
 
 def _colour(name: str) -> str:
@@ -166,13 +166,13 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     rounded = rows.rename(columns={"index": "bits"})
     names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
-    found = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
-    _set_scale(ax, pd.concat(found)["mean"])
-    for name, points in zip(names, found, strict=True):
+    curves = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
+    _set_scale(ax, pd.concat(curves)["mean"])
+    for name, points in zip(names, curves, strict=True):
         draw_interval(ax, points, "bits", colour=_colour(name), label=ROUNDINGS[name], markersize=2, alpha=0.1)
     ax.set_xticks(sorted(rows["index"].unique()))
     ax.invert_xaxis()
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(curves, ignore_index=True)
 
 
 def _set_scale(ax: Axes, means: pd.Series) -> None:

@@ -46,17 +46,17 @@ def influence(problem: Objective, request: Request) -> Measured:
     tests = replace(problem, batch=unseen.to(problem.batch.inputs.device), more=())
     left_out, before = _subsets(request, count), _losses(problem.network, tests)
     with one_thread():
-        networks = (retrained(request, _others(one, count)) for one in left_out)
+        networks = (retrained(request, _others(subset, count)) for subset in left_out)
         ends = [_losses(network.to(tests.batch.inputs.device, problem.dtype), tests) for network in networks]
-    true = torch.stack([one - before for one in ends], dim=1)
+    true = torch.stack([end - before for end in ends], dim=1)
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
     for block, column in square_columns(problem, request):
         subject = Subject(problem, request, block, column)
         each, seen = _gradients(subject, problem), _gradients(subject, tests)
-        removed = torch.stack([each[one].sum(dim=0) / (count - len(one)) for one in left_out], dim=1)
+        removed = torch.stack([each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out], dim=1)
         for name, (matrix, error) in _matrices(subject, config.compression.damping).items():
-            found = score(seen @ torch.linalg.solve(matrix, removed), true)
-            numbers = {f"{name}_influence_score": found, f"{name}_influence_error": exact(error)}
+            scored = score(seen @ torch.linalg.solve(matrix, removed), true)
+            numbers = {f"{name}_influence_score": scored, f"{name}_influence_error": exact(error)}
             rows += state_rows(request, numbers, block=block)
     return Measured(rows, {"true": true.numpy()})
 
@@ -65,8 +65,8 @@ def score(predicted: Changes, true: Changes) -> Estimate:
     """Return Spearman's correlation over subsets in the mean over tests, with the jackknife's error over subsets."""
     count = true.shape[1]
     kept = ~torch.eye(count, dtype=torch.bool)
-    found = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
-    error = float((found - found.mean()).square().sum() * (count - 1) / count) ** 0.5
+    folds = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
+    error = float((folds - folds.mean()).square().sum() * (count - 1) / count) ** 0.5
     return Estimate(_mean_correlation(predicted, true), error, count, SUBSETS)
 
 
@@ -76,12 +76,12 @@ def _mean_correlation(predicted: Changes, true: Changes) -> float:
 
 def _matrices(subject: Subject, damping: float) -> dict[str, tuple[Tensor, float]]:
     """Return each matrix with its damping, and its error."""
-    found = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
-    outer = found[Surrogate.gauss_newton].diagonal()
+    surrogates = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
+    outer = surrogates[Surrogate.gauss_newton].diagonal()
     others = (subject.of_maps(Approximation.ekfac, outer), outer.diag(), torch.zeros(len(outer), len(outer)).double())
-    shift, hessian = torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping, found[Surrogate.hessian]
-    made = zip(INFLUENCES, (*found.values(), *others), strict=True)
-    return {name: (one + shift, float((one - hessian).norm() / hessian.norm())) for name, one in made}
+    shift, hessian = torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping, surrogates[Surrogate.hessian]
+    every = zip(INFLUENCES, (*surrogates.values(), *others), strict=True)
+    return {name: (one + shift, float((one - hessian).norm() / hessian.norm())) for name, one in every}
 
 
 def _subsets(request: Request, count: int) -> list[Int[Tensor, " k"]]:

@@ -81,8 +81,8 @@ class Collected:
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
-        found = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
-        return in_network_order(found)
+        blocks = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
+        return in_network_order(blocks)
 
     @cached_property
     def parts(self) -> list[str]:
@@ -91,11 +91,11 @@ class Collected:
 
     def spectra_of(self, network: Network, block: BlockName, part: str) -> list[Spectrum]:
         """Return a block's eigenvalues, a spectrum a seed."""
-        return [one for one in self.spectra if _is_of(one.place, network, block, part)]
+        return [spectrum for spectrum in self.spectra if _is_of(spectrum.place, network, block, part)]
 
     def densities_of(self, network: Network, block: BlockName, part: str) -> list[Density]:
         """Return a block's densities, one a seed."""
-        return [one for one in self.densities if _is_of(one.place, network, block, part)]
+        return [density for density in self.densities if _is_of(density.place, network, block, part)]
 
 
 def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
@@ -125,21 +125,21 @@ def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[st
     sigmas = {place.sigma for place in every.places if not math.isnan(place.sigma)}
     alone = sigmas.pop() if len(sigmas) == 1 else None
     coordinates = list(dict.fromkeys(_coordinates(place, alone) for place in every.places))
-    several = [len({one[axis] for one in coordinates}) > 1 for axis in range(2)]
-    for one in coordinates:
-        yield _words(one, several), _at(every, one, alone)
+    several = [len({place[axis] for place in coordinates}) > 1 for axis in range(2)]
+    for place in coordinates:
+        yield _words(place, several), _at(every, place, alone)
 
 
 def _sentence(words: Sequence[str]) -> str:
-    told = ", ".join(filter(None, words))
-    return f" {told}." if told else ""
+    named = ", ".join(filter(None, words))
+    return f" {named}." if named else ""
 
 
 def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, list[Collected]]]:
     """Yield (words, what is stored at each step of a training) for every sigma; see `collected`."""
     of_sigma: dict[str, list[Collected]] = {}
-    for words, one in collected(source, wanted):
-        of_sigma.setdefault(words.partition("step_")[0].rstrip("_"), []).append(one)
+    for words, state in collected(source, wanted):
+        of_sigma.setdefault(words.partition("step_")[0].rstrip("_"), []).append(state)
     yield from of_sigma.items()
 
 
@@ -243,8 +243,8 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
     """Return which network and part a row is of, with its block, depth and sigma where several are shown."""
     variant, depth, layer, row, part, sigma = key
     several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
-    told = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
-    words = [variant_words(str(variant)), *(text for place, text in told.items() if several[place])]
+    texts = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
+    words = [variant_words(str(variant)), *(text for place, text in texts.items() if several[place])]
     return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 

@@ -72,8 +72,8 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
     ends = band(points["mean"], points["sem"], points["count"], logs=False)
     if are_few(len(spectra)):
         ends = (np.full(len(ranks), np.nan),) * 2
-        for one in spectra:
-            draw_seed(ax, shares, one.eigenvalues[ranks], colour=part_colour(part))
+        for spectrum in spectra:
+            draw_seed(ax, shares, spectrum.eigenvalues[ranks], colour=part_colour(part))
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
     draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
     return points.assign(share=shares)
@@ -117,13 +117,13 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
         exact, _ = of_eigenvalues(values, grid, deviation)
         ax.plot(grid, exact, color="black", linestyle=_DASHED, linewidth=0.6)
         numbers, peak = pd.DataFrame({"eigenvalue": grid, "exact": exact}), [exact.max(), heights.max()]
-    for one in panel.densities[1:]:
-        ax.plot(grid, smoothed(one, grid, deviation).mean, color=colour, linewidth=0.4, alpha=0.5)
+    for density in panel.densities[1:]:
+        ax.plot(grid, smoothed(density, grid, deviation).mean, color=colour, linewidth=0.4, alpha=0.5)
     if panel.densities:
-        found = smoothed(panel.densities[0], grid, deviation)
-        _draw_banded(ax, found, 0.0, colour)
-        numbers = _with_band(numbers, found)
-        peak.append(found.mean.max())
+        banded = smoothed(panel.densities[0], grid, deviation)
+        _draw_banded(ax, banded, 0.0, colour)
+        numbers = _with_band(numbers, banded)
+        peak.append(banded.mean.max())
     _set_density_scale(ax, max(peak), panel, deviation)
     return numbers
 
@@ -135,33 +135,33 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
         return pd.DataFrame()
     deviation = panel.kernel.deviation(*panel.range)
     grid = grid_over(*panel.range, deviation)
-    found = cumulative(panel.densities[0], grid, deviation)
-    truth = found.mean
+    banded = cumulative(panel.densities[0], grid, deviation)
+    truth = banded.mean
     if panel.exact is not None:
         truth = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)[1]
-    _draw_banded(ax, found, truth, colour)
+    _draw_banded(ax, banded, truth, colour)
     ax.axhline(0, color="black", linestyle=_DASHED, linewidth=0.6)
-    reach = np.nanmax([np.abs(found.mean - truth) + np.nan_to_num(found.margin), np.abs(found.half - truth)])
+    reach = np.nanmax([np.abs(banded.mean - truth) + np.nan_to_num(banded.margin), np.abs(banded.half - truth)])
     ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-1, 1))
     ax.yaxis.get_offset_text().set_fontsize(TINY)
-    return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), found)
+    return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), banded)
 
 
-def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str) -> None:
+def _draw_banded(ax: Axes, banded: Banded, less: np.ndarray | float, colour: str) -> None:
     """Draw a mean less something with its band, as a factor on a logarithmic axis: there it must not reach zero."""
-    middle = found.mean - less
-    low, high = middle - found.margin, middle + found.margin
+    middle = banded.mean - less
+    low, high = middle - banded.margin, middle + banded.margin
     if ax.get_yscale() == "log":
         low = np.where(low > 0, low, middle**2 / np.where(high > 0, high, np.nan))
-    band = found.grid, low, high
-    draw_mean(ax, found.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
-    ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
+    band = banded.grid, low, high
+    draw_mean(ax, banded.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
+    ax.plot(banded.grid, banded.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
 
-def _with_band(numbers: pd.DataFrame, found: Banded) -> pd.DataFrame:
-    band = {"lanczos": found.mean, "margin": found.margin, "half_the_steps": found.half}
-    return numbers.assign(**band) if len(numbers) else pd.DataFrame({"eigenvalue": found.grid, **band})
+def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
+    band = {"lanczos": banded.mean, "margin": banded.margin, "half_the_steps": banded.half}
+    return numbers.assign(**band) if len(numbers) else pd.DataFrame({"eigenvalue": banded.grid, **band})
 
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
@@ -192,24 +192,24 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     panels of their own, by default all).
     """
     chosen = spec.words("weights")
-    part = spec.choice("part", [one.value for one in Part], Part.H.value)
+    part = spec.choice("part", [member.value for member in Part], Part.H.value)
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
     for words, states in side_by_side(source):
-        one = states[0]
-        needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
+        first = states[0]
+        needed = {_SORTED: first.spectra, _DENSITY: True, _CUMULATIVE: first.densities}
         kinds = [kind for kind in _LABELS if needed[kind]]
-        weights = [block for block in one.blocks(whole=False) if chosen is None or block[1] in chosen]
-        every = [_Column(state, network, len(states) > 1) for network in one.networks for state in states]
+        weights = [block for block in first.blocks(whole=False) if chosen is None or block[1] in chosen]
+        every = [_Column(state, network, len(states) > 1) for network in first.networks for state in states]
         for columns, beside in in_sheets(every, _COLUMNS, "columns"):
             suffix = (f"_{words}" if words else "") + beside
-            for block in one.blocks(whole=True):
+            for block in first.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
                 for two, end in ((kinds[:2], ""), (kinds[2:], "_error")):  # rows of a page
                     if two:
                         yield _page(columns, [(block, kind) for kind in two], asked, suffix=suffix + name + end)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
-                for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
-                    yield _page(columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)
+                for blocks, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
+                    yield _page(columns, [(block, kind) for block in blocks], asked, suffix=suffix + name + below)
     yield from extremes_page(source.table, spec)
 
 
@@ -255,10 +255,10 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
 
 def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str) -> Page:
     """Draw a page: one row per block and kind of panel, one column per network and step."""
-    one = columns[0].of
+    first = columns[0].of
     names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block, kind in rows]
-    note = _note(one, asked.kernel, asked.part, {kind for _, kind in rows})
-    note += one.where_but_steps if columns[0].of_several_steps else one.where
+    note = _note(first, asked.kernel, asked.part, {kind for _, kind in rows})
+    note += first.where_but_steps if columns[0].of_several_steps else first.where
     sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
@@ -273,15 +273,15 @@ def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: 
         for (layer, name), kind in rows
     ]
     sheet.label("", [column.title for column in columns], labels)
-    _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
+    _legend(sheet.first, first.parts if rows[0][1] == _SORTED else [])
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
 
-def _draw(ax: Axes, one: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
+def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
     if kind == _SORTED:
-        return _draw_parts(ax, one, network, block, asked.floor)
+        return _draw_parts(ax, state, network, block, asked.floor)
     part = asked.part
-    panel = Panel(one.spectra_of(network, block, part), one.densities_of(network, block, part), asked.kernel)
+    panel = Panel(state.spectra_of(network, block, part), state.densities_of(network, block, part), asked.kernel)
     empty = not (panel.spectra or panel.densities)
     if empty or panel.range == (0.0, 0.0):
         say(ax, "(not measured)" if empty else "= 0 (every eigenvalue)")
@@ -291,10 +291,10 @@ def _draw(ax: Axes, one: Collected, network: Network, block: BlockName, kind: st
     return draw(ax, panel, colour).assign(part=part)
 
 
-def _draw_parts(ax: Axes, one: Collected, network: Network, block: BlockName, floor: float) -> pd.DataFrame:
+def _draw_parts(ax: Axes, state: Collected, network: Network, block: BlockName, floor: float) -> pd.DataFrame:
     numbers, largest = [], 0.0
-    for part in one.parts:
-        spectra = one.spectra_of(network, block, part)
+    for part in state.parts:
+        spectra = state.spectra_of(network, block, part)
         if spectra:
             numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
             largest = max(largest, float(numbers[-1]["mean"].abs().max()))
@@ -311,19 +311,19 @@ def _legend(ax: Axes, parts: list[str]) -> None:
         ax.legend(handles, list(map(symbol, parts)), loc="upper left")
 
 
-def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
+def _note(state: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     """Return what the marks of a page's panels mean, and what was measured."""
-    count = len(one.seeds)
+    count = len(state.seeds)
     words, band = [], ""
     if _SORTED in kinds:
         means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
         words.append(f"Sorted eigenvalues: {means}, x: share below.")
-    if one.densities:
-        probes, steps = one.densities[0].whole.nodes.shape
+    if state.densities:
+        probes, steps = state.densities[0].whole.nodes.shape
         band = f"band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t); "
         band += "dotted: half the steps. "
     if kinds - {_SORTED}:
-        exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
-        which = f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others)"
+        exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if state.spectra else ""
+        which = f"Densities of the {Part(part).label}, seed {state.seeds[0]} (faint: others)"
         words.append(f"{which}: {exact}{band}{kernel.words}.")
     return " ".join(words)

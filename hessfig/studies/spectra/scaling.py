@@ -84,12 +84,12 @@ def _row_words(quantity: str, layer: int, row: str) -> str:
 
 
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
-    found = "none of largest_eigenvalue, condition_number"
+    none_measured = "none of largest_eigenvalue, condition_number"
     known = counted(table)["quantity"].unique()
-    wanted = wanted_quantities(table, asked, [name for name in _QUANTITIES if name in known], found=found)
+    wanted = wanted_quantities(table, asked, [name for name in _QUANTITIES if name in known], found=none_measured)
     chosen = table[table["quantity"].isin(wanted) & (table["index"] <= 1) & (table["row"] == table["col"])]
     if chosen.empty:
-        wanted_quantities(table, None, (), found=found)
+        wanted_quantities(table, None, (), found=none_measured)
     return chosen.sort_values("quantity", key=lambda names: names.map(wanted.index), kind="stable")
 
 
@@ -159,17 +159,17 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
 def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     ax.set_yscale("symlog", linthresh=floor, linscale=0.4)
     ax.yaxis.set_minor_locator(NullLocator())
-    found = []
+    shown = []
     percents = sorted(_quantiles(here)["index"].unique())
     for percent, colour in zip(percents, shades(_QUANTILE, len(percents)), strict=True):
         points = draw_means(ax, _quantile(here, percent), *_CURVE, colour=colour, label=f"{percent}%")
-        found.append(points.assign(shown=f"quantile_{percent}"))
+        shown.append(points.assign(shown=f"quantile_{percent}"))
     for quantity, words in ((LARGEST, "largest, smallest"), (SMALLEST, "")):
         rows = here[(here["quantity"] == quantity) & (here["index"] <= 1)]
         points = draw_means(ax, rows, *_CURVE, colour=_OUTLIER, label=words or "_")
-        found.append(points.assign(shown=quantity))
+        shown.append(points.assign(shown=quantity))
     ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
-    return pd.concat(found)
+    return pd.concat(shown)
 
 
 def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
@@ -178,8 +178,8 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
     changes = rows.assign(value=rows["value"] / rows["seed"].map(start))
     ax.axhspan(10**-_LEAST, 10**_LEAST, color="#eeeeee", zorder=0)
-    for _, one in changes.sort_values(X).groupby("seed"):
-        draw_seed(ax, one[X], one["value"], colour=_SIZE)
+    for _, run in changes.sort_values(X).groupby("seed"):
+        draw_seed(ax, run[X], run["value"], colour=_SIZE)
     points = seed_means(changes, _CURVE, logs=True)
     draw_interval(ax, points, X, colour=_SIZE)
     return points.assign(shown="outermost_over_bulk_relative")
@@ -249,18 +249,18 @@ _DRAWN: dict[str, tuple[tuple[str, Any], ...]] = {
 
 
 def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
-    found = ratios(table)
+    of_parts = ratios(table)
     note = (
         f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. Above: seed"
         f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
         f"{labels.made_words(table, axis)}"
     )
     sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
-    set_x_scale(sheet.axes[-1], found[X])
+    set_x_scale(sheet.axes[-1], of_parts[X])
     numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:
         kind = list(_DRAWN)[row]
-        numbers.extend(_draw_lines(ax, found, _named(table), kind))
+        numbers.extend(_draw_lines(ax, of_parts, _named(table), kind))
         if kind == _RATIO:
             ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
             ax.legend(loc="best")
@@ -271,11 +271,11 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis))
 
 
-def _draw_lines(ax: Axes, found: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
+def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
     """Draw the lines of a panel, a tone and a mark per network; yield their means."""
     set_decades(ax, "y")
     for rank, (network, words) in enumerate(named.items()):
-        here = of_network(found, network)
+        here = of_network(of_parts, network)
         for name, dashes in _DRAWN[kind]:
             style: dict[str, Any] = {"linestyle": dashes, "marker": _MARKS[rank % len(_MARKS)], "markersize": 2.6}
             style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}

@@ -163,8 +163,8 @@ def kth_in_size(block: Spectrum | Density, k: int) -> float:
         return 0.0
     numbers, shares = as_weighted(block)
     sizes = np.abs(numbers)
-    found = quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
-    return found if found > NOISE * sizes.max() else 0.0
+    size = quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
+    return size if size > NOISE * sizes.max() else 0.0
 
 
 PUBLISHED = Kernel(variance=1e-5)
@@ -184,13 +184,13 @@ def distances(blocks: Sequence[Spectrum | Density], kernel: Kernel = PUBLISHED) 
     units = [kth_in_size(block, UNIT) for block in blocks]
     usable = [k for k, unit in enumerate(units) if unit > 0]
     scaled = [(numbers / units[k], shares) for k in usable for numbers, shares in [as_weighted(blocks[k])]]
-    found = np.full((len(blocks), len(blocks)), math.nan)
+    matrix = np.full((len(blocks), len(blocks)), math.nan)
     probabilities = on_common_grid(scaled, kernel)
     for place, i in enumerate(usable):
-        found[i, i] = 0.0
+        matrix[i, i] = 0.0
         for other, j in enumerate(usable[:place]):
-            found[i, j] = found[j, i] = jensen_shannon(probabilities[place], probabilities[other])
-    return found
+            matrix[i, j] = matrix[j, i] = jensen_shannon(probabilities[place], probabilities[other])
+    return matrix
 
 
 def average_distance(matrix: Numbers) -> float:
@@ -222,8 +222,8 @@ def jensen_shannon(p: Numbers, q: Numbers) -> float:
 
 
 def _kl(p: Numbers, m: Numbers) -> float:
-    there = p > 0
-    return float((p[there] * np.log(p[there] / m[there])).sum())
+    positive = p > 0
+    return float((p[positive] * np.log(p[positive] / m[positive])).sum())
 
 
 def _smooth(numbers: Numbers, shares: Numbers, edges: Numbers, deviation: float) -> Numbers:
@@ -255,8 +255,8 @@ def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> tuple
     for network, members in _networks(blocks):
         matrix = distances(members, kernel)
         means.append({**network, "average": average_distance(matrix)})
-        for (i, one), (j, other) in product(enumerate(members), repeat=2):
-            pairs.append({**network, **_pair(one.place, other.place), "distance": matrix[i, j]})
+        for (i, row), (j, col) in product(enumerate(members), repeat=2):
+            pairs.append({**network, **_pair(row.place, col.place), "distance": matrix[i, j]})
     return _table(pairs, [*PAIR, "distance"]), _table(means, ["average"])
 
 

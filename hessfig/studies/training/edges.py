@@ -46,16 +46,16 @@ def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     table = source.table
     rows = with_settings(counted(table), BATCH, RATE)
-    found = critical_batches(*(of_whole(rows, name) for name in ("held_out_loss", "noise_scale")))
-    if not found:
+    by_seed = critical_batches(*(of_whole(rows, name) for name in ("held_out_loss", "noise_scale")))
+    if not by_seed:
         raise UserError(
             f"figure.layout={spec.layout} compares batch sizes, and the table has too few",
             got=", ".join(sorted(set(rows[BATCH]))) or "none",
             allowed="held_out_loss and noise_scale at three batch sizes or more",
             remedy="hessfig run sweep=critical_batch",
         )
-    seeds = list(found.values())
-    losses = [one.target for one in seeds]
+    seeds = list(by_seed.values())
+    losses = [seed.target for seed in seeds]
     words = f"Held-out losses reached: {min(losses):.3g} to {max(losses):.3g}. Dots: where they are reached."
     style = APART.but(across=0.5, height=1.7)
     sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
@@ -64,14 +64,14 @@ def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
-    reached = [pd.DataFrame({"seed": i, BATCH: one.sizes, "value": one.steps}) for i, one in enumerate(seeds)]
+    reached = [pd.DataFrame({"seed": i, BATCH: seed.sizes, "value": seed.steps}) for i, seed in enumerate(seeds)]
     counts = pd.concat(reached).replace(np.inf, np.nan).dropna()
     set_decades(ax, "y")
-    for one in reached:
-        draw_seed(ax, one[BATCH], one["value"], colour=tone(0))
+    for curve in reached:
+        draw_seed(ax, curve[BATCH], curve["value"], colour=tone(0))
     points = seed_means(counts, [BATCH], logs=True)
     draw_interval(ax, points.assign(low=np.nan, high=np.nan), BATCH, colour=tone(0), label="steps to the loss")
-    fewest, critical = (_geometric([one.fewest for one in seeds]), _geometric([one.critical for one in seeds]))
+    fewest, critical = (_geometric([seed.fewest for seed in seeds]), _geometric([seed.critical for seed in seeds]))
     fit = fewest.mean * (1 + critical.mean / points[BATCH])
     sizes = np.geomspace(points[BATCH].min(), points[BATCH].max())
     model = fewest.mean * (1 + critical.mean / sizes)
@@ -86,12 +86,12 @@ def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
 
 
 def _noise_scales(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
-    every = [one.noise.reset_index().set_axis(["step", "value"], axis=1).assign(seed=i) for i, one in enumerate(seeds)]
+    every = [fit.noise.reset_index().set_axis(["step", "value"], axis=1).assign(seed=i) for i, fit in enumerate(seeds)]
     rows = pd.concat(every)
     scale(ax, [rows])
     points = draw_means(ax, rows, "step", colour=tone(1), label="noise scale")
-    ax.plot([one.steps[-1] for one in seeds], [one.noise_scale for one in seeds], "o", color=tone(1), markersize=4)
-    critical = _geometric([one.critical for one in seeds])
+    ax.plot([fit.steps[-1] for fit in seeds], [fit.noise_scale for fit in seeds], "o", color=tone(1), markersize=4)
+    critical = _geometric([seed.critical for seed in seeds])
     ax.axhline(critical.mean, color=GUIDE, linestyle="--", label="critical batch size")
     if np.isfinite(critical.low):
         ax.axhspan(critical.low, critical.high, color="#999999", alpha=0.2, linewidth=0)
@@ -132,8 +132,8 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
     place = ["variant", "num_layers", "layer", "part", "seed", "step"]
-    one, other = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER)
-    return (one / other).rename("value").dropna().reset_index()
+    above, below = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER)
+    return (above / below).rename("value").dropna().reset_index()
 
 
 def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
@@ -142,26 +142,26 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.5))
-    found = []
+    drawn = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
-        found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
+        drawn.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
     short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
-    return sheet.page("", pd.concat(found, ignore_index=True))
+    return sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
 def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if ratios.empty:
         say(ax, "(no ratio)")
-    found = [
+    drawn = [
         draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=labels.symbol(part))
         for part in parts_of(ratios)
     ]
-    return pd.concat([pd.DataFrame(), *found], ignore_index=True)
+    return pd.concat([pd.DataFrame(), *drawn], ignore_index=True)
 
 
 _PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
@@ -199,7 +199,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
     ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
-    found = []
+    drawn = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])
         ax.set_xscale("linear")  # looked at every so many steps
@@ -207,14 +207,14 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
         if here.empty:
             say(ax, "(no number)")
         points = draw_means(ax, here, "step", colour=tone(row))
-        found.append(points.assign(quantity=rows[row], variant=variants[column]))
+        drawn.append(points.assign(quantity=rows[row], variant=variants[column]))
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
     named = [_PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name))) for name in rows]
     words = [f"{name} / threshold" if name != "loss" else name for name in named]
     sheet.label("step", variant_titles(variants), words)
-    return sheet.page("", pd.concat(found, ignore_index=True))
+    return sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
 def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
