@@ -61,15 +61,15 @@ def listed(folder: Path, form: Form) -> list[Entry]:
 
     Raises UserError for a list whose entries are none, and when it has no file of this quantity.
     """
-    found = [entry for entry in entries_of(folder, form) if entry["quantity"] == form.quantity]
-    if not found:
+    entries = [entry for entry in entries_of(folder, form) if entry["quantity"] == form.quantity]
+    if not entries:
         raise UserError(
             f"{folder} holds no stored {form.name}: the sweep was not run, or keeps none",
             got="no array of this quantity in manifest.json",
             allowed=f"a sweep with {form.quantity} among its quantities",
             remedy=f"{run_command(folder)} 'quantities=[{form.quantity}]'",
         )
-    return found
+    return entries
 
 
 def is_listed(folder: Path, form: Form) -> bool:
@@ -304,12 +304,12 @@ def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
 
     Raises UserError where none are stored, and for files that are missing, damaged, swapped or of another form.
     """
-    form, found = _LOSS_FORMS[quantity], []
+    form, courses = _LOSS_FORMS[quantity], []
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take_losses, quantity))
         place: dict[str, Any] = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
-        found.append(StoredLosses(**place, numbers=numbers, names=names))
-    return found
+        courses.append(StoredLosses(**place, numbers=numbers, names=names))
+    return courses
 
 
 def _take_losses(quantity: str, stored: Stored) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
@@ -322,10 +322,10 @@ def _take_losses(quantity: str, stored: Stored) -> tuple[dict[str, NDArray[np.fl
 
 
 def _numbers(stored: Stored, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    found = stored[name]
-    fits = found.ndim == len(shape) and all(
-        not want or have == want for have, want in zip(found.shape, shape, strict=True)
+    array = stored[name]
+    fits = array.ndim == len(shape) and all(
+        not want or have == want for have, want in zip(array.shape, shape, strict=True)
     )
-    if found.dtype != np.float64 or not fits or not found.size:
-        raise ValueError(f"{name}: {found.dtype} {found.shape}")
-    return np.asarray(found)
+    if array.dtype != np.float64 or not fits or not array.size:
+        raise ValueError(f"{name}: {array.dtype} {array.shape}")
+    return np.asarray(array)

@@ -25,21 +25,21 @@ def settings_of(variant: str) -> Mapping[str, str]:
 def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
     """Return the rows with a column of texts for each setting: its value in the row's variant, else `default`."""
     varied = [settings_of(variant) for variant in rows["variant"]]
-    return rows.assign(**{key: [one.get(key, default) for one in varied] for key in keys})
+    return rows.assign(**{key: [settings.get(key, default) for settings in varied] for key in keys})
 
 
 def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of every varied setting by its dotted key: one for each variant, "" where it has none."""
     parsed = [settings_of(variant) for variant in variants]
-    keys = dict.fromkeys(key for one in parsed for key in one)
-    return {key: [one.get(key, "") for one in parsed] for key in keys}
+    keys = dict.fromkeys(key for settings in parsed for key in settings)
+    return {key: [settings.get(key, "") for settings in parsed] for key in keys}
 
 
 def variants_in_order(variants: Iterable[str]) -> list[str]:
     """Return the different variants in natural order: settings that are numbers rise, words stay as they come."""
-    found = list(dict.fromkeys(variants))
-    places = [_places(values) for values in varied_settings(found).values()]
-    return [found[rank] for rank in sorted(range(len(found)), key=lambda rank: [one[rank] for one in places])]
+    different = list(dict.fromkeys(variants))
+    places = [_places(values) for values in varied_settings(different).values()]
+    return [different[rank] for rank in sorted(range(len(different)), key=lambda rank: [one[rank] for one in places])]
 
 
 def _places(texts: list[str]) -> Sequence[float]:
@@ -94,8 +94,8 @@ def setting_name(key: str) -> str:
 def varied_setting(variants: Iterable[str]) -> tuple[str, list[str]]:
     """Return in words what the variants vary, and each one's value, e.g. ('temperature', ['0.5', '1.0'])."""
     settings = [settings_of(variant) for variant in variants]
-    names = dict.fromkeys(setting_name(key) for one in settings for key in one)
-    return ", ".join(names), [", ".join(one.values()) for one in settings]
+    names = dict.fromkeys(setting_name(key) for setting in settings for key in setting)
+    return ", ".join(names), [", ".join(setting.values()) for setting in settings]
 
 
 def as_numbers(values: Iterable[str]) -> list[float] | None:
@@ -112,11 +112,11 @@ def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterab
     Raises UserError when no variant has it; `asked` is who wants to know, `others` what may be named as well.
     """
     keys = list(varied_settings(variants))
-    found = [key for key in keys if word in (key, last_word(key))]
-    if len(found) == 1:
-        return found[0]
+    named = [key for key in keys if word in (key, last_word(key))]
+    if len(named) == 1:
+        return named[0]
     allowed = [*others, *keys]
-    what = "there are several settings of this name" if found else "the sweep does not vary it"
+    what = "there are several settings of this name" if named else "the sweep does not vary it"
     raise UserError(
         f"{asked}: {what}",
         got=word,
@@ -188,7 +188,7 @@ def check_places(table: pd.DataFrame, axis: Axis) -> None:
 def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
     """Return at which sigma or step all numbers stand when that is not the axis, as a sentence; or nothing."""
     others = [Axis(name) for name in _COORDINATES if name != axis.name]
-    values = {one.symbol: table[one.name].unique() for one in others}
+    values = {other.symbol: table[other.name].unique() for other in others}
     single = {symbol: found[0] for symbol, found in values.items() if len(found) == 1}
     words = ", ".join(f"{symbol} = {value:g}" for symbol, value in single.items() if not math.isnan(value))
     return f" At {words}." if words else ""

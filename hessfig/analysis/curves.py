@@ -135,6 +135,6 @@ def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0 and 1) and count.
     """
     by_place = seed_shares(table, axis, AT_SCORES).groupby(_PLACE, sort=False, dropna=False)["share"]
-    found = by_place.agg(lambda shares: student_interval(shares)).reset_index()
-    intervals = pd.DataFrame([vars(one) for one in found.pop("share")], columns=["mean", "low", "high", "count"])
-    return found.join(intervals.assign(low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)))
+    by_block = by_place.agg(lambda shares: student_interval(shares)).reset_index()
+    intervals = pd.DataFrame([vars(one) for one in by_block.pop("share")], columns=["mean", "low", "high", "count"])
+    return by_block.join(intervals.assign(low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)))

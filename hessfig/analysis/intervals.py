@@ -61,13 +61,13 @@ def welch_interval(
 
     For networks that share neither weights nor batches, where there are no pairs. `count` is that of the smaller one.
     """
-    found = [student_interval(one) for one in (values, other)]
-    parts = [(one.se**2, one.count - 1) for one in found]
+    sides = [student_interval(side) for side in (values, other)]
+    parts = [(side.se**2, side.count - 1) for side in sides]
     spread = sum(square for square, _ in parts)
     lost = sum(square**2 / dof for square, dof in parts if dof > 0)
     dof = spread**2 / lost if lost > 0 else sum(dof for _, dof in parts)
-    count = min(one.count for one in found)
-    return _interval(found[0].mean - found[1].mean, math.sqrt(spread), dof, count, level, tests)
+    count = min(side.count for side in sides)
+    return _interval(sides[0].mean - sides[1].mean, math.sqrt(spread), dof, count, level, tests)
 
 
 def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
@@ -76,8 +76,8 @@ def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: 
     `se` is that of the logarithm (natural). What is not positive has no logarithm and is left out.
     """
     sample = np.asarray(list(values), dtype=float)
-    found = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
-    return _through(found, math.exp)
+    interval = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
+    return _through(interval, math.exp)
 
 
 MOST_CORRELATED = 0.999  # a correlation of one has no z; ranks along few steps are of size one by chance too
@@ -144,9 +144,9 @@ def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Nu
     return mean, deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(count)
 
 
-def _through(found: Interval, back: Callable[[float], float]) -> Interval:
+def _through(interval: Interval, back: Callable[[float], float]) -> Interval:
     """Return an interval found on another scale in its own numbers."""
-    return replace(found, mean=back(found.mean), low=back(found.low), high=back(found.high))
+    return replace(interval, mean=back(interval.mean), low=back(interval.low), high=back(interval.high))
 
 
 def _interval(mean: float, se: float, dof: float, count: int, level: float, tests: int) -> Interval:

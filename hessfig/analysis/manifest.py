@@ -67,9 +67,9 @@ def _unchanged(variants: Iterable[str], manifest: Mapping[str, Any]) -> Iterator
     config, every = manifest["config"], manifest.get("variants") or [{"variant": ""}]
     for key in varied_settings(variants):
         group, _, name = key.partition(".")
-        for one in every if group in OF_ARCHITECTURE else every[:1]:
-            section = one.get(group, config.get(group))
-            if key not in settings_of(one.get("variant", "")) and isinstance(section, Mapping) and name in section:
+        for entry in every if group in OF_ARCHITECTURE else every[:1]:
+            section = entry.get(group, config.get(group))
+            if key not in settings_of(entry.get("variant", "")) and isinstance(section, Mapping) and name in section:
                 yield key, str(section[name])
                 break
 
@@ -114,9 +114,9 @@ def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) ->
     """
     try:
         config = varied(manifest["config"], variant, num_layers=num_layers)
-        for one in manifest.get("variants", []):
-            if one["variant"] == variant and one.get("model", {}).get("n_layers") == num_layers:
-                config.update({group: one[group] for group in OF_ARCHITECTURE if group in one})
+        for entry in manifest.get("variants", []):
+            if entry["variant"] == variant and entry.get("model", {}).get("n_layers") == num_layers:
+                config.update({group: entry[group] for group in OF_ARCHITECTURE if group in entry})
         return Architecture.from_config(config)
     except UNREADABLE as error:
         raise UserError(
@@ -160,11 +160,11 @@ def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
     path, recorded = folder / TABLE, manifest.get(SEAL)
     if recorded is None or not path.is_file():
         return
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found not in (recorded, manifest.get(SEAL_BEFORE)):
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if actual not in (recorded, manifest.get(SEAL_BEFORE)):
         raise Disagreement(
             f"{path} is a table from another config or run than the manifest next to it",
-            got=f"sha256 {found[:12]}...",
+            got=f"sha256 {actual[:12]}...",
             allowed=f"sha256 {recorded[:12]}... (manifest.json)",
             remedy=f"{run_command(folder)} once both are moved away, or take the manifest away",
         )

@@ -102,9 +102,9 @@ def marked(page: str, name: str, command: str) -> str:
 
 def _around(page: str, name: str, command: str) -> tuple[str, str, str]:
     begin, end = f"<!-- {name}: {command} -->\n", f"<!-- end of the {name} -->\n"
-    before, found, rest = page.partition(begin)
+    before, opened, rest = page.partition(begin)
     within, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise ValueError(f"the page lacks the marks around the {name}")
     return before + begin, within, end + after
 

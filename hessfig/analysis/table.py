@@ -91,8 +91,8 @@ def _is_text(text: str) -> bool:
 
 def _check_configs(table: pd.DataFrame, broken: Broken) -> None:
     """Each quantity of a network is of one configuration: their settings may differ, and so may their hashes."""
-    found = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
-    for (variant, num_layers, quantity), configs in found.items():
+    by_network = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
+    for (variant, num_layers, quantity), configs in by_network.items():
         if len(configs) > 1:
             raise broken(
                 f"mixes several configurations in variant={variant!r}, num_layers={num_layers}, {quantity}",

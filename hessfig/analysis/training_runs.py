@@ -23,8 +23,8 @@ def rank_correlations(one: pd.Series, other: pd.Series, *, beyond_step: bool = F
     NaN for a seed of fewer than three common steps, or where one of the two does not change.
     """
     both = pd.concat({"one": one, "other": other}, axis=1).dropna()
-    found = {seed: _spearman(rows, beyond_step) for seed, rows in both.groupby(level="seed")}
-    return pd.Series(found, dtype=float)
+    correlations = {seed: _spearman(rows, beyond_step) for seed, rows in both.groupby(level="seed")}
+    return pd.Series(correlations, dtype=float)
 
 
 def _spearman(rows: pd.DataFrame, beyond_step: bool) -> float:
@@ -41,8 +41,8 @@ def _spearman(rows: pd.DataFrame, beyond_step: bool) -> float:
 def _residuals(ranks: Ranks, steps: Ranks) -> Ranks:
     """Return what a line in the ranks of the steps leaves of other ranks."""
     centred, around = steps - steps.mean(), ranks - ranks.mean(axis=0)
-    found: Ranks = around - np.outer(centred, centred @ around / (centred @ centred))
-    return found
+    residuals: Ranks = around - np.outer(centred, centred @ around / (centred @ centred))
+    return residuals
 
 
 _ROUNDING = 1e-9
@@ -65,7 +65,7 @@ def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     every = shares(table, quantity)
     late = every[every["step"] >= 2 / 3 * table["step"].max()]
     means = late.groupby(["variant", "seed"], sort=False)["share"].mean().reset_index()
-    return {str(variant): student_interval(one["share"]) for variant, one in means.groupby("variant", sort=False)}
+    return {str(variant): student_interval(runs["share"]) for variant, runs in means.groupby("variant", sort=False)}
 
 
 def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
@@ -111,8 +111,8 @@ def race(table: pd.DataFrame) -> Race:
     timed = _seconds(counted)
     losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])
     losses = losses[[*_RUN, "step", "products", "seconds", "value"]].rename(columns={"value": "loss"})
-    budget = {one: float(losses.groupby("rule")[one].max().min()) for one in ("step", "seconds")}
-    tuned = [_tuned(_at(losses, one, least), one) for one, least in budget.items()]
+    budget = {along: float(losses.groupby("rule")[along].max().min()) for along in ("step", "seconds")}
+    tuned = [_tuned(_at(losses, along, least), along) for along, least in budget.items()]
     ratios = counted.loc[counted["quantity"] == "decrease_ratio", [*_RUN, "step", "value"]]
     return Race(losses, pd.concat(tuned, ignore_index=True), budget, ratios.rename(columns={"value": "ratio"}))
 
@@ -125,21 +125,21 @@ def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
     Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
     """
     losses = tuned.set_index(["budget", "rule", "seed"])["loss"].sort_index()
-    found = []
+    rows = []
     for budget, rule in dict.fromkeys(zip(tuned["budget"], tuned["rule"], strict=True)):
         plain = reference or rule.partition(",")[0]
         if rule == plain or (budget, plain) not in losses.index:
             continue
         ratios = (losses[budget, rule] / losses[budget, plain]).dropna()
-        one = geometric_interval(ratios if np.isfinite(ratios).all() else [math.nan])
-        found.append((budget, rule, one.mean, one.low, one.high, one.count))
-    return pd.DataFrame(found, columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"])
+        interval = geometric_interval(ratios if np.isfinite(ratios).all() else [math.nan])
+        rows.append((budget, rule, interval.mean, interval.low, interval.high, interval.count))
+    return pd.DataFrame(rows, columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"])
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     given = [settings_of(variant) for variant in table["variant"]]
-    rates = [float(one.get(DAMPING, one.get(RATE, "nan"))) for one in given]
-    return table.assign(rule=[_rule(one) for one in given], rate=rates)
+    rates = [float(settings.get(DAMPING, settings.get(RATE, "nan"))) for settings in given]
+    return table.assign(rule=[_rule(settings) for settings in given], rate=rates)
 
 
 def _rule(given: Mapping[str, str]) -> str:
@@ -156,28 +156,28 @@ def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
     looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
     seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks["rule"].map(look)
     counted = counted[counted["quantity"] == "hessian_products"].groupby(["rule", "step"])["value"].median()
-    found = looks.assign(seconds=seconds).join(counted.rename("products"), on=["rule", "step"])
-    return found.assign(products=found["step"] + 2 * found["products"])[["rule", "step", "products", "seconds"]]
+    spent = looks.assign(seconds=seconds).join(counted.rename("products"), on=["rule", "step"])
+    return spent.assign(products=spent["step"] + 2 * spent["products"])[["rule", "step", "products", "seconds"]]
 
 
 def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
     """Return the loss of every run at a place along `along`, between two measured ones linear in its logarithm."""
-    found = []
+    rows = []
     for key, run in losses.sort_values(along).groupby(_RUN):
         inside = run[along].min() <= place <= run[along].max() * (1 + 1e-9)
         log = np.interp(place, run[along], np.log(run["loss"])) if inside else np.inf
-        found.append((*key, float(np.exp(log))))
-    return pd.DataFrame(found, columns=[*_RUN, "loss"])
+        rows.append((*key, float(np.exp(log))))
+    return pd.DataFrame(rows, columns=[*_RUN, "loss"])
 
 
 def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
-    found = []
+    rows = []
     for rule, runs in at.groupby("rule", sort=False):
         wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(np.inf)
         for seed, rate in tuned_rates(wide).items():
             at_edge = rate in (wide.index[0], wide.index[-1])
-            found.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
-    return pd.DataFrame(found, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
+            rows.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
+    return pd.DataFrame(rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
 
 
 BATCH, RATE = "training.batch_size", "training.learning_rate"
@@ -210,8 +210,8 @@ def critical_batches(losses: pd.DataFrame, noise: pd.DataFrame) -> dict[int, Cri
     """
     seeds = sorted(set(losses["seed"]) & set(noise["seed"]))
     of_seed = {seed: [_runs(rows[rows["seed"] == seed]) for rows in (losses, noise)] for seed in seeds}
-    found = {seed: _critical(*runs) for seed, runs in of_seed.items()}
-    return {int(seed): one for seed, one in found.items() if one is not None}
+    batches = {seed: _critical(*runs) for seed, runs in of_seed.items()}
+    return {int(seed): batch for seed, batch in batches.items() if batch is not None}
 
 
 def _runs(rows: pd.DataFrame) -> _Runs:
@@ -227,7 +227,7 @@ def _critical(losses: _Runs, noise: _Runs) -> CriticalBatch | None:
     sizes = sorted({size for size, _ in losses})
     if len(sizes) < _LEAST_SIZES:
         return None
-    target = max(min(curve.min() for (one, _), curve in losses.items() if one == size) for size in sizes)
+    target = max(min(curve.min() for (batch_size, _), curve in losses.items() if batch_size == size) for size in sizes)
     best = [min((_first_at(curve, target), key) for key, curve in losses.items() if key[0] == size) for size in sizes]
     steps = np.array([count for count, _ in best])
     sides = np.stack([1 / steps, 1 / (steps * np.array(sizes))], axis=1)

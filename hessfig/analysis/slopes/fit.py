@@ -180,16 +180,16 @@ class FitSettings:
 
 def own_predictions(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Return the exponents that a manifest says its sweep states itself. Raises UserError for what is none."""
-    found = config.get("sweep", {}).get("predictions") or {}
+    stated = config.get("sweep", {}).get("predictions") or {}
     try:
         return {
             block: {part: one if one == "zero" else float(one) for part, one in parts.items()}
-            for block, parts in found.items()
+            for block, parts in stated.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
             "the manifest's sweep.predictions are no exponents",
-            got=str(found)[:200],
+            got=str(stated)[:200],
             allowed="{block: {part: exponent}}, zero for a block that vanishes",
             remedy="measure the sweep again, or repair its file",
         ) from error

@@ -108,10 +108,10 @@ def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFram
 
 
 def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
-    one = student_interval(np.log(level) if average == GEOMETRIC else level)
-    ends = (one.mean, one.low, one.high)
+    interval = student_interval(np.log(level) if average == GEOMETRIC else level)
+    ends = (interval.mean, interval.low, interval.high)
     mean, low, high = map(math.exp, ends) if average == GEOMETRIC else ends
-    se = one.se * mean if average == GEOMETRIC else one.se
+    se = interval.se * mean if average == GEOMETRIC else interval.se
     return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
 
 
@@ -145,6 +145,6 @@ def _trend(levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, se
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)
         if fit.num_points:
             slope = (fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds)
-            found = (setting, *slope, axis.name)
+            numbers = (setting, *slope, axis.name)
             windows = {name: curve[name].iloc[0] for name in _WINDOW}
-            yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, found, strict=True))
+            yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, numbers, strict=True))
