@@ -66,11 +66,11 @@ def read_small(path: Path, most: int) -> bytes:
 
     Raises OSError where there is none, and ValueError for a larger one, or for a pipe or device, which may never end.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("a folder, a pipe or a device, where a file should be")
-    if found.st_size > most:
-        raise ValueError(f"{found.st_size} bytes, where at most {most} are read")
+    if status.st_size > most:
+        raise ValueError(f"{status.st_size} bytes, where at most {most} are read")
     with path.open("rb") as handle:
         return handle.read(most + 1)[:most]
 
@@ -96,8 +96,8 @@ def fingerprint(path: Path) -> str:
 
 def identity(path: Path) -> tuple[int, ...]:
     """Return what changes when a file is replaced or written to."""
-    found = path.stat()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_pinned(path: Path, key: str, sha256: str | None) -> bytes:

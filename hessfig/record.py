@@ -50,8 +50,8 @@ _PARTS: dict[str, type] = {
 
 def checksum(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of what a JSON file says, its own `checksum` left out."""
-    said = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def digest(settings: object) -> str:
@@ -64,10 +64,10 @@ def read_checked(path: Path) -> dict[str, Any]:
 
     Raises OSError, ValueError, TypeError or RecursionError for anything else.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("a folder, a pipe or a device, where a file should be")
-    if found.st_size > LARGEST_MANIFEST:
+    if status.st_size > LARGEST_MANIFEST:
         raise ValueError(f"a file of more than {LARGEST_MANIFEST} bytes")
     content = json.loads(path.read_text("utf-8"))
     if not isinstance(content, dict):
@@ -126,11 +126,11 @@ def manifest_in(
 
 def _check_parts(manifest: dict[str, Any], required: list[str]) -> None:
     for key, kind in _PARTS.items():
-        found: Any = manifest
+        value: Any = manifest
         for name in key.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        missing = found is None and key not in required
-        if not missing and (not isinstance(found, kind) or isinstance(found, bool)):
-            raise TypeError(f"{key} is {type(found).__name__}, not {kind.__name__}")
+            value = value.get(name) if isinstance(value, dict) else None
+        missing = value is None and key not in required
+        if not missing and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise TypeError(f"{key} is {type(value).__name__}, not {kind.__name__}")
     if (manifest["config"].get("first_seed") or 0) < 0:
         raise ValueError("config.first_seed is negative")

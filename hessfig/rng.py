@@ -52,9 +52,9 @@ def is_row_major(tensor: Tensor) -> bool:
 
 def lay_out(module: nn.Module) -> nn.Module:
     """Bring the parameters and buffers of a module into row-major order; return the module."""
-    for one in (*module.parameters(), *module.buffers()):
-        if not is_row_major(one):
-            one.data = row_major(one.data)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not is_row_major(tensor):
+            tensor.data = row_major(tensor.data)
     return module
 
 

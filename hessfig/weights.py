@@ -95,10 +95,10 @@ class Layout:
 
         Raises KeyError when there are none.
         """
-        found = self.members(layer, name) or self.members(0, name)
-        if not found:
+        members = self.members(layer, name) or self.members(0, name)
+        if not members:
             raise KeyError(f"there is no weight {name} in layer {layer}")
-        return found
+        return members
 
     def size(self, layer: int, name: str) -> int:
         """Return the entries of one side of a block: its dimension."""
@@ -106,37 +106,37 @@ class Layout:
 
     @cached_property
     def _by_layer(self) -> dict[int, tuple[Weight, ...]]:
-        found: dict[int, list[Weight]] = {}
+        by_layer: dict[int, list[Weight]] = {}
         for weight in self.weights:
-            found.setdefault(weight.layer, []).append(weight)
-        return {layer: tuple(weights) for layer, weights in found.items()}
+            by_layer.setdefault(weight.layer, []).append(weight)
+        return {layer: tuple(weights) for layer, weights in by_layer.items()}
 
     @cached_property
     def _layers(self) -> dict[str, list[int]]:
         """The layers of every name, in order: found once, for a network may have thousands of layers."""
         names = [*(group.value for group in Group), *(weight.name for weight in self.weights)]
-        found: dict[str, list[int]] = {name: [] for name in names}
+        layers: dict[str, list[int]] = {name: [] for name in names}
         for layer in sorted({0, *self._by_layer}):
             here = self._by_layer.get(layer, ())
             for name in {*Group, *(weight.name for weight in here)}:
                 if self.members(layer, name):
-                    found[str(name)].append(layer)
-        return found
+                    layers[str(name)].append(layer)
+        return layers
 
 
 def bias_of(name: str, parameter: str, size: int, layer: int = 0, *groups: Group) -> Weight:
     """Return the bias that goes with the weight called `name`: that of W_V is b_V."""
-    held = tuple(group.value for group in (*groups, Group.biases))
-    return Weight(name.replace("W", "b", 1), parameter, size, layer, held, is_main=False)
+    named_groups = tuple(group.value for group in (*groups, Group.biases))
+    return Weight(name.replace("W", "b", 1), parameter, size, layer, named_groups, is_main=False)
 
 
 def norm_of(
     name: str, place: str, size: int, layer: int = 0, paths: Iterable[str] = ("weight", "bias")
 ) -> list[Weight]:
     """Return gain and shift of the LayerNorm at `place`; `paths` are its parameters, as far as there are any."""
-    held = (Group.norms.value,)
+    groups = (Group.norms.value,)
     named = zip(("gain", "shift"), paths, strict=False)
-    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, held, is_main=False) for word, path in named]
+    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, groups, is_main=False) for word, path in named]
 
 
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:
