@@ -28,7 +28,7 @@ from hessfig.weights import Weight
 AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
 
 
-class Subject:
+class PerturbedBlock:
     """A diagonal block of a problem: its weights as one vector, the loss as their function, its matrices.
 
     All is float64 where the network is; matrices are always float64, in the order of the block.
@@ -147,7 +147,7 @@ def pruning(problem: Objective, request: Request) -> Measured:
     rows: list[Row] = []
     arrays: Arrays = {}
     for block, column in square_columns(problem, request):
-        pruned = _Pruned(Subject(problem, request, block, column), request)
+        pruned = _Pruned(PerturbedBlock(problem, request, block, column), request)
         rows += pruned.rows()
         place = f"{block.layer}_{block.col}"
         arrays |= {f"{place}_{name}": values.numpy() for name, values in pruned.of_weights().items()}
@@ -175,7 +175,7 @@ class _Saliency:
 class _Pruned:
     """One block: its true rises, and every saliency."""
 
-    def __init__(self, subject: Subject, request: Request) -> None:
+    def __init__(self, subject: PerturbedBlock, request: Request) -> None:
         self.subject, self._request = subject, request
         self._weights = subject.weights.double().cpu()
         size = len(self._weights)
@@ -268,7 +268,7 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return (counts.cumsum(0) - (counts - 1) / 2).double()[places]
 
 
-def _heads(subject: Subject, request: Request) -> Groups:
+def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     """Return the entries of every head, layer by layer: rows of W_Q, W_K and W_V, columns of W_O.
 
     None for networks whose attention is not known, or shares keys among heads.
@@ -321,7 +321,7 @@ def rounding(problem: Objective, request: Request) -> Measured:
 RISE, _FEWEST = "rounding_increase", 3
 
 
-def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], float]:
+def _predicted(subject: PerturbedBlock, request: Request) -> dict[tuple[str, int], float]:
     """Return the rise and its predictions by name and bits."""
     weights, places = subject.weights.double().cpu(), torch.cat([one for _, _, one in subject.matrices])
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
@@ -340,10 +340,10 @@ def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], floa
     return numbers
 
 
-def _rounded(name: str, problem: Objective, request: Request) -> Iterator[Subject]:
+def _rounded(name: str, problem: Objective, request: Request) -> Iterator[PerturbedBlock]:
     """Yield every block that is asked for. Raises UserError for one without a matrix."""
     for block, column in square_columns(problem, request):
-        subject = Subject(problem, request, block, column)
+        subject = PerturbedBlock(problem, request, block, column)
         if not subject.matrices:
             raise UserError(
                 f"quantities=[{name}]: block {block} has no matrix, and only matrices are rounded",
@@ -354,7 +354,7 @@ def _rounded(name: str, problem: Objective, request: Request) -> Iterator[Subjec
         yield subject
 
 
-def _of_block(subject: Subject, request: Request) -> Iterator[Row]:
+def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
     weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
     places = torch.cat([one for _, _, one in subject.matrices])
     square, damping = (places[:, None], places), request.at.config.compression.damping

@@ -19,7 +19,7 @@ from hessfig.measurements.quantity import Estimate, Measured, Request, exact, st
 from hessfig.measurements.stability import Trial
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
-from hessfig.studies.removal.compression import Subject, spearman
+from hessfig.studies.removal.compression import PerturbedBlock, spearman
 from hessfig.studies.removal.row_names import INFLUENCES, Surrogate
 from hessfig.tasks.examples import training_batch, unseen_batch
 from hessfig.terms import Approximation
@@ -51,7 +51,7 @@ def influence(problem: Objective, request: Request) -> Measured:
     true = torch.stack([end - before for end in ends], dim=1)
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
     for block, column in square_columns(problem, request):
-        subject = Subject(problem, request, block, column)
+        subject = PerturbedBlock(problem, request, block, column)
         each, seen = _gradients(subject, problem), _gradients(subject, tests)
         removed = torch.stack([each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out], dim=1)
         for name, (matrix, error) in _matrices(subject, config.compression.damping).items():
@@ -74,7 +74,7 @@ def _mean_correlation(predicted: Changes, true: Changes) -> float:
     return statistics.fmean(spearman(*pair) for pair in zip(predicted, true, strict=True))
 
 
-def _matrices(subject: Subject, damping: float) -> dict[str, tuple[Tensor, float]]:
+def _matrices(subject: PerturbedBlock, damping: float) -> dict[str, tuple[Tensor, float]]:
     """Return each matrix with its damping, and its error."""
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
     outer = surrogates[Surrogate.gauss_newton].diagonal()
@@ -113,7 +113,7 @@ def _losses(network: nn.Module, tests: Objective) -> Float[Tensor, " tests"]:
         return per_sample(tests.loss, scored_outputs(network, batch.inputs, batch.scored), batch.targets).double().cpu()
 
 
-def _gradients(subject: Subject, problem: Objective) -> Float[Tensor, "samples dim"]:
+def _gradients(subject: PerturbedBlock, problem: Objective) -> Float[Tensor, "samples dim"]:
     """Return the gradients of single samples in the entries of the block."""
     shares = SampleGradients(OutputSide(problem), torch.Generator()).true
     count = len(problem.batch.inputs)
