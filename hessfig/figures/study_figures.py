@@ -70,7 +70,7 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     note = (
         f"Median over {int(table['count'].max())} random problems at each token scale; band: quartiles. Dashed: tight."
     )
-    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], note, OWN_Y.but(down=0.56, height=1.45))
+    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], note, OWN_Y.replace(down=0.56, height=1.45))
     table = table.assign(block=table["row"] + " " + table["col"])
     kinds = [
         ("(a) whole Hessian", table[table["row"] == "whole"], "bound", WHOLE),
@@ -145,7 +145,7 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Two rows of three panels."""
     note = _SCALAR_NOTE.format(**{name: int(tables[name]["count"].max()) for name in TABLES[1:]})
-    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], note, APART.but(across=0.62, down=0.56))
+    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], note, APART.replace(across=0.62, down=0.56))
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:

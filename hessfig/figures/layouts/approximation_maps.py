@@ -19,7 +19,7 @@ from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
-_STYLE = OWN_Y.but(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
+_STYLE = OWN_Y.replace(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
 _MOST = 5  # values of a setting that are drawn
 _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
 
@@ -90,7 +90,9 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
     blocks = {key: _blocks(_of(points, *key)) for key in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
     names = [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels]
-    sheet = Sheet.grid(spec.paper, names, note, _STYLE.but(height=[_ROW * max(len(blocks[key]), 2) for key in panels]))
+    sheet = Sheet.grid(
+        spec.paper, names, note, _STYLE.replace(height=[_ROW * max(len(blocks[key]), 2) for key in panels])
+    )
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
     for row, _, ax in sheet:
         (network, place), own = panels[row], blocks[panels[row]]

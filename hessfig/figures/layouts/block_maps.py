@@ -78,15 +78,15 @@ def _draw_page(
     spec: FigureSpec, norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
 ) -> Sheet:
     long = _length(names)
-    style = ONE_SCALE.but(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
-    style = style.but(narrowest=_CELL * len(names))
+    style = ONE_SCALE.replace(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
+    style = style.replace(narrowest=_CELL * len(names))
     columns = min(len(parts), style.columns(spec.paper))
     width = style.width(spec.paper, columns)
     squares = [norm_matrix(where(norms, part=part), names) for part in parts]
     fits = max(width_of(_cell(value)) for square in squares for value in square.flat) <= 0.95 * width / len(names)
     note += " A dot: not measured." if any(np.isnan(square).any() for square in squares) else ""
     note += "" if fits else " Numbers are in the CSV file."
-    style = style.but(height=width * (1.0 if columns > 1 else 0.72))
+    style = style.replace(height=width * (1.0 if columns > 1 else 0.72))
     sheet = Sheet.grid(spec.paper, [[part.value for part in parts]], note, style)
     weights = [labels.weight_words(name) for name in names]
     for _, column, ax in sheet:
@@ -144,7 +144,7 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     names = [[f"{row}:{col}" for col in matrices] for row in matrices]
     measured_pairs = set(measured.curves["row"] + ":" + measured.curves["col"])
     empty = [name for line in names for name in line if name not in measured_pairs]
-    style = ONE_SCALE.but(right=right, narrowest=_NARROWEST)
+    style = ONE_SCALE.replace(right=right, narrowest=_NARROWEST)
     sheet = Sheet.grid(measured.paper, names, note, style, left_out=empty)
     drawn = measured.curves[measured.curves["part"].isin(parts)]
     panels.set_log_range(sheet.axes, drawn, measured.axis)

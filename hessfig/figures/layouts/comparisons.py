@@ -80,7 +80,7 @@ def _draw_bars(
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
     names = [fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks]
-    style = OWN_Y.but(bottom=0.12 + max(map(width_of, names)), down=0.3)
+    style = OWN_Y.replace(bottom=0.12 + max(map(width_of, names)), down=0.3)
     sheet = Sheet.grid(spec.paper, [[part or "all"] for part in parts], note, style)
     for row, _, ax in sheet:
         _draw_bar_panel(ax, where(points, part=parts[row]), points)
@@ -192,8 +192,8 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
     above = 0 if named_at_ends else _lines_above(drawing)
-    style = SHARED.but(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
-    style = style.but(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
+    style = SHARED.replace(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
+    style = style.replace(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
     blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     drawn: list[tuple[Axes, _Named]] = []

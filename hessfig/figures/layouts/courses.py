@@ -102,7 +102,7 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     panels = [(title, filled) for title, lines in _PANELS.items() if (filled := _found(counted(table), lines))]
     columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    style = APART.but(height=1.25, across=0.58, most=columns)
+    style = APART.replace(height=1.25, across=0.58, most=columns)
     sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), style)
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
@@ -198,7 +198,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((rows["place"].nunique() for rows in points), default=0)
-    style = APART.but(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
+    style = APART.replace(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
     sheet = Sheet.grid(spec.paper, names, note, style)
     for row, column, ax in sheet:
         if points[row].empty:
@@ -290,7 +290,7 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
     note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
-    style = APART.but(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
+    style = APART.replace(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
     sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
     maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []

@@ -172,7 +172,7 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, network in read_measured(spec, source).pages():
         crosses = network.axis.is_sigma and network.curves[X].min() < 1 < network.curves[X].max()
         note = how(network) + (" They average over the bend at σ = 1." if crosses else "")
-        sheet = _blocks_by(_PARTS, network, _draw_linear_panel, None, note, OWN_Y.but(top=0.36, down=0.3))
+        sheet = _blocks_by(_PARTS, network, _draw_linear_panel, None, note, OWN_Y.replace(top=0.36, down=0.3))
         label_parts(sheet, network)
         for ax in sheet.axes:
             ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
@@ -235,7 +235,7 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
     """Draw a panel per weight with all layers of all depths, and their slopes next to it."""
-    columns, style = {part.value: {"part": part}}, SHARED.but(height=2.2, right=_BESIDE, down=0.3)
+    columns, style = {part.value: {"part": part}}, SHARED.replace(height=2.2, right=_BESIDE, down=0.3)
     sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, how(measured), style)
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
     sheet.label(measured.axis.symbol, [(part_title(part), symbol(part))], _norms(measured), weights)

@@ -75,12 +75,12 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
     parts = [*map(str, parts_of(points))] or [""]
     words = [labels.weight_words(name) for name in names]
     longest = max((len(text) for text in words if "$" not in text), default=6)
-    style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
+    style = ONE_SCALE.replace(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
-    style = style.but(narrowest=narrowest, height=height)
+    style = style.replace(narrowest=narrowest, height=height)
     kinds = [settings_of(state).get(_RANDOM, "") for state in states]
     rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
-    sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
+    sheet = Sheet.grid(spec.paper, rows, note, style.replace(down=0.12 if len(states) > 1 else style.down))
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
     in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())

@@ -43,7 +43,7 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         f"{describe(opaque)}{setting_words_of(source.folder)} Opaque:"
         f" {variant_words(opaque.variant)}; faded: {variant_words(faded.variant)}; where bars overlap, colours mix."
     )
-    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.but(height=1.9, right=0.15))
+    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.replace(height=1.9, right=0.15))
     yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
 
 
@@ -110,7 +110,7 @@ def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHes
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
-_STYLE = APART.but(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
+_STYLE = APART.replace(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
 _SMALLEST_LABEL = 0.1  # inches: parameters that own less of the axis than this, a line of words, carry no name
 
 
@@ -138,7 +138,7 @@ def draw_entries(
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
     subset = "attention" if set(weights) == set(ATTENTION) else "some"
     side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
-    sheet = Sheet.grid(spec.paper, [["whole", subset], ["histogram"]], note, _STYLE.but(height=[side, 1.1]))
+    sheet = Sheet.grid(spec.paper, [["whole", subset], ["histogram"]], note, _STYLE.replace(height=[side, 1.1]))
     words = "some weights" if subset == "some" else subset
     pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
     for row, column, ax in sheet:

@@ -56,7 +56,7 @@ def draw_page(
     names = [[f"{block}:{part}{kind}" for part in parts] for block in blocks for kind in ("", ":ratio")]
     batches = _TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
     note = _NOTE.format(reference=plain(comparison.reference), batches=batches)
-    style = SHARED.but(down=0.11, height=[1.25, 0.55] * len(blocks))
+    style = SHARED.replace(down=0.11, height=[1.25, 0.55] * len(blocks))
     sheet = Sheet.grid(paper or Paper(), names, note, style)
     for index, matrix in enumerate(blocks):
         above, below = sheet.row(2 * index), sheet.row(2 * index + 1)

@@ -115,7 +115,7 @@ def _law_sheet(
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
     names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
-    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.but(height=1.3, down=0.2, narrowest=None))
+    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None))
     drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
     set_x_scale(sheet.axes[-1], laws.curves[X])
     sheet.label(

@@ -50,7 +50,7 @@ class SheetStyle:
     share_y: Literal["row", "all", False] = "row"
     most: int = 0
 
-    def but(self, **changes: Any) -> SheetStyle:
+    def replace(self, **changes: Any) -> SheetStyle:
         """Return the style with some changes."""
         return replace(self, **changes)
 
@@ -65,10 +65,10 @@ class SheetStyle:
 
 
 SHARED = SheetStyle()  # one x axis, and one y axis a row
-BY_COLUMN = SHARED.but(narrowest=None)  # columns of which a usual page holds any number
-ONE_SCALE = SHARED.but(share_y="all")
-OWN_Y = SHARED.but(share_y=False, across=0.36)
-APART = SHARED.but(share_x=False, share_y=False, across=0.42, down=0.34)  # nothing shared
+BY_COLUMN = SHARED.replace(narrowest=None)  # columns of which a usual page holds any number
+ONE_SCALE = SHARED.replace(share_y="all")
+OWN_Y = SHARED.replace(share_y=False, across=0.36)
+APART = SHARED.replace(share_x=False, share_y=False, across=0.42, down=0.34)  # nothing shared
 
 
 def in_rows(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
@@ -169,7 +169,7 @@ class Sheet:
         paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
         """
         if style.narrowest is None:
-            style = style.but(narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names)))))
+            style = style.replace(narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names)))))
         lines, is_folded = _arranged(paper, names, style, left_out)
         style = _with_room(lines, style) if is_folded else style
         heights = style.height if isinstance(style.height, Sequence) else [style.height] * len(names)
@@ -339,7 +339,7 @@ def _arranged(
     if is_matrix and max(map(len, whole)) <= style.columns(paper):
         return whole, False
     own_scales = style.share_y is False or (style.share_y == "row" and len(whole) > 1)
-    most = (style.but(across=max(style.across, _INNER)) if own_scales else style).columns(paper)
+    most = (style.replace(across=max(style.across, _INNER)) if own_scales else style).columns(paper)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
         chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
@@ -351,7 +351,7 @@ def _with_room(lines: list[list[Cell]], style: SheetStyle) -> SheetStyle:
     inner = any(not _same(line[at], line[at - 1], style) for line in lines for at in range(1, len(line)))
     ragged = any(len(line) > len(below) for line, below in pairwise(lines))
     down = _TITLE + (_TICKS if ragged else 0.0) if style.share_x else _TITLE + _TICKS + _PANEL_LABEL
-    return style.but(across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down))
+    return style.replace(across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down))
 
 
 def _same(cell: Cell, other: Cell, style: SheetStyle) -> bool:

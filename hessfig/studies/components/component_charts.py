@@ -53,8 +53,8 @@ def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: W
     here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    style = ONE_SCALE.but(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
-    style = style.but(height=_LINE * len(variants) + 0.1)
+    style = ONE_SCALE.replace(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
+    style = style.replace(height=_LINE * len(variants) + 0.1)
     words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
     sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
     for _, column, ax in sheet:
@@ -107,7 +107,7 @@ def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[
         lines = [list(line) for line in in_rows(variants, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
         note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
-        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.but(down=0.26, narrowest=0.6))
+        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.replace(down=0.26, narrowest=0.6))
         for row, column, ax in sheet:
             _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
         shown = where(measured.curves, part=part)
@@ -195,7 +195,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     note = f"Dots: mean over {runs['seed'].nunique()} seeds; thin: the seeds. Grey: the losses of the comparison."
     if lost := [_component(network) for network in every if network not in names]:
         note += f" Left out, as the best rate is an end of the grid: {', '.join(lost)}."
-    style = SHARED.but(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
+    style = SHARED.replace(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
     sheet = Sheet.grid(spec.paper, [["ratio"]], note, style)
     ax, levels = sheet.first, ratio_rules.equal_losses(runs)
     set_decades(ax, "y")
@@ -236,7 +236,7 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
     if not networks:
         raise _lacks(spec, "losses of SGD and Adam whose best rates lie inside the grid", source)
     words = [f"Slopes of {title}: {_slopes_words(both, evidence)}" for title, both in points.items()]
-    style = APART.but(height=1.7, top=0.55, across=0.6)
+    style = APART.replace(height=1.7, top=0.55, across=0.6)
     sheet = Sheet.grid(spec.paper, [list(points)], f"Bars: 95% intervals over seeds. {' '.join(words)}", style)
     drawn = []
     for _, column, ax in sheet:

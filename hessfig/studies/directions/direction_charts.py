@@ -32,8 +32,8 @@ from hessfig.terms import Optimiser
 RATE = "directions.rate"
 _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
 _DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth": 0.8}
-_OWN_Y = OWN_Y.but(top=0.26, across=0.42, down=0.26)
-_APART = APART.but(top=0.26, down=0.26, narrowest=None)
+_OWN_Y = OWN_Y.replace(top=0.26, across=0.42, down=0.26)
+_APART = APART.replace(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
 _INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
 _RAYS = {
@@ -75,7 +75,7 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
         f"{len(points)} searches whose gradient stayed above the tolerance (dotted): no critical points."
     )
     names = [["index", "gradient"]]
-    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.but(height=1.9))
+    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.replace(height=1.9))
     for _, column, ax in sheet:
         _draw_searches(ax, points, names[0][column])
         if column and np.isfinite(tolerance):
@@ -136,7 +136,7 @@ def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     note += (
         " Rows, their directions u: eigenvectors of the largest, the smallest and a bulk eigenvalue; the others named."
     )
-    sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=0.95, down=0.36))  # words stand above each panel
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=0.95, down=0.36))  # words stand above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
     sheet.label("distance from the state", [state.where for state in states], [f"loss: {ray}" for ray in rays])
     return sheet.page(suffix, pd.concat(drawn))
@@ -179,7 +179,7 @@ def _plane_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     names = [[f"plane:{state.where or 'state'}" for state in states]]
     note = f"Colours and solid: loss, first seed ({states[0].seed}); dashed: second order, same levels.{_setting(run)} "
     note += f"Red: second order off by {_share(run)} along rays from the state (black)."
-    sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=2.2))
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=2.2))
     drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
     first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
     sheet.label(f"along the first: {first}", [state.where for state in states], [f"along the second: {second}"])
@@ -239,7 +239,7 @@ def _descent_page(spec: FigureSpec, run: RecordedRun, courses: Sequence[StoredLo
         f"{_note(run, courses[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change. Red: "
         "the distance between the two; the curvature from three losses of the run."
     )
-    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.but(height=1.1, narrowest=None))
+    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.replace(height=1.1, narrowest=None))
     for row, column, ax in sheet:
         _draw_descent(ax, run, courses[column], row)
     rates = [f"rate {_rate(course):g}" for course in courses]
@@ -279,7 +279,7 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     off = f"the quadratic model's loss is off by {_share(run)} of the largest change"
     note = f"Dots, each one of {rows['seed'].nunique()} seeds: the first step at which {off}; triangles: not within "
     note += f"{top:g} steps.{_setting(run)}"
-    sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.but(height=1.9, top=0.3))
+    sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.replace(height=1.9, top=0.3))
     ax = sheet.first
     set_decades(ax, "x")
     set_decades(ax, "y")
@@ -304,7 +304,7 @@ def norm_edges(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     table = with_settings(source.table, OPTIMISER, LEARNING_RATE)
     rules = [rule for rule in NORM_OF if rule in set(table[OPTIMISER])]
-    note, style = how(table, "Dashed: 2 / learning rate."), SHARED.but(share_y="all", height=1.5, narrowest=None)
+    note, style = how(table, "Dashed: 2 / learning rate."), SHARED.replace(share_y="all", height=1.5, narrowest=None)
     sheet = Sheet.grid(spec.paper, [rules], note, style)
     means = []
     for _, column, ax in sheet:

@@ -66,7 +66,7 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, 
     """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
     directions, distances = (list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE))
     names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
-    style = ONE_SCALE.but(height=1.3, top=0.52, down=0.3, narrowest=None)
+    style = ONE_SCALE.replace(height=1.3, top=0.52, down=0.3, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
     for row, column, ax in sheet:

@@ -51,7 +51,7 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "
     words += f"; lighter for smaller {axis}" if numbers else ""
     words += f". Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else "."
     names = [[f"{labels.block_name(*block)}:{column}" for column in _COLUMNS] for block in blocks]
-    note, style = f"{measured.how(guides=False)} {words}", APART.but(height=1.5, across=0.38, down=0.42)
+    note, style = f"{measured.how(guides=False)} {words}", APART.replace(height=1.5, across=0.38, down=0.42)
     sheet = Sheet.grid(measured.paper, names, note, style)
     for row, (name, col) in enumerate(blocks):
         block, panels = measured.of(row=name, col=col), {column: ax for i, column, ax in sheet if i == row}
@@ -200,7 +200,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     settings = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {settings}{labels.left_out_words(table)}"
-    sheet = Sheet.grid(spec.paper, [names], about, SHARED.but(height=1.7, across=0.3))
+    sheet = Sheet.grid(spec.paper, [names], about, SHARED.replace(height=1.7, across=0.3))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
         _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)

@@ -51,8 +51,8 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         networks = networks_of(rows)
         marks = [[f"{network}:{what}" for network in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
-        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
-        sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
+        style = APART.replace(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
+        sheet = Sheet.grid(spec.paper, marks, note, style.replace(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
         drawn = []
         for line, column, ax in sheet:
             variant, depth = networks[column]
@@ -145,7 +145,7 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
         words = ", ".join(filter(None, [labels.variant_words(variant), place]))
         lines = in_rows(blocks, _ACROSS)
         names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
-        style = APART.but(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
+        style = APART.replace(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
         sheet = Sheet.grid(spec.paper, names, _note(run, rows, f"{words}: means"), style)
         drawn = []
         for line, column, ax in sheet:

@@ -36,7 +36,7 @@ def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
     every = pd.DataFrame(rows)
     note = f"Score: rank correlation with retraining, step {last['step'].max():g}. Mean over {last['seed'].nunique()}"
     note += " seeds with 95% intervals."
-    style = APART.but(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
+    style = APART.replace(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
     sheet = Sheet.grid(spec.paper, [list(numbers)], note, style)
     for _, column, ax in sheet:
         shown = where(every, number=list(numbers)[column])

@@ -220,7 +220,7 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
 def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, spec: FigureSpec) -> Page:
     keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
-    style = SHARED.but(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
+    style = SHARED.replace(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
     sheet = Sheet.grid(spec.paper, [["table"]], note, style)
     ax = sheet.first
     ax.set_axis_off()

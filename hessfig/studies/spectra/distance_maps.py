@@ -37,7 +37,7 @@ _MANY = 20  # weights: the names of more do not fit next to a map of half the pa
 _DIGITS = 6.0  # points of the numbers in cells
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
-_STYLE = APART.but(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
+_STYLE = APART.replace(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
 
 
 def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -116,7 +116,7 @@ def _draw_page(
     cell = _STYLE.width(spec.paper, columns) / most
     heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
     names = in_rows([_map_name(network, state, states) for network, state in maps], columns)
-    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.but(height=heights, most=columns)), []
+    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.replace(height=heights, most=columns)), []
     place = sheet.outermost.get_position()
     for row, column, ax in sheet:
         network, state = lines[row][column]

@@ -176,7 +176,7 @@ _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
 _SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
 _LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error"}
-_STYLE = APART.but(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
+_STYLE = APART.replace(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
 
 def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -259,7 +259,7 @@ def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: 
     names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block, kind in rows]
     note = _note(first, asked.kernel, asked.part, {kind for _, kind in rows})
     note += first.where_but_steps if columns[0].of_several_steps else first.where
-    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
+    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.replace(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
         (block, kind), (here, network) = rows[row], (columns[column].of, columns[column].network)

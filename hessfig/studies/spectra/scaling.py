@@ -58,7 +58,7 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
     words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
     blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
     names = [[f"{block}:{column}" for column in columns] for block in blocks]
-    note, style = words + labels.made_words(table, axis), BY_COLUMN.but(left=0.62, down=0.12, height=1.1)
+    note, style = words + labels.made_words(table, axis), BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
     sheet = Sheet.grid(spec.paper, names, note, style)
     numbers, drawn = counted(table), []
     for ax in sheet.axes:
@@ -143,7 +143,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
         f" decade of it).{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in ("eigenvalue", "ratio")]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = of_network(rows, networks[column])
@@ -255,7 +255,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
         f"{labels.made_words(table, axis)}"
     )
-    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
+    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.replace(right=0.1, top=0.12, height=1.5))
     set_x_scale(sheet.axes[-1], of_parts[X])
     numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:

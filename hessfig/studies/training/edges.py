@@ -57,7 +57,7 @@ def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
     seeds = list(by_seed.values())
     losses = [seed.target for seed in seeds]
     words = f"Held-out losses reached: {min(losses):.3g} to {max(losses):.3g}. Dots: where they are reached."
-    style = APART.but(across=0.5, height=1.7)
+    style = APART.replace(across=0.5, height=1.7)
     sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
     drawn = [(_steps_to_loss, _noise_scales)[column](ax, seeds) for _, column, ax in sheet]
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
@@ -141,7 +141,7 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     layers = sorted(ratios["layer"].unique())
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.5))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.5))
     drawn = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
@@ -196,7 +196,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     note = how(table, "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
     ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
     drawn = []

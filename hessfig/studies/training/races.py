@@ -42,7 +42,7 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     medians = "medians over updates, and over looks at the curvature"
     words = f"Right: {result.budget['seconds']:.3g} s each, seconds of this machine ({medians})."
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
-    style = APART.but(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
+    style = APART.replace(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, how(table, words), style)
     results = {along: _results_of(result.tuned[result.tuned["budget"] == along], rules) for along in _ALONG}
     for row, column, ax in sheet:
@@ -85,8 +85,8 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
         f" loss over that of {_named(reference)}. Geometric means over {table['seed'].nunique()} seeds with 95%"
         f" intervals; a curve ends, and a rule has no dot, where a run of a seed diverged."
     )
-    style = APART.but(left=1.5, across=0.4, top=0.62, down=0.42, narrowest=None)
-    style = style.but(height=[1.7, _RESULT * len(rules) + 0.1, 1.7])
+    style = APART.replace(left=1.5, across=0.4, top=0.62, down=0.42, narrowest=None)
+    style = style.replace(height=[1.7, _RESULT * len(rules) + 0.1, 1.7])
     sheet = Sheet.grid(spec.paper, _RACE, words + labels.left_out_words(table), style)
     drawn = []
     for row, column, ax in sheet:
