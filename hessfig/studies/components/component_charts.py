@@ -1,4 +1,4 @@
-"""Components compared: exponents predicted and fitted, ratios of query to value blocks along trainings, SGD's gap."""
+"""Figures that compare components: predicted and fitted exponents, block ratios along trainings, the gap of SGD."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,15 +26,15 @@ from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
-_LINE = 0.135  # inches of the page for a network
-_LONGEST = 1.7  # inches for its name
+_LINE = 0.135  # height in inches of the line of a network
+_LONGEST = 1.7  # largest width in inches of the name of a network
 _BASE = "base"
 _PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
 
 
 def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw exponents in sigma by component: open circles are predicted, dots with bars fitted; then the curves.
+    """Draw the exponents in sigma by component: open circles are predictions, dots with bars are fits; then the curves.
 
     How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
     block. Where the dot lies in the circle, counting powers of the input explains the growth of the block. A line
@@ -86,7 +86,7 @@ def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], col
 
 
 def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
-    """Give the panels one range, which holds every exponent of the page."""
+    """Set a common range for all panels that includes every exponent of the page."""
     known = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(known).any():
         low, high = np.floor(np.nanmin(known)), np.ceil(np.nanmax(known))
@@ -95,14 +95,14 @@ def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
 
 
 def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
-    """Return the blocks by what is predicted of the first network, so that its circles rise from left to right."""
+    """Return the blocks in the order of the first network's predictions: its circles rise from left to right."""
     base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
     known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
     return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
 
 
 def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[Page]:
-    """Draw the norms of the value and the query block of every network, a small panel each."""
+    """Draw the norms of the value and the query block of every network in a small panel per network."""
     for number, variants in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
         lines = [list(line) for line in in_rows(variants, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
@@ -127,7 +127,7 @@ def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
             panels.draw_curve(ax, block.curves, block.table, colour=matrix_colour(name))
 
 
-# What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.
+# Words for values of settings, by the last word of the setting and by value; "" matches any value, which replaces {}.
 _NAMES: dict[str, dict[str, str]] = {
     "attention": {
         **{one: f"{one} attention" for one in ("linear", "sigmoid", "kernel", "differential")},
@@ -149,7 +149,7 @@ _NAMES: dict[str, dict[str, str]] = {
 
 
 def name_of(variant: str) -> str:
-    """Return what a network changes, in words: 'sigmoid attention, bias −log L'; 'base' where nothing changes."""
+    """Return the changes of a network in words: 'sigmoid attention, bias −log L'; 'base' for no changes."""
     return ", ".join(_worded(last_word(key), value) for key, value in settings_of(variant).items()) or _BASE
 
 
@@ -170,7 +170,7 @@ _MARKS = {0.25: "v", 1.0: "o", 4.0: "^"}  # by the scale of W_Q and W_K
 
 
 def _component(network: str) -> str:
-    """Return a network of the rules of trainings in words: 'sigmoid, bias −log L'."""
+    """Return the components of a trained network in words: 'sigmoid, bias −log L'."""
     return ", ".join(_WORDS.get(word, word) for word in network.split()).replace(" attention", "")
 
 
@@ -209,7 +209,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
-    """Draw the trainings of a component; return where the mean over seeds ends."""
+    """Draw the trainings of a component; return the last value of the mean over seeds."""
     for _, run in runs.sort_values("step").groupby("seed"):
         panels.draw_seed(ax, run["loss"], 10 ** run["ratio"], colour=colour)
     means = runs.groupby("step")[["loss", "ratio"]].mean()
@@ -218,7 +218,7 @@ def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
 
 
 def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw how far SGD is behind Adam against how much query and value blocks differ before any training.
+    """Draw the gap between SGD and Adam against the ratio of query and value blocks before training.
 
     How to read it: a dot is a network, with 95 % intervals over seeds both ways; a line joins one component (colour)
     with its weights W_Q and W_K drawn a quarter, once and four times as large (triangle down, circle, triangle up). If
@@ -269,12 +269,12 @@ def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
 
 
 def _finite(both: pd.DataFrame) -> pd.DataFrame:
-    """Return the points without those of a run that diverged at the rate which the other seeds chose."""
+    """Return the points without those of runs that diverged at the rate chosen by the other seeds."""
     return both[np.isfinite(both["y"])]
 
 
 def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
-    """Return the slopes of a panel with their intervals, and which networks it leaves out, in words."""
+    """Return in words the slopes of a panel with their intervals, and the networks that it leaves out."""
     if both.empty:
         return "none."
     intervals = {name: student_interval(values) for name, values in ratio_rules.slopes(both).items()}

@@ -1,4 +1,4 @@
-"""Quantity along: blocks of H, H_o and H_f times directions that mean something, split by weight and layer."""
+"""Quantity `along`: blocks of H, H_o and H_f times named directions, split by weight and layer."""
 
 import math
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from hessfig.measurements.stability import Named, update_of
 from hessfig.terms import Block, Optimiser, Part
 from hessfig.weights import Weight
 
-_LEAST_VALUE = 1e-3  # of the largest singular value: smaller ones enter no exponent
-_FEWEST = 3  # points of an exponent
+_LEAST_VALUE = 1e-3  # share of the largest singular value below which values are left out of exponents
+_FEWEST = 3  # smallest number of points of an exponent
 _BY = "products"
 Numbers = dict[str, float]
 Vector = Float[Tensor, " n"]
 
 
 class StateDirections:
-    """The directions of a state, and their restrictions to the weights of any block; float64, on the CPU."""
+    """The named directions of a state, restricted to the weights of a block; float64, on the CPU."""
 
     def __init__(self, problem: Objective, request: Request) -> None:
         self._problem, self._request = problem, request
@@ -39,7 +39,7 @@ class StateDirections:
 
     @cached_property
     def gradient(self) -> Named:
-        """The gradient of the loss of the measuring batch, by parameter."""
+        """The gradient of the loss on the measuring batch, by parameter."""
         return LossGradient(self._problem).gradient
 
     @cached_property
@@ -53,7 +53,7 @@ class StateDirections:
         return {rule: update_of(self._problem, at, rule, at.config.directions.gradients) for rule in self.rules}
 
     def of(self, block: Block, column: Column) -> Iterator[tuple[str, Vector, bool]]:
-        """Yield name, direction and whether it was found to the tolerance, for each but the singular directions."""
+        """Yield name, direction and whether its search converged, for all but the singular directions."""
         for heading in self.headings:
             if heading in list(End):
                 vector, is_found = self._eigenvector(End(heading.value), block, column)
@@ -64,14 +64,14 @@ class StateDirections:
                 yield f"{heading}_direction", self._plain(heading, block), True
 
     def entries(self, named: Named, block: Block) -> Vector:
-        """Return the entries of a block's weights of tensors by parameter."""
+        """Return the entries of a block's weights in tensors that are given by parameter."""
         side = self._problem.layout.side(block.layer, block.col)
         return entries_of(named, side).detach().double().cpu()
 
     def singular(self, block: Block) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]] | None:
         """Return singular values of the gradient of a block of one matrix, and u_k v_k^T as columns; None for others.
 
-        A tensor of more axes (the kernels of a convolution) is a matrix with a row for each entry of the first.
+        A tensor with more axes (the kernels of a convolution) is a matrix with one row per entry of the first axis.
         """
         side = self._problem.layout.side(block.layer, block.col)
         if NamedDirection.singular not in self.headings or len(side) > 1:
@@ -154,7 +154,7 @@ def _rows(
 def _split(
     column: Column, block: Block, request: Request, side: tuple[Weight, ...], vector: Vector
 ) -> dict[Part, Numbers]:
-    """Return the numbers of a direction, by part; one product for each weight of the block gives all of them."""
+    """Return the numbers of a direction by part. They take one product per weight of the block."""
     pieces = torch.zeros(len(vector), len(side), dtype=torch.float64)
     for place, rows in enumerate(torch.arange(len(vector)).split([weight.size for weight in side])):
         pieces[rows, place] = vector[rows]
@@ -168,7 +168,7 @@ def _split(
 
 
 def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
-    """Return A V of every part, in float64 on the CPU."""
+    """Return the products A V of every part A, in float64 on the CPU."""
     products = multiplied(column, vectors, request.parts)
     return {part: products[block, part].double().cpu() for part in request.parts}
 
@@ -179,7 +179,7 @@ def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
 
 
 def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
-    """Return the curvature within weights and layers and across them; nothing for a single weight."""
+    """Return the curvature within weights and layers and across them; an empty dictionary for a single weight."""
     if len(side) == 1:
         return {}
     total, weights = float(shares.sum()), float(shares.trace())
@@ -217,7 +217,7 @@ def _singular(named: StateDirections, column: Column, block: Block, request: Req
 
 
 def _counts(values: Vector) -> Bool[Tensor, " n"]:
-    """Return which singular values enter exponents."""
+    """Return which singular values are used in exponents."""
     return (values > 0) & (values >= _LEAST_VALUE * values[0])
 
 

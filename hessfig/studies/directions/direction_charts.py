@@ -1,4 +1,4 @@
-"""The loss next to its second-order expansion: slices, planes, critical points, gradient descent, edges of norms."""
+"""Figures of the loss and its second-order expansion: slices, planes, critical points, descent, norm edges."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ _DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth
 _OWN_Y = OWN_Y.replace(top=0.26, across=0.42, down=0.26)
 _APART = APART.replace(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
-_INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
+_INNER, _FAR = (0.05, 0.95), 20  # a range beyond this multiple of that between these quantiles has diverged
 _RAYS = {
     "largest": "largest eigenvalue's vector",
     "smallest": "smallest eigenvalue's vector",
@@ -136,7 +136,7 @@ def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     note += (
         " Rows, their directions u: eigenvectors of the largest, the smallest and a bulk eigenvalue; the others named."
     )
-    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=0.95, down=0.36))  # words stand above each panel
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=0.95, down=0.36))  # words above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
     sheet.label("distance from the state", [state.where for state in states], [f"loss: {ray}" for ray in rays])
     return sheet.page(suffix, pd.concat(drawn))
@@ -159,7 +159,7 @@ def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> pd.DataFra
 
 
 def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
-    """Give a panel the range of these numbers: an expansion may leave it, and so may a run that diverges."""
+    """Limit a panel to the range of these numbers. An expansion, and a run that diverges, may leave the panel."""
     finite = losses[np.isfinite(losses)]
     if not finite.size or np.ptp(finite) == 0:
         return
@@ -206,7 +206,7 @@ def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
 
 
 def _searches(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every search: loss, index, gradient, status."""
+    """Return one row per search: loss, index, gradient, status."""
     rows = table[table["quantity"].str.startswith("critical_") & (table["estimator"] == "least squares")]
     keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
     named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
@@ -295,7 +295,7 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
 
 
 def norm_edges(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the largest curvature in the unit ball of a rule's own norm, over 2 / learning rate, along its trainings.
+    """Draw the largest curvature in the unit ball of a rule's norm, over 2 / learning rate, along its trainings.
 
     How to read it: at 1 (dashed) steepest descent in this norm is just stable on a convex quadratic loss. A panel is a
     rule, a colour a learning rate. The curvature is the largest that was found, hence a lower bound, but for gradient

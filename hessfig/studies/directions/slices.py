@@ -18,8 +18,8 @@ from hessfig.studies.directions.loss_surface import ExpansionRule, LossPoint, Su
 from hessfig.terms import Group
 
 Array = NDArray[np.float64]
-_BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: times the farther departure; where neither side departs
-_ANGLES = 64  # of the rays in a plane along which the expansion departs
+_BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: multiple of the farther departure, and the distance if no side departs
+_ANGLES = 64  # number of rays in a plane along which departures are searched
 
 
 def slices(problem: Objective, request: Request) -> Measured:
@@ -46,7 +46,7 @@ def slices(problem: Objective, request: Request) -> Measured:
 
 
 class _Axes:
-    """The directions at one state, each found when it is first asked for."""
+    """The directions at one state; each is computed on first use."""
 
     def __init__(self, surface: Surface, request: Request) -> None:
         self.surface, self.request = surface, request
@@ -59,14 +59,14 @@ class _Axes:
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor] | None:
-        """All eigenvalues, rising, with their vectors; None for a network that is too large, or not finite."""
+        """All eigenvalues in ascending order with their vectors; None if the network is too large or not finite."""
         if not is_dense(self.surface.dim):
             return None
         matrix = self.surface.hessian(self.surface.start)
         return tuple(torch.linalg.eigh(matrix)) if bool(matrix.isfinite().all()) else None
 
     def direction(self, ray: SliceDirection) -> Float[Tensor, " n"]:
-        """Return a unit vector that points downhill; the zero vector for a gradient that vanishes."""
+        """Return a unit vector that points downhill, or the zero vector for a gradient that vanishes."""
         direction = self._drawn(ray)
         length = float(direction.norm())
         unit = direction / length if length else direction
@@ -95,7 +95,7 @@ class _Axes:
 
 
 def _place(ray: SliceDirection, values: Tensor, cut: float) -> int:
-    """Return which of the rising eigenvalues a ray is of; `bulk`: the median by size of those that are not flat."""
+    """Return the position of a ray's eigenvalue in ascending order; `bulk` is the median by size of those not flat."""
     if ray != SliceDirection.bulk:
         return len(values) - 1 if ray == SliceDirection.largest else 0
     order = values.abs().argsort(stable=True)
@@ -113,14 +113,14 @@ class _Line:
 
     @cached_property
     def departures(self) -> list[tuple[float, float]]:
-        """Distance and half its bracket, downhill and uphill."""
+        """Distance of the departure and half of its bracket, downhill and uphill."""
         rule = self.axes.rule
         downhill = rule.departure(self.loss, self.expansion)
         return [downhill, rule.departure(lambda t: self.loss(-t), lambda t: self.expansion(-t))]
 
     @property
     def reach(self) -> float:
-        """How far the slice goes."""
+        """The largest distance of the slice from the state."""
         asked, ends = self.axes.request.at.config.directions.reach, [end for end, _ in self.departures]
         finite = [end for end in ends if np.isfinite(end)]
         return asked or (_BEYOND * max(finite) if finite else _UNBOUNDED)

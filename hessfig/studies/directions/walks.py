@@ -1,4 +1,4 @@
-"""Walks over the loss surface: gradient descent next to that on a quadratic model, searches for critical points."""
+"""Walks over the loss surface: gradient descent and its quadratic model, and searches for critical points."""
 
 import math
 from collections import defaultdict
@@ -51,7 +51,7 @@ def descent(problem: Objective, request: Request) -> Measured:
 
 
 def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]:
-    """Return what is seen step by step, by name."""
+    """Return the arrays over steps, by name."""
     start, course, sizes = surface.at(surface.start), defaultdict[str, list[float]](list), list[float]()
     w, away = surface.start, torch.zeros_like(surface.start)
     for step in range(steps + 1):
@@ -74,7 +74,7 @@ def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]
 
 
 def _run_curvatures(losses: list[float], sizes: list[float]) -> list[float]:
-    """Return second differences of the losses of the run, over twice the product of the two steps' lengths."""
+    """Return second differences of the losses of the run over twice the product of the two step lengths."""
     seconds = np.diff(losses, n=2)
     with np.errstate(divide="ignore", invalid="ignore"):
         curvatures = seconds / (2 * np.multiply(sizes[1:], sizes[:-1]))
@@ -86,7 +86,7 @@ def _over(number: float, by: float) -> float:
 
 
 def _ratio(estimated: list[float], true: list[float]) -> float:
-    """Return the median over steps of a curvature over the true one, where both are finite."""
+    """Return the median over steps of the ratio of an estimated to the true curvature, where both are finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.divide(estimated, true)
     finite = ratios[np.isfinite(ratios)]
@@ -102,12 +102,12 @@ def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, bool
 
 
 Array = NDArray[np.float64]
-_FIRST = 0.1  # how long the first step may be beside |w0|, the least that MINPACK takes
+_FIRST = 0.1  # largest length of the first step over |w0|; MINPACK allows no smaller value
 _ENDS = 1e-15  # relative changes of |g|^2 and w at which a search stops: rounding
 
 
 def critical_points(problem: Objective, request: Request) -> Measured:
-    """Return what a search for a critical point from the state has found: Levenberg-Marquardt on |grad L|^2.
+    """Return the result of a search for a critical point from the state, by Levenberg-Marquardt on |grad L|^2.
 
     The Jacobian of the gradient is the whole Hessian (scipy.optimize.root, MINPACK's lmder).
     `critical_gradient`: |g| in the end; `critical_loss`; `critical_index`: how many eigenvalues are below minus
@@ -134,7 +134,7 @@ def critical_points(problem: Objective, request: Request) -> Measured:
 
 
 def _searched(surface: Surface, evaluations: int) -> Tensor:
-    """Return where the search ends; the state itself where its gradient or Hessian is not finite."""
+    """Return the end point of the search, or the state itself if its gradient or Hessian is not finite."""
     start = surface.start.numpy()
     same = {"diag": np.ones_like(start)}  # MINPACK's own scaling takes giant steps along flat directions
     options = {"xtol": _ENDS, "ftol": _ENDS, "gtol": _ENDS, "factor": _FIRST, "maxiter": evaluations, **same}

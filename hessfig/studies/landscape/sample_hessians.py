@@ -18,7 +18,7 @@ from hessfig.models.routes import Engines
 from hessfig.studies.landscape.losses_of_samples import Places, places, samples_of
 from hessfig.terms import Block, Part
 
-AT_ONCE = 512  # samples of a problem
+AT_ONCE = 512  # largest number of samples of a problem
 Key = tuple[Hashable, Part]
 
 
@@ -45,7 +45,7 @@ def hessian_distance(problem: Objective, request: Request) -> Measured:
 
 
 def is_dense(request: Request) -> bool:
-    """Whether the test vectors are the unit vectors, hence every number exact."""
+    """Whether the test vectors are the unit vectors, so that every number is exact."""
     return request.estimator.method == Method.dense
 
 
@@ -72,7 +72,7 @@ def _sums(
 
 
 def _pieces(problem: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
-    """Yield the problem on some samples, at most AT_ONCE at once, with their number."""
+    """Yield the problem on successive pieces of at most AT_ONCE samples, with their sizes."""
     for first in range(start, stop, AT_ONCE):
         end = min(first + AT_ONCE, stop)
         yield replace(problem, batch=problem.batch.samples(slice(first, end))), end - first
@@ -154,7 +154,7 @@ def _estimate(value: float, error: float, request: Request) -> Estimate:
 def _condition_above(eigenvalues: NDArray[np.float64], cut: float) -> float:
     """Return the largest over the smallest eigenvalue in size above `cut` times the largest; nan for a zero matrix.
 
-    Not over a quantile as condition_number is: the Hessian of a few samples has mostly zeros.
+    Unlike condition_number this does not use a quantile, because most eigenvalues for a few samples are zero.
     """
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:

@@ -61,7 +61,7 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
 
 @dataclass(frozen=True)
 class Expansion:
-    """Of every sample, less the mean over samples: l_i, U^T g_i and U^T H_i U for orthonormal columns U."""
+    """The centred l_i, U^T g_i and U^T H_i U of every sample (minus their means), for orthonormal columns U."""
 
     losses: Float[Tensor, " samples"]
     slopes: Float[Tensor, "samples k"]
@@ -81,7 +81,7 @@ class Expansion:
         return cls(*(terms - terms.mean(dim=0) for terms in (single[0].losses.double(), slopes, curvatures)))
 
     def within(self, count: int) -> Expansion:
-        """Return that along the first `count` columns."""
+        """Return the expansion along the first `count` columns."""
         return type(self)(self.losses, self.slopes[:, :count], self.curvatures[:, :count, :count])
 
     def mean_variance(self, spread: float) -> float:
@@ -104,14 +104,14 @@ def _top(problem: Objective, count: int, request: Request) -> Extremes:
 
 
 def _measured(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
-    """Yield for every pair of points the mean of v at both."""
+    """Yield the mean of v at both points of every pair."""
     for shift in map(samples.shaped, points.T):
         ends = [samples.losses(samples.moved(shift, sign * spread)).double() for sign in (1, -1)]
         yield sum(float(end.var()) for end in ends) / 2
 
 
 def _expanded(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
-    """Yield the same of second-order expansions."""
+    """Yield the mean of v of the second-order expansions at both points of every pair."""
     for expanded in (samples.along(samples.shaped(point)) for point in points.T):
         middle = expanded.losses.double() + spread**2 / 2 * expanded.curvatures.double()
         ends = [middle + sign * spread * expanded.slopes.double() for sign in (1, -1)]
