@@ -1,4 +1,4 @@
-"""Quantities pruning and quantisation: the loss with weights removed or rounded, exact, at many points at once."""
+"""Quantities of pruning, quantisation and rounding: the exact loss with weights removed or rounded, in batches."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +25,13 @@ from hessfig.studies.removal.row_names import PRUNED_BY, Surrogate
 from hessfig.terms import Approximation, Block, Matrix, Part
 from hessfig.weights import Weight
 
-AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
+AT_ONCE, BYTES = 64, 2**28  # limits of a batch of points at which the loss is evaluated: number, memory
 
 
 class PerturbedBlock:
-    """A diagonal block of a problem: its weights as one vector, the loss as their function, its matrices.
+    """A diagonal block whose weights are changed: its vector of weights, the loss as their function, its matrices.
 
-    All is float64 where the network is; matrices are always float64, in the order of the block.
+    Weights have the dtype of the network. Losses and matrices are returned in float64, in the order of the block.
     """
 
     def __init__(self, problem: Objective, request: Request, block: Block, column: Column) -> None:
@@ -42,28 +42,28 @@ class PerturbedBlock:
         self.weights = self.flat({name: one.detach() for name, one in problem.network.named_parameters()})
 
     def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
-        """Return the block's entries of tensors that are shaped as the parameters."""
+        """Return the block's entries of tensors with the shapes of the parameters."""
         return entries_of(by_parameter, self.side)
 
     @cached_property
     def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:
-        """Each weight of the block with its shape and the places of its entries in the block's vector."""
+        """Each weight of the block with its shape and the positions of its entries in the block's vector."""
         shapes = [view_of(self.problem.network.get_parameter(weight.parameter), weight).shape for weight in self.side]
         places = torch.arange(sum(shape.numel() for shape in shapes)).split([shape.numel() for shape in shapes])
         return list(zip(self.side, shapes, places, strict=True))
 
     @property
     def matrices(self) -> list[tuple[Weight, torch.Size, Tensor]]:
-        """The pieces with two axes: neither biases nor gains."""
+        """The pieces with two axes, which excludes biases and gains."""
         return [piece for piece in self.pieces if len(piece[1]) == 2]
 
     def losses(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
-        """Return the loss with the block's weights at each of the points, all others as they are."""
+        """Return the loss at each of the points: values of the block's weights, with all other weights unchanged."""
         chunk = max(1, min(AT_ONCE, BYTES // self._suffix.bytes_per_probe))
         with evaluating(self.problem.network):
             try:
                 losses = vmap(self._loss, chunk_size=chunk)(points - self.weights)
-            except RuntimeError:  # a network that vmap cannot map is evaluated point by point
+            except RuntimeError:  # networks without support for vmap are evaluated point by point
                 steps = (points - self.weights).requires_grad_()
                 losses = torch.stack([self._loss(step).detach() for step in steps])
         return losses.detach().double().cpu()
@@ -74,7 +74,7 @@ class PerturbedBlock:
         return torch.stack(terms).sum()
 
     def _moved(self, step: Tensor) -> dict[str, Tensor]:
-        """Return the parameters that the block reaches, moved by a step; in no place is anything written."""
+        """Return copies of the parameters that contain the block, moved by a step; nothing is changed in place."""
         moved: dict[str, Tensor] = {}
         for weight, _, places in self.pieces:
             values = moved.get(weight.parameter, self.problem.network.get_parameter(weight.parameter).detach())
@@ -84,7 +84,7 @@ class PerturbedBlock:
         return moved
 
     def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
-        """Return the matrices of the block by name."""
+        """Return the block's matrices with these names."""
         parts = dense_parts(self._column, [Part.H, Part.H_o])
         by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
         matrices = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
@@ -96,10 +96,10 @@ class PerturbedBlock:
         return {name: (matrices[name] + matrices[name].T) / 2 for name in names}
 
     def _of_maps(self, names: Collection[Surrogate], outer: Tensor) -> dict[Surrogate, Tensor]:
-        """Return K-FAC and the inputs' matrices: blocks of linear maps, and a diagonal for all other weights.
+        """Return K-FAC and the matrix of inputs: blocks for linear maps, and a diagonal for all other weights.
 
-        That is the diagonal of the Gauss-Newton matrix next to K-FAC, and 1 beside inputs, whose blocks have a mean
-        diagonal of 1.
+        The diagonal is that of the Gauss-Newton matrix for K-FAC. It is 1 for the inputs, whose blocks are scaled to a
+        mean diagonal of 1.
         """
         inputs = torch.eye(len(outer), dtype=torch.float64)
         for material, places in self._maps():
@@ -109,7 +109,7 @@ class PerturbedBlock:
         return {name: matrix for name, matrix in matrices.items() if name in names}
 
     def of_maps(self, name: Approximation, elsewhere: Float[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
-        """Return the approximations of the blocks of linear maps, and a diagonal for all other weights."""
+        """Return the approximation of every linear map's block, with the diagonal `elsewhere` for all other weights."""
         matrix = elsewhere.diag()
         for material, places in self._maps():
             eye = torch.eye(len(places), dtype=torch.float64)
@@ -117,7 +117,7 @@ class PerturbedBlock:
         return matrix
 
     def _maps(self) -> Iterator[tuple[Material, Tensor]]:
-        """Yield what approximations of the weight of each linear map are made of, with the places of its entries."""
+        """Yield the data for approximations of each linear map's weight, with the positions of its entries."""
         for weight, shape, places in self.pieces:
             if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
                 yield self._material([weight], shape), places
@@ -127,8 +127,8 @@ class PerturbedBlock:
 
 
 _FIELLER = 1.06  # the variance of Spearman's z is this over n - 3 (Fieller, Hartley and Pearson 1957)
-_ROUNDINGS = 64  # rises below so many roundings of the loss, and saliencies of the largest, rank as 0
-_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head is some of their rows, and columns of W_O
+_ROUNDINGS = 64  # rises below this multiple of the loss's rounding (saliencies: of the largest one's) rank as 0
+_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head has some of their rows, and some columns of W_O
 Groups = list[Tensor]
 
 
@@ -158,7 +158,7 @@ def pruning(problem: Objective, request: Request) -> Measured:
 
 @dataclass
 class _Saliency:
-    """A saliency of weights: of single ones, of groups, and the weights at each share that it removes."""
+    """A saliency of single weights and of groups, and the weights after removing each share in its order."""
 
     single: Float[Tensor, " dim"]
     path: Float[Tensor, "shares dim"]
@@ -166,14 +166,14 @@ class _Saliency:
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def of(self, group: Tensor) -> float:
-        """Return the saliency of a group: the sum, or with compensation the joint one."""
+        """Return the saliency of a group: the sum over its weights, or, with compensation, the joint saliency."""
         if self.inverse is None:
             return float(self.single[group].sum())
         return brain_surgeon.obs_of_group(self.weights, self.inverse, group)
 
 
 class _Pruned:
-    """One block: its true rises, and every saliency."""
+    """The true rises of one block and all of its saliencies."""
 
     def __init__(self, subject: PerturbedBlock, request: Request) -> None:
         self.subject, self._request = subject, request
@@ -232,14 +232,14 @@ class _Pruned:
             yield state_row(name, self._request, value, block=self.subject.block, index=place)
 
     def _correlation(self, name: str, one: Tensor, other: Tensor) -> Row:
-        """Return Spearman's correlation of saliencies with rises; what is rounding of 0 (as of b_K) has equal ranks."""
+        """Return Spearman's correlation of saliencies with rises; values that are rounding of 0 have equal ranks."""
         saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
         correlation = correlated(saliencies, _flushed(other, self._rounding * abs(self._before)))
         return state_row(name, self._request, correlation, block=self.subject.block)
 
 
 def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor, "k dim"]:
-    """Return the weights with one group of entries at zero, a row for every group."""
+    """Return one row per group: the weights with the entries of the group at zero."""
     points = weights.repeat(len(groups), 1)
     for row, group in zip(points, groups, strict=True):
         row[group] = 0.0
@@ -247,19 +247,19 @@ def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor,
 
 
 def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate:
-    """Return Spearman's rank correlation with the standard error of Fisher's z, taken back to the correlation."""
+    """Return Spearman's rank correlation with its standard error, converted from that of Fisher's z."""
     correlation, count = spearman(one, other), len(one)
     error = (1 - correlation**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
     return Estimate(correlation, error, 0, EXACT)
 
 
 def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
-    """Return Spearman's rank correlation, ties sharing the mean of their ranks; nan where one does not change."""
+    """Return Spearman's rank correlation, with mean ranks for ties; nan if one of the two is constant."""
     return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1]) if len(one) > 1 else nan
 
 
 def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
-    """Return values with 0 in place of those that are smaller than `least` in size."""
+    """Return the values with 0 in place of those smaller than `least` in absolute value."""
     return torch.where(values.abs() < least, 0.0, values)
 
 
@@ -271,7 +271,7 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     """Return the entries of every head, layer by layer: rows of W_Q, W_K and W_V, columns of W_O.
 
-    None for networks whose attention is not known, or shares keys among heads.
+    The result is empty for networks whose attention is unknown or shares keys among heads.
     """
     if not {Matrix.W_O, *_BY_ROWS} <= {*matrices_of(request.model)} or request.model.n_kv_heads:
         return []
@@ -287,16 +287,16 @@ def _heads(subject: PerturbedBlock, request: Request) -> Groups:
 def quantisation(problem: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
 
-    Rounding is to levels per row (see RowGrids): to the nearest, or weight by weight with the update of GPTQ for each
-    of the matrices that stand for the curvature. Biases and gains are not rounded. Raises UserError for a block
-    without a matrix.
+    Each row has its own levels (see RowGrids). Weights are rounded to the nearest level, or one after the other with
+    the update of GPTQ for each surrogate of the curvature. Biases and gains are not rounded. Raises UserError for a
+    block without a matrix.
     """
     subjects = _rounded("quantisation", problem, request)
     return Measured([row for subject in subjects for row in _of_block(subject, request)])
 
 
 def rounding(problem: Objective, request: Request) -> Measured:
-    """Return the true rise of the loss with all matrices of a block rounded to the nearest, and its predictions.
+    """Return the true rise of the loss with all matrices of a block rounded to the nearest levels, and its predictions.
 
     With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
     the bits: `rounding_increase`, true; `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction`
@@ -341,7 +341,7 @@ def _predicted(subject: PerturbedBlock, request: Request) -> dict[tuple[str, int
 
 
 def _rounded(name: str, problem: Objective, request: Request) -> Iterator[PerturbedBlock]:
-    """Yield every block that is asked for. Raises UserError for one without a matrix."""
+    """Yield every requested block. Raises UserError for a block without a matrix."""
     for block, column in square_columns(problem, request):
         subject = PerturbedBlock(problem, request, block, column)
         if not subject.matrices:

@@ -1,4 +1,4 @@
-"""Weights removed or rounded: the loss against the share removed, rank correlations, and the loss against bits."""
+"""Figures of removed and rounded weights: the loss against the share removed, rank correlations, loss against bits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _KEY = (
     "Above: dashed OBD, solid OBS, where other weights compensate. Below: single weights (dots), rows"
     " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
 )
-_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
+_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # height of a saliency in inches, blocks per line, gap between marks
 
 
 def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -70,7 +70,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
-    """Return a sweep, its numbers of some quantities at one place of the axis, and the words for it."""
+    """Return a sweep, its numbers of some quantities at one place on the axis, and this place in words."""
     run = source.run
     table = counted(run.table[run.table["quantity"].isin(names)])
     here, words = at_one_place(along(table, run.axis), spec.number("at"), run.axis)
@@ -176,7 +176,7 @@ def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _set_scale(ax: Axes, means: pd.Series) -> None:
-    """Make the y axis logarithmic, or, where means are zero or below, linear up to a tenth of the smallest rise."""
+    """Make the y axis logarithmic; if means are zero or negative, it is linear up to a tenth of the smallest rise."""
     rises = means[means > 0]
     if len(rises) == 0 or (means > 0).all():
         set_y_scale(ax, means)

@@ -1,4 +1,4 @@
-"""Quantity influence: what leaving samples out of a training does, retrained and predicted by curvature matrices."""
+"""Quantity influence: the effect of leaving samples out of a training, by retraining and by curvature matrices."""
 
 import math
 import statistics
@@ -29,11 +29,11 @@ Changes = Float[Tensor, "tests subsets"]
 
 
 def influence(problem: Objective, request: Request) -> Measured:
-    """Return how well curvature matrices A of a block predict trainings without some of their samples.
+    """Return how well curvature matrices A of a block predict the effect of training without some samples.
 
-    Each of approximation.subsets random sets R of a share approximation.left_out of the N samples is left out of a
-    training that is otherwise that of the state: the truth is what this does to the loss of each unseen example. It is
-    predicted by g_test . (A + damping I)^-1 sum over R of g_i / (N - |R|), gradients and A being those at the state.
+    There are approximation.subsets random sets R, each a share approximation.left_out of the N samples. For each R, the
+    training of the state is repeated without R; the true effect is the change of the loss of each held-out example. The
+    prediction is g_test . (A + damping I)^-1 sum over R of g_i / (N - |R|), with gradients and A at the state.
     `NAME_influence_score`: Spearman's correlation over the sets, in the mean over the unseen examples (linear
     datamodelling score, arXiv 2303.14186), with a jackknife's standard error over the sets. `NAME_influence_error`:
     ||A - H|| / ||H|| in the Frobenius norm. NAME: hessian, gauss_newton; kfac, ekfac of the weights of linear maps,
@@ -62,7 +62,7 @@ def influence(problem: Objective, request: Request) -> Measured:
 
 
 def score(predicted: Changes, true: Changes) -> Estimate:
-    """Return Spearman's correlation over subsets in the mean over tests, with the jackknife's error over subsets."""
+    """Return the mean over tests of Spearman's correlation over subsets, with a jackknife error over subsets."""
     count = true.shape[1]
     kept = ~torch.eye(count, dtype=torch.bool)
     folds = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
@@ -75,7 +75,7 @@ def _mean_correlation(predicted: Changes, true: Changes) -> float:
 
 
 def _matrices(subject: PerturbedBlock, damping: float) -> dict[str, tuple[Tensor, float]]:
-    """Return each matrix with its damping, and its error."""
+    """Return each matrix with damping, and its error, by name."""
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
     outer = surrogates[Surrogate.gauss_newton].diagonal()
     others = (subject.of_maps(Approximation.ekfac, outer), outer.diag(), torch.zeros(len(outer), len(outer)).double())
@@ -97,7 +97,7 @@ def _others(left: Int[Tensor, " k"], count: int) -> Int[Tensor, " m"]:
 
 
 def retrained(request: Request, kept: Int[Tensor, " m"]) -> nn.Module:
-    """Return the network after the training of the state on some of its samples."""
+    """Return the network after training as for the state, but on some of the samples only."""
     at = request.at
     start = initialised(replace(at.config, dtype=DType.float64), sigma=at.sigma, seed=at.seed)
     whole = training_batch(at.config, seed=at.seed, step=1)
@@ -114,7 +114,7 @@ def _losses(network: nn.Module, tests: Objective) -> Float[Tensor, " tests"]:
 
 
 def _gradients(subject: PerturbedBlock, problem: Objective) -> Float[Tensor, "samples dim"]:
-    """Return the gradients of single samples in the entries of the block."""
+    """Return the gradients of single samples with respect to the entries of the block."""
     shares = SampleGradients(OutputSide(problem), torch.Generator()).true
     count = len(problem.batch.inputs)
     each = [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]

@@ -1,4 +1,4 @@
-"""How well each matrix predicts what leaving samples out of a training does."""
+"""Figure of how well each matrix predicts the effect of leaving samples out of a training."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from hessfig.figures.parts.rows import counted, where
 from hessfig.studies.removal.row_names import INFLUENCES
 from hessfig.terms import Approximation
 
-_ROW, _LEFT = 0.15, 0.9  # inches: height of a matrix, and room for the names
+_ROW, _LEFT = 0.15, 0.9  # inches: height of a matrix's line, and room for the names
 _MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton", "identity": "identity"}
 
 

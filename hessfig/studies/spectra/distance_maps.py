@@ -33,10 +33,10 @@ from hessfig.studies.spectra.spectral_distances import (
 )
 
 _COLUMNS = 2
-_MANY = 20  # weights: the names of more do not fit next to a map of half the page
-_DIGITS = 6.0  # points of the numbers in cells
+_MANY = 20  # number of weights beyond which names do not fit next to a map of half the page's width
+_DIGITS = 6.0  # font size of the numbers in cells, in points
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
-_WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
+_WRITTEN = 0.17  # smallest width in inches of a cell with a number
 _STYLE = APART.replace(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
 
 
@@ -73,14 +73,14 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 @dataclass(frozen=True)
 class _Distances:
-    """What is stored at one sigma and step, with the distances of its pairs and their averages."""
+    """The spectra at one sigma and step, with the distances of their pairs and the averages of these."""
 
     of: Collected
     pairs: pd.DataFrame
     means: pd.DataFrame
 
     def map_of(self, network: Network, part: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the distances of a network's pairs in one part, and their averages."""
+        """Return the distances of a network's pairs for one part, and their averages."""
         place = {"variant": network[0], "num_layers": network[1], "part": part}
         return where(self.pairs, **place), where(self.means, **place)
 
@@ -103,9 +103,9 @@ def _distances(state: Collected, kernel: Kernel) -> _Distances:
 def _draw_page(
     states: Sequence[_Distances], part: str, scale: Normalize, note: str, spec: FigureSpec
 ) -> tuple[Sheet, pd.DataFrame]:
-    """Draw the maps of one part: a row per network where there are several states, each a column; else in rows of two.
+    """Draw the maps of one part: with several states a row per network and a column per state, else rows of two.
 
-    Returns the sheet and its numbers.
+    Return the sheet and its numbers.
     """
     networks = states[0].of.networks
     maps = [(network, state) for network in networks for state in states]
@@ -133,7 +133,7 @@ def _draw_page(
 
 
 def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
-    """Draw the colour bar at the right of the first line, as high as its highest map could be."""
+    """Draw the colour bar to the right of the first line, with the largest possible height of a map."""
     small = sheet.outermost.get_position()
     sheet.outermost.set_position(place)
     colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
@@ -146,7 +146,7 @@ def _map_name(network: Network, state: _Distances, states: Sequence[_Distances])
 
 
 def _shrink(ax: Axes, share: float, of_height: float) -> None:
-    """Give a map of few weights its share of the column, at the upper left: cells are of one size on a page."""
+    """Shrink a map of fewer weights towards its upper left corner, so that all cells of a page have the same size."""
     box = ax.get_position()
     high = box.height * share / of_height
     ax.set_position((box.x0, box.y1 - high, box.width * share, high))
@@ -173,7 +173,7 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], s
 
 
 def _average_words(interval: Interval, blocks: int) -> str:
-    """Return the average with its margin, and over how many pairs of blocks it is."""
+    """Return in words the average with its margin and the number of pairs of blocks."""
     if math.isnan(interval.mean):
         return "no distances"
     margin = f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""

@@ -1,4 +1,4 @@
-"""Eigenvalues and densities."""
+"""Figures of sorted eigenvalues, densities and their cumulatives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from hessfig.studies.spectra.spectral_distances import (
 )
 from hessfig.terms import Part
 
-_OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
+_OUTER, _INNER = 40, 80  # numbers of ranks drawn at each end, and between
 _BINS = 60
 _DASHED, _DOTTED = (0, (4, 1.5)), (0, (1, 1))
 _HALF = "#2166ac"
@@ -42,7 +42,7 @@ _SHARES = {0.001: "0.1%", 0.1: "", 0.5: "50%", 0.9: "", 0.999: "99.9%"}
 
 @dataclass(frozen=True)
 class Panel:
-    """What is known of one block and part: exact eigenvalues and densities, seed by seed, and the kernel."""
+    """The data of a panel for one block and part: exact eigenvalues and densities by seed, and the kernel."""
 
     spectra: list[Spectrum]
     densities: list[Density]
@@ -50,7 +50,7 @@ class Panel:
 
     @property
     def exact(self) -> Spectrum | None:
-        """The exact eigenvalues of the network that the density is of (or of the first one)."""
+        """The exact eigenvalues of the seed of the first density (or of the first seed)."""
         seeds = {one.place.seed: one for one in self.spectra}
         wanted = self.densities[0].place.seed if self.densities else next(iter(seeds), None)
         return seeds.get(wanted) if wanted is not None else None
@@ -64,7 +64,7 @@ class Panel:
 
 
 def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
-    """Draw the eigenvalues against the share that is smaller: mean over seeds, few seeds thin, more as a band."""
+    """Draw the eigenvalues against the share below: the mean over seeds, with thin lines or a band for the seeds."""
     count = len(spectra[0].eigenvalues)
     ranks = drawn_ranks(count)
     points = by_rank(spectra, ranks)
@@ -80,13 +80,13 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
 
 
 def drawn_ranks(count: int) -> list[int]:
-    """Return all ranks at either end and some between: more cannot be told apart in print."""
+    """Return all ranks at both ends and some between; more would be indistinguishable in print."""
     ends = [*range(min(count, _OUTER)), *range(max(0, count - _OUTER), count)]
     return sorted({*ends, *np.linspace(0, count - 1, _INNER).round().astype(int).tolist()})
 
 
 def set_sorted_scales(ax: Axes, largest: float, *, floor: float) -> None:
-    """Make x logit, so that both ends are seen, and y symlog, linear below `floor` times the largest eigenvalue."""
+    """Make x logit, which shows both ends, and y symlog, linear below `floor` times the largest eigenvalue."""
     ax.set_xscale("logit")
     ax.set_xlim(1e-4, 1 - 1e-4)
     ax.xaxis.set_major_locator(FixedLocator(list(_SHARES)))
@@ -129,7 +129,7 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
 
 
 def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
-    """Draw the cumulative's error with its band over probes: less the exact one, or of half the steps less all."""
+    """Draw the error of the cumulative with its band over probes: minus the exact one, or half the steps minus all."""
     if not panel.densities:
         say(ax, "(no density)")
         return pd.DataFrame()
@@ -149,7 +149,7 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
 
 
 def _draw_banded(ax: Axes, banded: Banded, less: np.ndarray | float, colour: str) -> None:
-    """Draw a mean less something with its band, as a factor on a logarithmic axis: there it must not reach zero."""
+    """Draw the mean minus `less` with its band, which is a factor on a logarithmic axis and so never reaches zero."""
     middle = banded.mean - less
     low, high = middle - banded.margin, middle + banded.margin
     if ax.get_yscale() == "log":
@@ -165,7 +165,7 @@ def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
 
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
-    """Go down to a tenth of what a single eigenvalue adds."""
+    """Set the lower limit of the y axis to a tenth of the density of a single eigenvalue."""
     dim = (panel.spectra[0] if panel.spectra else panel.densities[0]).place.dim
     single = 1 / (dim * deviation * np.sqrt(2 * np.pi))
     set_decades(ax, "y")
@@ -215,7 +215,7 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of panels: a network at one sigma and step, of several steps or of one."""
+    """A column of panels: a network at one sigma and step, and whether the page has several steps."""
 
     of: Collected
     network: Network
@@ -223,7 +223,7 @@ class _Column:
 
     @property
     def title(self) -> str:
-        """The network and, where there are several, the step."""
+        """The network and, if there are several steps, the step."""
         depths = len({depth for _, depth in self.of.networks}) > 1
         words = [variant_words(self.network[0]), f"{self.network[1]} layers" if depths else ""]
         return ", ".join(filter(None, [*words, self.of.step_words if self.of_several_steps else ""]))
@@ -237,7 +237,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is drawn of every block: under which kernel, which part, linear below which floor; of which figure."""
+    """Settings of every panel: kernel, part of the densities, floor of the linear range, and the figure."""
 
     kernel: Kernel
     part: str
@@ -246,7 +246,7 @@ class _Asked:
 
 
 def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
-    """Return the kernel that the options `width` and `variance` ask for."""
+    """Return the kernel of the options `width` and `variance`."""
     variance, width = spec.number("variance"), spec.number("width")
     if variance is None and width is None:
         return default or Kernel()
@@ -312,7 +312,7 @@ def _legend(ax: Axes, parts: list[str]) -> None:
 
 
 def _note(state: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
-    """Return what the marks of a page's panels mean, and what was measured."""
+    """Return the note of a page: meaning of the marks, and what was measured."""
     count = len(state.seeds)
     words, band = [], ""
     if _SORTED in kinds:

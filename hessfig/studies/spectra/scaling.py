@@ -1,4 +1,4 @@
-"""Eigenvalues against settings: scaled weights, stretches, proxies, changes."""
+"""Figures of eigenvalues against settings: scales of weights, attention sinks, Gauss-Newton ratios."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -99,7 +99,7 @@ _CURVE = [*NETWORK, X]
 _PLACE = [*_CURVE, "seed"]
 _BULK = (5, 95)
 _MARKS = "os^Dv"
-_LEAST = 0.1  # decades: less is not called a change (docs/claims.md)
+_LEAST = 0.1  # decades below which nothing counts as a change (docs/claims.md)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
 
@@ -125,7 +125,7 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the outermost eigenvalue in size over the bulk's width, by network, place and seed."""
+    """Return the largest |eigenvalue| over the width of the bulk, by network, place and seed."""
     ends = table[table["quantity"].isin([LARGEST, SMALLEST]) & (table["index"] <= 1)]
     outer = ends.assign(value=ends["value"].abs()).groupby(_PLACE)["value"].max()
     low, high = (_quantile(table, percent).groupby(_PLACE)["value"].mean() for percent in _BULK)
@@ -173,7 +173,7 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
 
 
 def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    """Draw by which factor each seed's number is that at its first place: what seeds share shows, not their sizes."""
+    """Draw the factor between each seed's number and that at its first place, which removes differences of size."""
     set_decades(ax, "y")
     start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
     changes = rows.assign(value=rows["value"] / rows["seed"].map(start))
@@ -186,7 +186,7 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _floor(counted: pd.DataFrame) -> float:
-    """Return where the axis becomes linear: at the smallest width of a bulk, or a millionth of the outliers."""
+    """Return the value below which the axis is linear: the smallest width of a bulk, or a millionth of the outliers."""
     low, high = (_quantile(counted, percent).groupby(["variant", X])["value"].mean().abs() for percent in _BULK)
     widths = np.concatenate([low.to_numpy(), high.to_numpy()])
     largest = float(counted[counted["quantity"] == LARGEST]["value"].abs().max()) or 1.0
@@ -195,7 +195,7 @@ def _floor(counted: pd.DataFrame) -> float:
 
 
 def _quantiles(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the quantiles, exact ones where there are some."""
+    """Return the quantiles; exact ones if there are any."""
     exact = table[table["quantity"] == EXACT_QUANTILES]
     return exact if len(exact) else table[table["quantity"] == QUANTILES]
 
@@ -236,7 +236,7 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
-    """Return H_o's largest eigenvalue over H's by network, place and seed; none where H's is not positive."""
+    """Return the largest eigenvalue of H_o over that of H by network, place and seed, if that of H is positive."""
     wide = counted(table).pivot_table(index=_PLACE, columns="part", values="value").reset_index()
     return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
 
@@ -272,7 +272,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
 
 
 def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
-    """Draw the lines of a panel, a tone and a mark per network; yield their means."""
+    """Draw the lines of a panel with one colour and marker per network; yield their means."""
     set_decades(ax, "y")
     for rank, (network, words) in enumerate(named.items()):
         here = of_network(of_parts, network)
@@ -284,7 +284,7 @@ def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kin
 
 
 def _align_labels(sheet: Sheet) -> None:
-    """Put the y labels of all lines where the widest ticks leave them; matplotlib aligns panels of one grid only."""
+    """Align the y labels of all lines behind the widest tick labels; matplotlib aligns panels of one grid only."""
     grid = sheet.figure.add_gridspec(len(sheet.axes), 1)
     for number, ax in enumerate(sheet.axes):
         place = ax.get_position()
@@ -294,7 +294,7 @@ def _align_labels(sheet: Sheet) -> None:
 
 
 def _named(table: pd.DataFrame) -> dict[Network, str]:
-    """Return {network: words}; networks that read alike are one (an MLP has no kind of attention) and drawn once."""
+    """Return {network: words}. Networks with the same words (an MLP has no kind of attention) are drawn once."""
     several = len(set(table["num_layers"])) > 1
     named: dict[str, Network] = {}
     for variant, depth in networks_of(table):

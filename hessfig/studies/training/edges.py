@@ -1,4 +1,4 @@
-"""Trainings against their limits: batch sizes, thresholds of stability, surviving heterogeneity."""
+"""Figures of trainings: critical batch sizes, thresholds of stability, heterogeneity after training."""
 
 import math
 from collections.abc import Iterator
@@ -202,7 +202,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     drawn = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])
-        ax.set_xscale("linear")  # looked at every so many steps
+        ax.set_xscale("linear")  # measured at regular steps
         here = where(values[row], variant=variants[column])
         if here.empty:
             say(ax, "(no number)")

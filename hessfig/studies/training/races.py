@@ -1,4 +1,4 @@
-"""A race of update rules: losses at equal numbers of gradients and at equal times."""
+"""Figures of races between update rules: losses at equal numbers of gradients and at equal times."""
 
 import math
 from collections.abc import Iterator
@@ -59,10 +59,10 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
-_RESULT = 0.17  # inches of a panel for a rule
+_RESULT = 0.17  # height in inches of a rule's line in a panel
 _RACE = [["step", "seconds"], ["step:loss", "seconds:loss"], ["products", "ratio"]]
-_MARKS = "os^Dv<>PXpd"  # of rules, so that none is told by its colour alone
-_MORE_TONES = ("#7f7f7f", "#bcbd22", "#e15759", "#7fc7c4")  # of rules beyond those that `tone` tells apart
+_MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
+_MORE_TONES = ("#7f7f7f", "#bcbd22", "#e15759", "#7fc7c4")  # colours of further rules, for which `tone` has none
 
 
 def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -108,7 +108,7 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _RATIOS = (-0.5, 2.0)
-_BESIDE = 1.5  # of a panel: room for words right of its dots
+_BESIDE = 1.5  # room for words to the right of the dots, as a multiple of the panel's width
 
 
 def _draw_ratios(ax: Axes, result: Race, rules: list[str]) -> None:
@@ -125,7 +125,7 @@ def _draw_ratios(ax: Axes, result: Race, rules: list[str]) -> None:
 
 
 def _named(rule: str) -> str:
-    """Return a rule by the name that its authors gave it, with what is changed of it."""
+    """Return the published name of a rule, with its changed settings."""
     name, comma, rest = rule.partition(",")
     return _RULES.get(name, name) + comma + rest
 
@@ -135,7 +135,7 @@ def _line(rank: int) -> str:
 
 
 def _tone(rank: int) -> str:
-    """Return the colour of a rule: of its own for the first eleven."""
+    """Return the colour of a rule; the first eleven rules have distinct colours."""
     return tone(rank) if rank < len(TONES) else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
 
 
@@ -146,7 +146,7 @@ def _curves(ax: Axes, result: Race, rules: list[str], along: str, *, chosen: str
         runs = where(result.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
         if len(runs):
             points = seed_means(runs, [along], "loss", logs=ax.get_yscale() == "log")
-            points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
+            points = points[points["count"] == tuned["seed"].nunique()]  # a mean needs all seeds
             style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "alpha": 0.12}
             draw_interval(ax, points, along, colour=_tone(rank), label=_named(rule), markersize=2.6, **style)
     shown = result.losses.loc[result.losses["step"] > 0, along]
@@ -160,7 +160,7 @@ def _curves(ax: Axes, result: Race, rules: list[str], along: str, *, chosen: str
 
 
 def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> pd.DataFrame:
-    """Return mean loss with its interval of every rule, and its rates in words."""
+    """Return the mean loss of every rule with its interval, and its rates in words."""
     rows = []
     for rule in rules:
         runs = where(tuned, rule=rule)
@@ -173,7 +173,7 @@ def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> p
 
 
 def _ratio(row: Any) -> str:
-    """Return the loss over the plain optimiser's in words; nothing where there is no interval."""
+    """Return the loss relative to the plain optimiser in words; "" without an interval."""
     return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]" if np.isfinite(row.ratio_low) else ""
 
 
@@ -185,7 +185,7 @@ def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
 
 
 def _draw_side_by_side(ax: Axes, results: pd.DataFrame, *, named: bool) -> None:
-    """Draw dots with the rates and ratios right of them; rules are named at the left of the first panel alone."""
+    """Draw dots with rates and ratios to their right; only the first panel names the rules at its left."""
     _draw_dots(ax, results)
     set_decades(ax, "x")
     low, high = ax.get_xlim()
