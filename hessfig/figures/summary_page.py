@@ -1,4 +1,4 @@
-"""One A4 page of results: pictures that are drawn already, a few lines below each, and a list of verdicts."""
+"""One A4 page of results: existing pictures, a few lines below each, and a list of verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def save_summary(about: str, entries: Sequence[SummaryEntry], verdicts: Sequence
 
 
 def _draw_one(figure: Figure, entry: SummaryEntry, *, left: float, top: float) -> float:
-    """Draw a heading, a picture and its lines from `top` down; return where they end."""
+    """Draw a heading, a picture and its lines from `top` down; return the position of their lower end."""
     image = matplotlib.image.imread(entry.picture)
     shape = _A4[0] / _A4[1] * image.shape[0] / image.shape[1]
     height = min(_WIDE * shape, _TALLEST)
@@ -58,7 +58,7 @@ def _draw_one(figure: Figure, entry: SummaryEntry, *, left: float, top: float) -
 
 
 def _draw_verdicts(figure: Figure, verdicts: Sequence[str], *, top: float) -> None:
-    """List as many verdicts as the page holds, in two columns."""
+    """List as many verdicts as fit on the page, in two columns."""
     if not verdicts:
         return
     room = max(int((top - 0.05) / _LINE), 1)

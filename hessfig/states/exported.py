@@ -1,4 +1,4 @@
-"""One network at one point of weight space as plain files that need no hessfig to be read: weights, batches, names."""
+"""One network at one point of weight space as plain files that can be read without hessfig: weights, batches, names."""
 
 import io
 import json
@@ -36,10 +36,10 @@ _ABOUT = {
 def plain_files(
     config: Config, *, sigma: float | None, seed: int, step: int | None, said: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """Return one network's files by name; `said` is what network.json says next to what is known here.
+    """Return the files of one network by name; `said` holds further entries of network.json.
 
-    A trained state is read from its training, which is carried out where it is not kept. Raises UserError for weights
-    that do not fit.
+    A trained state is read from its training, which is run if it is not stored. Raises UserError for weights that do
+    not fit.
     """
     objective = drawn(config, sigma=sigma, seed=seed, step=step)
     tensors = {name: value for name, value in objective.network.state_dict().items() if isinstance(value, Tensor)}
@@ -55,7 +55,7 @@ def plain_files(
 
 
 def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors by name as a safetensors file; those that share memory are written twice."""
+    """Return tensors by name as a safetensors file; tensors that share memory are written twice."""
     return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
 
 
@@ -72,7 +72,7 @@ def batches_as_bytes(batches: Iterable[Batch]) -> bytes:
 
 
 def _unseen(config: Config) -> dict[str, Batch]:
-    """Return the examples that trained networks are tested on, where the task has some."""
+    """Return the held-out examples of trained networks, if the task has any."""
     task, size = config.task, config.training.evaluation_size
     if kind(config.model.kind).draw is not None or not task.data.facts.is_trainable:
         return {}
@@ -83,7 +83,7 @@ def _unseen(config: Config) -> dict[str, Batch]:
 
 
 def _described(objective: Objective) -> dict[str, Any]:
-    """Return the loss, what each batch weighs in its mean, and what every name of a weight stands for."""
+    """Return the loss, the weight of each batch in its mean, and the definition of every named weight."""
     shapes = {name: list(parameter.shape) for name, parameter in objective.network.named_parameters()}
     layout = objective.layout
     return {
@@ -96,7 +96,7 @@ def _described(objective: Objective) -> dict[str, Any]:
 
 
 def _named(weight: Weight, shape: list[int]) -> dict[str, Any]:
-    """Return what a name stands for: a parameter, or the part parameter.reshape(axes, ...)[index] of it."""
+    """Return the definition of a named weight: a parameter, or its part parameter.reshape(axes, ...)[index]."""
     entry: dict[str, Any] = {"name": weight.name, "layer": weight.layer, "parameter": weight.parameter, "shape": shape}
     if weight.index is not None:
         entry |= {"axes": list(weight.axes), "index": repr(weight.index)}
@@ -104,7 +104,7 @@ def _named(weight: Weight, shape: list[int]) -> dict[str, Any]:
 
 
 def _without_places(content: Any) -> Any:
-    """Return settings with the last part alone of every absolute path: the rest is of one machine."""
+    """Return the settings with only the last part of every absolute path, because the rest depends on the machine."""
     if isinstance(content, dict):
         return {key: _without_places(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""States that are read: weights of a file, and those of a training's checkpoints."""
+"""Stored states: weights of a file, and those of the checkpoints of a training."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,16 +17,16 @@ from hessfig.states.training.trajectory import Trajectory
 
 
 def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> None:
-    """Copy the tensors of `path` into `network`, rounded to its type.
+    """Copy the tensors of `path` into `network`, rounded to its dtype.
 
-    Raises UserError when the file is missing, is not that of `sha256` or holds anything but tensors, and when names,
-    shapes or numbers do not fit: missing and surplus names are listed, and nothing is copied.
+    Raises UserError if the file is missing, differs from `sha256` or holds anything but tensors, and if names, shapes
+    or numbers do not fit. The message lists missing and surplus names, and nothing is copied.
     """
     tensors, current = read_weights(path, sha256=sha256), network.state_dict()
     _check_names(path, tensors, [name for name, _ in network.named_parameters()], list(current))
     for name, tensor in tensors.items():
         _check_tensor(path, name, tensor, current[name])
-    network.load_state_dict(tensors, strict=False)  # constants such as masks need not be in the file
+    network.load_state_dict(tensors, strict=False)  # the file may lack constants such as masks
 
 
 def _check_names(path: Path, tensors: Mapping[str, Tensor], needed: list[str], current: list[str]) -> None:
@@ -60,9 +60,9 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, current: Tensor) -> Non
 
 
 def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Objective:
-    """Return network, data and loss after `step` updates, weights rounded to the configured type.
+    """Return network, data and loss after `step` updates, with weights rounded to the configured dtype.
 
-    Raises Diverged when the training does not reach `step`.
+    Raises Diverged if the training does not reach `step`.
     """
     import torch
 
@@ -74,9 +74,9 @@ def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Obj
 
 
 def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
-    """Return {moment/parameter: tensor} of the optimiser at the configured state; none before the first update.
+    """Return {moment/parameter: tensor} of the optimiser at the configured state; empty before the first update.
 
-    Raises UserError for a loaded state, for which they are not known.
+    Raises UserError for a loaded state, whose moments are unknown.
     """
     if config.state.kind == State.loaded:
         raise UserError(
@@ -91,7 +91,7 @@ def moments(config: Config, *, sigma: float | None, seed: int, step: int | None)
 
 
 def _at(config: Config, sigma: float | None, seed: int, step: int) -> TrainingState:
-    """Return the training after `step` updates, trained for when it is not kept."""
+    """Return the training after `step` updates. Train if this state is not stored."""
     trajectory = Trajectory(config, sigma, seed)
     folder = Folder(trajectory)
     state = folder.at(step)

@@ -33,7 +33,7 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
 
 
 def length(tensors: Tensors, norm: StepNorm) -> float:
-    """Return the norm of a vector that is given as one tensor for each parameter, some without entries perhaps."""
+    """Return the norm of a vector that is given as one tensor per parameter; tensors may be empty."""
     tensors = [tensor for tensor in tensors if tensor.numel()]
     if norm == StepNorm.largest_entry:
         return max(float(tensor.abs().max()) for tensor in tensors)
@@ -68,7 +68,7 @@ class NormDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take a step along the gradients that are there; a parameter without one stays."""
+        """Take a step along the current gradients; parameters without a gradient do not move."""
         del closure
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]

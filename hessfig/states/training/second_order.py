@@ -1,4 +1,4 @@
-"""Steps divided by a curvature matrix: Newton, Gauss-Newton whole and by blocks, and K-FAC, each with damping."""
+"""Steps divided by a curvature matrix: Newton, Gauss-Newton (whole or in blocks) and K-FAC, all with damping."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -64,10 +64,10 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
 
 
 def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
-    """Return how many products with the Hessian or its Gauss-Newton part one curvature matrix takes.
+    """Return the number of products with the Hessian or its Gauss-Newton part that one curvature matrix takes.
 
-    One per entry of a parameter. For K-FAC: one per scored position and class, each a backward pass and cheaper than a
-    product, and one per entry of the parameters that have no Kronecker factors.
+    There is one product per entry of a parameter. K-FAC takes one backward pass, which is cheaper than a product, per
+    scored position and class, and one product per entry of the parameters without Kronecker factors.
     """
     parameters = list(loss.network.parameters())
     if kind != Optimiser.kfac:
@@ -98,7 +98,7 @@ def gauss_newton(loss: BatchLoss, parameters: Sequence[Tensor]) -> Float[Tensor,
 
 
 def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors, NaN where the matrix is not finite: so is the step then, and it is noted."""
+    """Return eigenvalues and eigenvectors; NaN if the matrix is not finite: then the training diverges."""
     if bool(matrix.isfinite().all()):
         values, vectors = torch.linalg.eigh(matrix)
         return values, vectors
@@ -106,9 +106,9 @@ def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
 
 
 def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
-    """Return the solver of (matrix + damping I); it gives NaN where that has no factors in this precision.
+    """Return the solver of (matrix + damping I); it returns NaN if there is no Cholesky factor in this precision.
 
-    That is where the matrix is not finite, or so large that rounding takes more than the damping gives.
+    This is the case if the matrix is not finite, or so large that rounding errors exceed the damping.
     """
     root, failed = torch.linalg.cholesky_ex(matrix + damping * torch.eye(len(matrix)).to(matrix))
     if not bool(matrix.isfinite().all()) or int(failed):
@@ -134,7 +134,7 @@ def _curved(loss: BatchLoss, outputs: Tensor, vectors: Float[Tensor, "k m"]) -> 
 
 
 def _maps(network: nn.Module) -> list[nn.Module]:
-    """Return the linear maps and embeddings whose parameters no other one has."""
+    """Return the linear maps and embeddings whose parameters no other module shares."""
     maps = [module for module in network.modules() if type(module) in (nn.Linear, nn.Embedding)]
     owners = [id(p) for module in maps for p in module.parameters()]
     return [module for module in maps if all(owners.count(id(p)) == 1 for p in module.parameters())]
@@ -188,7 +188,7 @@ def _factored(loss: BatchLoss) -> list[_Kronecker]:
 
 
 def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tensor]]]:
-    """Return the network's outputs, and input and output of every map that is used once on the way to them."""
+    """Return the network's outputs, and the input and output of every map that is used once in the forward pass."""
     calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
     def note(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
