@@ -19,8 +19,8 @@ _CLOSE = 1e-4  # of mixing weights that are computed again, in float32
 def attention_patterns(problem: Problem) -> Tensor:
     """Return the mixing weights (layers, samples, heads, queries, keys) of a problem's bridge on its tokens.
 
-    The bridge is run as it is: its weights of this moment, in their type, in evaluation mode. Several batches of equal
-    length are joined. Raises UserError where the network is no bridge, or its inputs are no tokens.
+    The bridge runs with its current weights, in their dtype, in evaluation mode. Batches of equal length are
+    concatenated. Raises UserError if the network is not a bridge, or if its inputs are not tokens.
 
     Examples
     --------
@@ -29,19 +29,19 @@ def attention_patterns(problem: Problem) -> Tensor:
     >>> from transformer_lens.model_bridge.sources.native import boot
     >>> sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 8, "n_ctx": 3, "d_vocab": 5}
     >>> bridge = boot(TransformerBridgeConfig(**sizes, act_fn="relu")).eval()
-    >>> found = hessfig.lens.attention_patterns(hessfig.Problem(bridge, torch.tensor([[0, 3, 1]])))
-    >>> tuple(found.shape), bool((found.sum(-1) - 1).abs().max() < 1e-6)
+    >>> patterns = hessfig.lens.attention_patterns(hessfig.Problem(bridge, torch.tensor([[0, 3, 1]])))
+    >>> tuple(patterns.shape), bool((patterns.sum(-1) - 1).abs().max() < 1e-6)
     ((1, 1, 2, 3, 3), True)
     """
     return _stacked(problem, "attn.hook_pattern")
 
 
 def attention_scores(problem: Problem) -> Tensor:
-    """Return what the patterns are the softmax of (layers, samples, heads, queries, keys): masked entries are minimal.
+    """Return the scores (layers, samples, heads, queries, keys) before the softmax; masked entries are minimal.
 
-    Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that compute attention themselves)
-    they are q k^T / sqrt(d_head) of its queries and keys, if these have that softmax. As `attention_patterns`
-    otherwise; raises UserError, too, where they have not (rotary positions, soft caps).
+    If the bridge's hook of scores holds the patterns (TransformerLens 4.3, for models that compute attention
+    themselves), the scores are q k^T / sqrt(d_head) of its queries and keys, provided that their softmax is the
+    patterns; otherwise (rotary positions, soft caps) this raises UserError. See also `attention_patterns`.
     """
     from hessfig.curvature.double_backward import differentiating
 
@@ -50,9 +50,9 @@ def attention_scores(problem: Problem) -> Tensor:
 
 
 def residual_norms(problem: Problem) -> Tensor:
-    """Return the Euclidean norm of the residual stream (layers + 1, samples, positions): below and behind each layer.
+    """Return the Euclidean norm of the residual stream (layers + 1, samples, positions) before and after each layer.
 
-    As `attention_patterns` otherwise.
+    See `attention_patterns` for modes, batches and errors.
     """
     import torch
 
@@ -83,7 +83,7 @@ def _scores(problem: Problem) -> Tensor:
 
 
 def _masked(problem: Problem) -> Tensor:
-    """Return which entries are masked: those without weight where queries are zero, and all scores the same."""
+    """Return which entries are masked: those without weight for queries of zero, for which all scores are equal."""
     bridge, _ = _bridge_of(problem)
     queries = [f"blocks.{layer}.attn.q.hook_out" for layer in range(bridge.cfg.n_layers)]
     with bridge.hooks(fwd_hooks=[(name, _zero) for name in queries]):
@@ -96,7 +96,7 @@ def _zero(seen: Tensor, hook: Any) -> Tensor:
 
 
 def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:
-    """Return what a hook of the chosen layers saw, the layers first, the samples of all batches joined."""
+    """Return the activations at a hook of the chosen layers, layers first, with the samples of all batches joined."""
     import torch
 
     from hessfig.curvature.double_backward import differentiating
@@ -115,7 +115,7 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
 
 @contextmanager
 def _evaluated(bridge: Any) -> Iterator[None]:
-    """Hold a bridge in evaluation mode; every module gets its own mode back."""
+    """Put a bridge into evaluation mode, and restore the mode of every module at the end."""
     modes = [(module, module.training) for module in bridge.modules()]
     bridge.eval()
     try:

@@ -10,13 +10,13 @@ from hessfig.monitor import Monitor
 
 
 class MonitorCallback(TrainerCallback):
-    """Calls monitor(step) when the training begins, and after every update; the steps are the Trainer's global ones."""
+    """Calls monitor(step) at the start of the training and after every update, with the Trainer's global steps."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the state that the training begins with, or goes on from."""
+        """Measure the state with which the training starts or resumes."""
         self.monitor(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
