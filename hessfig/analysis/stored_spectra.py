@@ -22,14 +22,14 @@ _SPECTRUM = Form(SPECTRUM, "spectrum", "entries, eigenvalues_0 (n,), eigenvalues
 _DENSITY = Form(DENSITY, "density", "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label")
 _COUNTS, _NAMES = ("layer", "row_layer", "dim"), ("row", "col", "part")
 _LONGEST = 1000
-_ONE = 1e-6  # how far the weights of a probe may sum from one
+_ONE = 1e-6  # largest difference between one and the sum of a probe's weights
 
 
 @dataclass(frozen=True)
 class SpectrumKey:
-    """Of which part of which block of which network these numbers are; sigma and step are nan where they mean nothing.
+    """The network, block and part of a spectrum; sigma and step are nan where they do not apply.
 
-    `dim` is the side of the block.
+    `dim` is the number of rows of the block.
     """
 
     variant: str
@@ -47,7 +47,7 @@ class SpectrumKey:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """All eigenvalues of a block, rising."""
+    """All eigenvalues of a block in ascending order."""
 
     place: SpectrumKey
     eigenvalues: Numbers
@@ -63,7 +63,7 @@ class StoredQuadrature:
 
 @dataclass(frozen=True)
 class Density:
-    """A block's density by all Lanczos steps, and by the first half of the same runs."""
+    """The density of a block by all Lanczos steps, and by the first half of the steps of the same runs."""
 
     place: SpectrumKey
     whole: StoredQuadrature
@@ -71,21 +71,21 @@ class Density:
 
 
 def every(place: SpectrumKey) -> bool:
-    """Want every block."""
+    """Return True for every block: the filter that selects all."""
     del place
     return True
 
 
 def read_spectra(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Spectrum]:
-    """Return the stored eigenvalues of the blocks that are wanted, in the manifest's order.
+    """Return the stored eigenvalues of the `wanted` blocks in the manifest's order.
 
-    Raises UserError where no spectrum is stored, and as `stored.read` does.
+    Raises UserError if no spectrum is stored, and as `arrays.read` does.
     """
     return _read(folder, _SPECTRUM, wanted, _spectrum)
 
 
 def read_densities(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Density]:
-    """Return the stored densities of the blocks that are wanted. Raises UserError as `read_spectra` does."""
+    """Return the stored densities of the `wanted` blocks. Raises UserError as `read_spectra` does."""
     return _read(folder, _DENSITY, wanted, _density)
 
 
@@ -122,7 +122,7 @@ def _take(
 
 
 def _place(entry: Entry, item: Any) -> SpectrumKey:
-    """Return what one entry says it is of. Raises ValueError or TypeError for words that are none."""
+    """Return the key of one entry. Raises ValueError or TypeError for an invalid entry."""
     odd = [key for key in _COUNTS if type(item[key]) is not int or item[key] < 0]
     odd += [key for key in _NAMES if not isinstance(item[key], str) or plain(item[key], most=_LONGEST) != item[key]]
     if odd or item["dim"] < 1:

@@ -1,4 +1,4 @@
-"""Readings of trainings: shares of the threshold of stability, races of rules, correlations, critical batches."""
+"""Analysis of trainings: shares of stability thresholds, races of rules, correlations, critical batch sizes."""
 
 import math
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ Ranks = NDArray[np.float64]
 def rank_correlations(one: pd.Series, other: pd.Series, *, beyond_step: bool = False) -> pd.Series:
     """Return Spearman's correlation along steps for every seed of two series indexed by (seed, step).
 
-    With `beyond_step` it is the partial correlation given the step, and 0 where one of the two only follows the step.
-    NaN for a seed of fewer than three common steps, or where one of the two does not change.
+    With `beyond_step` it is the partial correlation given the step, and 0 if one of the two is a function of the step.
+    NaN for a seed with fewer than three common steps, or if one of the two is constant.
     """
     both = pd.concat({"one": one, "other": other}, axis=1).dropna()
     correlations = {seed: _spearman(rows, beyond_step) for seed, rows in both.groupby(level="seed")}
@@ -39,7 +39,7 @@ def _spearman(rows: pd.DataFrame, beyond_step: bool) -> float:
 
 
 def _residuals(ranks: Ranks, steps: Ranks) -> Ranks:
-    """Return what a line in the ranks of the steps leaves of other ranks."""
+    """Return the residuals of ranks after a linear fit in the ranks of the steps."""
     centred, around = steps - steps.mean(), ranks - ranks.mean(axis=0)
     residuals: Ranks = around - np.outer(centred, centred @ around / (centred @ centred))
     return residuals
@@ -83,9 +83,9 @@ _RUN = ["rule", "rate", "seed"]
 class Race:
     """`losses`: rule, rate, seed, step, products, seconds, loss. `tuned`: rule, seed, rate and loss for each budget.
 
-    `products` counts a gradient as one and a Hessian product as two. `budget` says how many gradients and seconds each
-    has; `tuned.at_edge` whether the rate is an end of the grid. `ratios`: true over predicted decrease by rule, rate,
-    seed and step.
+    `products` counts a gradient as one and a Hessian product as two. `budget` holds the numbers of gradients and
+    seconds that every rule may use; `tuned.at_edge` is true if the rate is an end of the grid. `ratios` are true over
+    predicted decreases by rule, rate, seed and step.
     """
 
     losses: pd.DataFrame
@@ -97,7 +97,7 @@ class Race:
 def race(table: pd.DataFrame) -> Race:
     """Return the race of a sweep over rules and learning rates.
 
-    The rate of a rule whose damping varies is its damping. Raises UserError where there are no costs or losses.
+    For a rule with varied damping, the rate is the damping. Raises UserError without costs or losses.
     """
     counted = _named(table[~table["status"].isin(LEFT_OUT)])
     losses = counted[counted["quantity"] == "loss"]
@@ -120,8 +120,8 @@ def race(table: pd.DataFrame) -> Race:
 def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
     """Return, by budget and rule, the loss over that of its plain optimiser: geometric mean and interval over seeds.
 
-    With a `reference` it is the loss over that of this rule instead.
-    Ratios are taken seed by seed, both at the rates that the other seeds chose; nan where a run of the two diverged.
+    With a `reference`, it is the loss over that of this rule. Ratios are taken seed by seed, both at the rates that the
+    other seeds choose; nan if one of the runs diverged.
     Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
     """
     losses = tuned.set_index(["budget", "rule", "seed"])["loss"].sort_index()
@@ -150,7 +150,7 @@ def _rule(given: Mapping[str, str]) -> str:
 
 
 def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
-    """Return what each rule took up to each step: gradients and products, and seconds from the median time of each."""
+    """Return the cost of each rule up to each step: gradients and products, and seconds by their median times."""
     of = dict(list(counted.groupby("quantity")))
     update, look = (of[name].groupby("rule")["value"].median() for name in ("update_seconds", "look_seconds"))
     looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
@@ -161,7 +161,7 @@ def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
 
 
 def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
-    """Return the loss of every run at a place along `along`, between two measured ones linear in its logarithm."""
+    """Return the loss of every run at a place along `along`, interpolated linearly in its logarithm."""
     rows = []
     for key, run in losses.sort_values(along).groupby(_RUN):
         inside = run[along].min() <= place <= run[along].max() * (1 + 1e-9)
@@ -187,11 +187,11 @@ _Runs = dict[tuple[float, str], pd.Series]
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """What the trainings of one seed say: S(B) = fewest (1 + critical / B) steps to the loss `target`.
+    """The fit for the trainings of one seed: S(B) = fewest (1 + critical / B) steps to the loss `target`.
 
-    `sizes` (number of batch sizes,) ascend; `steps` is S of each, infinite where the loss is not reached, at the best
-    of its learning rates. `noise_scale` is tr C / |G|^2 where the training of the largest batches reaches the loss, and
-    `noise` is that training's whole curve (index: step). NaN where nothing fits.
+    `sizes` (number of batch sizes,) ascend; `steps` is S for each at the best of its learning rates, infinite if the
+    loss is not reached. `noise_scale` is tr C / |G|^2 where the training with the largest batches reaches the loss, and
+    `noise` is the whole curve of that training (index: step). NaN if the fit fails.
     """
 
     target: float
@@ -204,7 +204,7 @@ class CriticalBatch:
 
 
 def critical_batches(losses: pd.DataFrame, noise: pd.DataFrame) -> dict[int, CriticalBatch]:
-    """Return the critical batch size of every seed that has three batch sizes or more.
+    """Return the critical batch size of every seed with three batch sizes or more.
 
     Both tables have the columns seed, step, value, and the texts BATCH and RATE ("" where a variant has none).
     """
@@ -240,12 +240,12 @@ def _critical(losses: _Runs, noise: _Runs) -> CriticalBatch | None:
 
 
 def _between(curve: pd.Series, step: float) -> float:
-    """Return a curve at a step, linear in its logarithm between measured ones."""
+    """Return a curve at a step, interpolated linearly in its logarithm."""
     return float(10 ** np.interp(step, curve.index.to_numpy(float), np.log10(curve.to_numpy())))
 
 
 def _first_at(curve: pd.Series, target: float) -> float:
-    """Return the step at which a loss first falls to the target, linear in its logarithm; infinity if it does not."""
+    """Return the first step at which a loss reaches the target, interpolated in its logarithm, or infinity."""
     logs, steps = np.log(curve.to_numpy()), curve.index.to_numpy(float)
     below = np.flatnonzero(logs <= np.log(target))
     if not below.size:
@@ -255,9 +255,9 @@ def _first_at(curve: pd.Series, target: float) -> float:
 
 
 def tuned_rates(losses: pd.DataFrame) -> pd.Series:
-    """Return, by seed (a column), the rate (a row) whose mean loss over the other seeds is least; of one seed, its own.
+    """Return for each seed (a column) the rate (a row) with the smallest mean loss over the other seeds.
 
-    Infinite losses stand for runs that diverged.
+    With a single seed, its own losses decide. Runs that diverged have infinite losses.
     """
     several = len(losses.columns) > 1
     others = {seed: losses.drop(columns=seed) if several else losses for seed in losses.columns}
