@@ -1,4 +1,4 @@
-"""Statements about degrees and growth rates: the paper's, and those of today's components by the rule that counts."""
+"""Statements about degrees and growth rates: those of the paper, and those for components by counting monomials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -142,7 +142,7 @@ def predicted(nets: Nets) -> Values:
 
 
 def measured(nets: Nets, sigma: float = TINY) -> dict[str, Tensor]:
-    """The exponents found by automatic differentiation between sigma and 2 sigma."""
+    """Return the exponents between sigma and 2 sigma, measured by automatic differentiation."""
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
         exponents = {part: net.exponents(part, sigma) for part in PARTS}
@@ -226,7 +226,7 @@ class DrawnCase(Instance):
         return lambda F: -(shares * torch.log_softmax(F, -1)).sum(-1).mean()
 
     def rates(self) -> dict[str, tuple[Part, Regime, tuple[Key, Key], GrowthRate]]:
-        """The predictions of every pair of seen weights of one layer, by name."""
+        """Return the predictions for every pair of the compared weights of one layer, by name."""
         case, predictions = self.case, {}
         for regime in regimes(case.architecture):
             for part in PARTS:
@@ -263,7 +263,7 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
 
 
 def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
-    """The exponents found between two scales; VANISHES for blocks that are exactly zero."""
+    """Return the measured exponents between two scales; VANISHES for blocks that are exactly zero."""
     values: dict[str, Tensor] = {}
     for case in drawn:
         regimes_seen = {regime: SCALES[regime] for _, regime, *_ in case.rates().values()}

@@ -74,7 +74,7 @@ def run_bounds(output_dir: Path) -> list[Path]:
 
 
 def ratios(points: list[AttentionPoint]) -> Ratios:
-    """Bound over true spectral norm, by (bound, row, col) with row and col a weight, or both 'whole'."""
+    """Return the ratios of bound and true spectral norm by (bound, row, col), the latter weights or both 'whole'."""
     by_bound: Ratios = defaultdict(list)
     for point in points:
         blocks, whole = bounds.true_norms(point)
