@@ -53,17 +53,17 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def number_of(spec: FigureSpec) -> str:
-    """Return which number of an approximation is drawn (option `number`)."""
+    """Return the number of an approximation that is drawn (option `number`)."""
     return spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
 
 
 def rows_of(number: str) -> dict[str, Approximation]:
-    """Return the approximations by the quantity of this number of theirs."""
+    """Return the approximations by the quantity that holds this number."""
     return {f"{name}_{number}": name for name in Approximation}
 
 
 def _points(run: RecordedRun, number: str) -> pd.DataFrame:
-    """Return the means over seeds of one number of every approximation that the table has."""
+    """Return the means over seeds of one number for every approximation in the table."""
     measured = set(run.table["quantity"])
     curves = [
         growth_curves(run.table, axis=run.axis, quantity=quantity).assign(approximation=name.value)
@@ -74,7 +74,7 @@ def _points(run: RecordedRun, number: str) -> pd.DataFrame:
 
 
 def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tuple[pd.DataFrame, str]]:
-    """Return the points at the places to draw: the ends of a training, every value of a setting, or one sigma."""
+    """Return the points at the drawn places: the ends of a training, every value of a setting, or one sigma."""
     wanted = spec.number("at")
     every = sorted(map(float, points[X].dropna().unique()))
     if wanted is not None or run.axis.is_sigma or not every:
@@ -84,7 +84,7 @@ def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tu
 
 
 def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
-    """Draw a panel for each network and place below each other, with one scale from 0 to 1."""
+    """Draw one panel per network and place below each other, with a common scale from 0 to 1."""
     networks = _once(networks_of(points))
     panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
     blocks = {key: _blocks(_of(points, *key)) for key in panels}
@@ -111,7 +111,7 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
 
 
 def _once(networks: list[Network]) -> list[Network]:
-    """Return the networks without those that read alike: an MLP has no attention, whatever its setting."""
+    """Return the networks without duplicates in words: the attention setting has no meaning for an MLP."""
     return list({(labels.variant_words(variant), depth): (variant, depth) for variant, depth in networks}.values())
 
 

@@ -20,7 +20,7 @@ from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
-_CELL = 0.26  # inches that a cell with its number takes
+_CELL = 0.26  # size in inches of a cell with its number
 _SIDE_BY_SIDE = 5  # up to this many weights the three parts fit next to each other
 
 
@@ -48,7 +48,7 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = "") -> Iterator[Page]:
-    """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
+    """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
     ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else (0, 1)
@@ -103,7 +103,7 @@ def _draw_page(
 
 
 def _length(names: list[str]) -> float:
-    """Return how many inches the longest name needs next to what a weight of the paper does."""
+    """Return how many inches the longest name needs beyond the width of a weight of the paper."""
     named = {name: labels.weight_words(name) for name in names}
     return max([0.0, *(width_of(words) - 0.2 for name, words in named.items() if words == labels.plain(name))])
 

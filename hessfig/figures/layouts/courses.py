@@ -1,4 +1,4 @@
-"""Quantities along training."""
+"""Figures of quantities along trainings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ STEP = "step"
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
-    """Set both scales of a panel to what all its rows need."""
+    """Set both scales of a panel so that they fit all of its rows."""
     every = pd.concat([frame[[STEP, "value"]] for frame in rows])
     if len(every):
         set_x_scale(ax, every[STEP])
@@ -36,14 +36,14 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 
 
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
-    """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
+    """Return the note of a sheet: `words`, then repeats, how their spread is drawn, estimators, excluded numbers."""
     table = along(table, Axis(STEP))
     means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
     return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return titles of columns for variants: their settings, or their values alone where there is less room."""
+    """Return titles of columns for variants: their settings, or only the values if there is less room."""
     values = [labels.plain(", ".join(settings_of(variant).values())) for variant in variants]
     words = [labels.variant_words(variant) for variant in variants]
     return [(long, short) if long else ("as configured",) for long, short in zip(words, values, strict=True)]
@@ -123,7 +123,7 @@ def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str
 
 
 def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one number a seed and step: of several the first (digits, eigenvalues), of layers the mean."""
+    """Return one number per seed and step: the first of several (digits, eigenvalues), the mean over layers."""
     first = rows[rows["index"] == rows["index"].min()]
     return first.groupby(["seed", "step"], as_index=False)["value"].mean()
 
@@ -158,7 +158,7 @@ def _colour(name: str, rank: int) -> str:
 
 
 def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
-    """End the axis above what is compared with a threshold: a rate that falls to zero has none in the end."""
+    """End the axis above the curves that are compared with a threshold, which diverges if the rate falls to zero."""
     if len(rows) and ax.get_ylim()[1] > _HEADROOM * rows["value"].max() > 0:
         ax.set_ylim(top=_HEADROOM * rows["value"].max())
 
@@ -216,7 +216,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the geometric mean with its interval by place (weight or layer) and step, places in order."""
+    """Return the geometric mean with its interval by place (weight or layer) and step, in the order of places."""
     rows = table[(table["quantity"] == name) & (table["index"] <= 1)]
     if name == _RESIDUAL:
         rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
@@ -235,7 +235,7 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _decades(low: float, high: float) -> dict[float, str]:
-    """Return ticks of a scale of logarithms and their labels: whole decades, or both ends where fewer than two fit."""
+    """Return ticks and labels of a scale of logarithms: whole decades, or both ends if fewer than two decades fit."""
     fit = [tick for tick in MaxNLocator(4, integer=True).tick_values(low, high) if low <= tick <= high]
     whole = {tick: f"$10^{{{tick:.0f}}}$" for tick in fit if tick == round(tick)}
     return whole if len(whole) > 1 else {end: f"{10**end:.2g}" for end in (low, high)}

@@ -27,7 +27,7 @@ from hessfig.figures.parts.saving import file_words
 _ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
 _WEIGHTS = {"False": "trained", "True": "random"}
-_OUTSIDE = "outside"  # the row of weights that belong to no layer
+_OUTSIDE = "outside"  # the row of weights outside the layers
 
 
 def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -66,7 +66,7 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         yield sheet.page(suffix + end, as_written(rows, run.axis))
 
 
-_RANDOM = "model.random"  # trained weights and random ones of one network stand on one page
+_RANDOM = "model.random"  # trained and random weights of a network are on one page
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
@@ -101,7 +101,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
 
 
 def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return means by layer and weight, nan where there is none, and which of the blocks vanish identically."""
+    """Return means by layer and weight (nan if there is none), and which of the blocks vanish identically."""
     square = np.full((len(layers), len(names)), np.nan)
     zero = np.zeros(square.shape, dtype=bool)
     for row in points.itertuples():
@@ -111,7 +111,7 @@ def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -
 
 
 def _scale(means: pd.Series, signed: bool) -> Normalize:
-    """Return a scale for log10 of the means, or for the means themselves where some are negative."""
+    """Return a scale for log10 of the means, or for the means themselves if some are negative."""
     if signed:
         largest = float(means.abs().max())
         smallest = float(means.abs().where(means != 0).min())

@@ -48,7 +48,7 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
-    """Return the weights whose blocks are counted (option `blocks`), W_V and W_Q unless told otherwise."""
+    """Return the weights of the blocks in the histograms (option `blocks`); W_V and W_Q by default."""
     return spec.words("blocks") or list(BLOCKS)
 
 
@@ -83,19 +83,19 @@ def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: ND
 
 
 def describe(hessian: StoredHessian) -> str:
-    """Return which Hessian is drawn, for the note."""
+    """Return in words which Hessian is drawn, for the note."""
     where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
     when = "" if np.isnan(hessian.step) else f", step {hessian.step:g}"
     return f"Full Hessian{where}, seed {hessian.seed}{when}."
 
 
 def setting_words_of(folder: Path) -> str:
-    """Return the settings that matter, for the note."""
+    """Return width, layers and batch in words, for the note."""
     return setting_words((read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA)
 
 
 def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHessian]:
-    """Return the Hessians of a variant (None: all). Raises UserError when there is none."""
+    """Return the Hessians of a variant (None: all). Raises UserError if there are none."""
     chosen = [hessian for hessian in hessians if variant in (None, hessian.variant)]
     if not chosen:
         raise UserError(
@@ -111,7 +111,7 @@ ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
 _STYLE = APART.replace(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
-_SMALLEST_LABEL = 0.1  # inches: parameters that own less of the axis than this, a line of words, carry no name
+_SMALLEST_LABEL = 0.1  # inches: parameters with a smaller share of the axis have no name
 
 
 def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -178,7 +178,7 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
 
 
 def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
-    """Average over squares of neighbours until a side has at most _PIXELS: more cannot be printed."""
+    """Average over squares of neighbours until a side has at most _PIXELS entries, the limit of print."""
     edges = np.arange(0, len(logs), -(-len(logs) // _PIXELS))
     widths = np.diff([*edges, len(logs)])
     sums = np.add.reduceat(np.add.reduceat(logs, edges, axis=0), edges, axis=1)
