@@ -1,4 +1,4 @@
-"""Errors that a user can fix: what was wrong, what is allowed, what to do about it; and words as users type them."""
+"""Errors that a user can fix, with their cause, the allowed values and a remedy; and words as users type them."""
 
 import difflib
 import re
@@ -14,7 +14,7 @@ _LONGEST_LINE = 2000
 
 
 class UserError(ValueError):
-    """Bad input found at the border of the program; the command line prints it and exits with 2.
+    """Invalid input from the user; the command line prints it and exits with code 2.
 
     `what` says what is wrong (it names the key or the file), `got` is the offending value,
     `allowed` describes what would be accepted, `remedy` is the next thing to type or do.
@@ -34,20 +34,20 @@ class UserError(ValueError):
 
 
 def plain(text: object, *, most: int = 200) -> str:
-    """Return foreign text as a terminal may be given it: one line, nothing that steers, at most `most` characters."""
+    """Return untrusted text for a terminal: one line without control characters, of at most `most` characters."""
     whole = str(text)
     shown = "".join("?" if _steers(letter) else letter for letter in whole[:most])
     return shown + "..." * (len(whole) > most)
 
 
 def plain_lines(text: object, *, most: int | None = None) -> str:
-    """Return text of several lines, each as `plain` gives it; without `most`, as long as they are."""
+    """Return untrusted text of several lines, each as from `plain`; without `most`, lines may have any length."""
     lines = str(text).split("\n")
     return "\n".join(plain(line, most=len(line) if most is None else most) for line in lines)
 
 
 def first_few(names: Sequence[str], *, most: int = 5) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first names in words, and how many more there are."""
     if not names:
         return "none"
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
@@ -61,7 +61,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def unknown_name(what: str, name: str, known: Collection[str], otherwise: str, *, got: object = None) -> UserError:
-    """Return the error to show for a name that is none of `known`; `otherwise` is the remedy where none is close."""
+    """Return the error for a name that is not in `known`; `otherwise` is the remedy if no known name is close."""
     remedy = did_you_mean(name, known) or otherwise
     return UserError(what, got=name if got is None else got, allowed=", ".join(known), remedy=remedy)
 
@@ -76,7 +76,7 @@ def _rebuild(what: str, got: object, allowed: str, remedy: str) -> UserError:
 
 
 def too_few_files(got: str) -> UserError:
-    """Return the error to show when this process may not open as many files as it needs."""
+    """Return the error for a process that may not open as many files as it needs."""
     return UserError(
         "too few files may be open at once",
         got=got,
@@ -86,39 +86,39 @@ def too_few_files(got: str) -> UserError:
 
 
 def run_command(folder: Path) -> str:
-    """Return the command that makes the table of `folder` (outputs/<sweep>), ready to be pasted."""
+    """Return the command that measures the table of `folder` (outputs/<sweep>), ready to paste."""
     root = "" if folder.parent.name == "outputs" else f" {_word('output_dir', str(folder.parent))}"
     return f"hessfig run sweep={folder.name}{root}"
 
 
 def _word(key: str, value: str) -> str:
-    """Return key=value for a shell and for the settings' grammar: quoted for both where it is not plain."""
+    """Return key=value for a shell and for the grammar of settings, quoted for both if it is not plain."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
         return f"{key}={value}"
     return quoted_twice(key, value)
 
 
 def quoted_twice(key: str, value: str) -> str:
-    """Return key=value with its value as text, for the settings' grammar and then for a shell."""
+    """Return key=value with its value as text, quoted for the grammar of settings and then for a shell."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return shlex.quote(f'{key}="{escaped}"')
 
 
 def command_line(verb: str, *words: str) -> str:
-    """Return a command of hessfig's, ready to be pasted."""
+    """Return a hessfig command, ready to paste."""
     return shlex.join(["hessfig", verb, *words])
 
 
 def words_of_command(found: object, verb: str) -> list[str] | None:
-    """Return what follows the verb in a command line found in a file; None where it is no command of this verb."""
-    with suppress(ValueError):  # quotes that do not close
+    """Return the words after the verb in a command line from a file; None if it is not a command with this verb."""
+    with suppress(ValueError):  # unbalanced quotes
         words = shlex.split(str(found or ""))
         return words[2:] if words[:2] == ["hessfig", verb] else None
     return None
 
 
 def typed(value: Any, comma: str = ",", between: str = ", ", text: Callable[[str], str] = str) -> str:
-    """Return a value of a setting as it is typed: null, true, [a,b], {key: a, key: b}; texts as `text` writes them."""
+    """Return the value of a setting as users type it: null, true, [a,b], {key: a, key: b}; `text` formats texts."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

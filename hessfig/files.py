@@ -1,4 +1,4 @@
-"""The one writer of files: what appears under a name is complete, whoever is killed and whoever reads meanwhile."""
+"""Atomic writing of files: readers see complete files only, even if the writer is killed."""
 
 import errno
 import hashlib
@@ -15,15 +15,15 @@ from typing import IO, Any
 
 from hessfig.errors import UserError
 
-_UNFINISHED = ".hessfig."  # begins the names of files that are being written, and no other's
+_UNFINISHED = ".hessfig."  # first characters of the names of files that are being written, and of no others
 _TEMPORARY = re.compile(re.escape(_UNFINISHED) + r".+\.[a-z0-9_]{8}")  # as `_temporary` names them
-OLD = 3600.0  # seconds after which no writer is still at it
+OLD = 3600.0  # seconds after which no writer is still working on a file
 MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.store.at_work
 
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under `path` complete, when the block ends without an error.
+    """Open a file that replaces `path` atomically when the block ends without an error.
 
     Raises UserError when the disk is full or the folder cannot be written.
     """
@@ -48,7 +48,7 @@ def write_text(path: Path, content: str) -> Path:
 
 
 def write_together(contents: Mapping[Path, str | bytes]) -> None:
-    """Write files that belong to each other: all are on disk before the first appears, and they appear in order."""
+    """Write files that belong together: all are on disk before the first one appears, and they appear in order."""
     with ExitStack() as stack:
         written = {}
         for path, content in contents.items():
@@ -64,44 +64,44 @@ def write_together(contents: Mapping[Path, str | bytes]) -> None:
 def read_small(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
-    Raises OSError where there is none, and ValueError for a larger one, or for a pipe or device, which may never end.
+    Raises OSError if there is no such file, and ValueError for a larger one, a pipe or a device, which may never end.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("a folder, a pipe or a device, where a file should be")
-    if found.st_size > most:
-        raise ValueError(f"{found.st_size} bytes, where at most {most} are read")
+    if status.st_size > most:
+        raise ValueError(f"{status.st_size} bytes, where at most {most} are read")
     with path.open("rb") as handle:
         return handle.read(most + 1)[:most]
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; what no file system could hold is none."""
+    """Whether the file exists; False for names that no file system allows."""
     with suppress(OSError, ValueError):
         return path.is_file()
     return False
 
 
 def existing_file(key: str, form: str, name: str | Path) -> Path:
-    """Return the path of a file that setting `key` names. Raises UserError, which tells its `form`, where it is not."""
+    """Return the path of the file that setting `key` names. Raises UserError, which states `form`, if it is missing."""
     if not is_file(Path(name)):
         raise UserError(f"{key}: there is no such file", got=name, allowed=form, remedy="check the path")
     return Path(name)
 
 
 def fingerprint(path: Path) -> str:
-    """Return the SHA-256 of a file's content; it is read again when the file changes."""
+    """Return the SHA-256 of a file's content. The result is cached until the file changes."""
     return _content(path, identity(path))
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file is replaced or written to."""
-    found = path.stat()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    """Return properties of a file that change when it is replaced or written to."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_pinned(path: Path, key: str, sha256: str | None) -> bytes:
-    """Return the content of the file behind setting `key`: what is parsed is what was hashed.
+    """Return the content of the file that setting `key` names, so that the parsed bytes are those that were hashed.
 
     Raises UserError when its SHA-256 is not `sha256` (None: any). Raises OSError when it cannot be read.
     """
@@ -111,7 +111,7 @@ def read_pinned(path: Path, key: str, sha256: str | None) -> bytes:
 
 
 def check_pin(place: object, key: str, *, found: str, planned: str | None) -> None:
-    """Raise UserError when the hash `found` of what setting `key` names is not the one that was planned."""
+    """Raise UserError if the hash `found` of the content that setting `key` names differs from the planned one."""
     if planned in (None, found):
         return
     group, dot, _ = key.partition(".")
@@ -126,7 +126,7 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
 
 
 def check_place(folder: Path) -> None:
-    """Raise UserError when `folder` could not be one: a file is in the way, or its name is too long."""
+    """Raise UserError if `folder` cannot be a folder: a file is in the way, or the name is too long."""
     with _unwritable_at(folder):
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
@@ -134,7 +134,7 @@ def check_place(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make `folder` and write a byte in it. Raises UserError as `replacing` does."""
+    """Create `folder` and write a byte in it. Raises UserError as `replacing` does."""
     check_place(folder)
     with _unwritable_at(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,30 +144,30 @@ def check_writable(folder: Path) -> None:
 
 
 def age(path: Path, now: float) -> float:
-    """Return the seconds since a file was written, `now` being the time by the clock that dates it; 0 if it is gone."""
+    """Return the seconds since a file was written; `now` is the time of the clock that dates it; 0 if it is gone."""
     with suppress(OSError):
         return now - path.lstat().st_mtime
     return 0.0
 
 
 def clock_of(folder: Path) -> float:
-    """Return the time as the file system of a folder has it; this machine's where nothing can be written."""
+    """Return the time of a folder's file system, or of this machine if the folder is not writable."""
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as handle:
         return os.fstat(handle.fileno()).st_mtime
     return time.time()
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in `folder` and below, once it is too old to be another run's."""
+    """Remove files of killed writers in `folder` and below that are too old to belong to another run."""
     for path in leftovers(folder):
         with suppress(OSError):  # another run removes it too
             path.unlink()
 
 
 def leftovers(folder: Path) -> Iterator[Path]:
-    """Yield what killed writers left in `folder` and below, once it is too old to be another run's.
+    """Yield files of killed writers in `folder` and below that are too old to belong to another run.
 
-    Ages are told by the clock that dates the folder's files: on a shared folder that is not this machine's.
+    Ages refer to the clock that dates the folder's files, which for a shared folder is not this machine's.
     """
     now = clock_of(folder)
     for path in folder.rglob(".*"):
@@ -179,7 +179,7 @@ def leftovers(folder: Path) -> Iterator[Path]:
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    """Return the error to show when `path` cannot be written."""
+    """Return the error for a `path` that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write ({error.strerror})"
     remedy = "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
@@ -203,7 +203,7 @@ def _unwritable_at(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """Name an empty file next to `path` that no other writer has, and remove it if it is still there in the end."""
+    """Create an empty file next to `path` that no other writer uses, and remove it at the end if it still exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}.")
     os.close(descriptor)
@@ -219,7 +219,7 @@ def _settle(handle: IO[Any]) -> None:
 
 
 def _appear(temporary: Path, path: Path) -> None:
-    """Rename; a folder in the way is set aside, with what it holds, under the temporary's name."""
+    """Rename the temporary file to `path`. A folder at `path` is kept, with its content, under the temporary name."""
     temporary.chmod(0o644)
     if path.is_dir() and not path.is_symlink():
         path.rename(temporary.with_name(f"{temporary.name}.aside"))

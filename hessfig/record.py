@@ -1,4 +1,4 @@
-"""The record: columns of a table, and what a manifest holds, once for the wing that writes and the wing that reads."""
+"""The record: columns of tables and content of manifests, shared by the modules that write and those that read."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from hessfig.errors import UserError, run_command
 
 
 class Status(StrEnum):
-    """What a value is worth: counted; recorded but never averaged (nonfinite, not_converged); zero by theorem."""
+    """Status of a value: counted in means; recorded but never averaged (nonfinite, not_converged); zero by theorem."""
 
     ok = "ok"
     nonfinite = "nonfinite"
@@ -38,7 +38,7 @@ CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
 # the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
 SEAL, SEAL_BEFORE = "table_sha256", "table_sha256_before"
-# what reading a file of somebody else's may raise
+# exceptions of reading a foreign file
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 # the parts of a manifest that are read, by dotted key
 _PARTS: dict[str, type] = {
@@ -49,25 +49,25 @@ _PARTS: dict[str, type] = {
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a JSON file says, its own `checksum` left out."""
-    said = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of the content of a JSON file without its `checksum`."""
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def digest(settings: object) -> str:
-    """Return the short hash of `settings` that keys have; the order of their names does not count."""
+    """Return the short hash of `settings` for use in keys; it does not depend on the order of the names."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Return a JSON object whose `checksum`, if it has one, is true (foreign files and those of 0.2.0 have none).
+    """Return a JSON object whose `checksum`, if any, is correct (foreign files and those of 0.2.0 have none).
 
     Raises OSError, ValueError, TypeError or RecursionError for anything else.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("a folder, a pipe or a device, where a file should be")
-    if found.st_size > LARGEST_MANIFEST:
+    if status.st_size > LARGEST_MANIFEST:
         raise ValueError(f"a file of more than {LARGEST_MANIFEST} bytes")
     content = json.loads(path.read_text("utf-8"))
     if not isinstance(content, dict):
@@ -80,12 +80,12 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def sealed_text(content: Mapping[str, Any], indent: int | None = 1) -> str:
-    """Return what a JSON file says, with its checksum."""
+    """Return the text of a JSON file for this content, with its checksum."""
     return json.dumps({**content, CHECKSUM: checksum(content)}, indent=indent) + "\n"
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Return a JSON object that has a checksum, a true one; an empty object where no such file is."""
+    """Return a JSON object with a correct checksum; an empty object if there is no such file."""
     with suppress(*UNREADABLE):
         content = read_checked(path)
         return content if CHECKSUM in content else {}
@@ -93,7 +93,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def entry_of(path: Path, key: str) -> Any:
-    """Return one entry of a JSON file, whatever else it holds; None where there is none that can be read."""
+    """Return one entry of a JSON file, whatever else it holds; None if it cannot be read."""
     with suppress(*UNREADABLE):
         return json.loads(path.read_text("utf-8"))[key]
     return None
@@ -102,10 +102,10 @@ def entry_of(path: Path, key: str) -> Any:
 def manifest_in(
     folder: Path, *required: str, check: Callable[[dict[str, Any]], object], allowed: str
 ) -> dict[str, Any] | None:
-    """Return the manifest in `folder`, or None if there is none; every part of it is of its type.
+    """Return the manifest in `folder`, or None if there is none. All of its parts have their types.
 
-    `required`: the groups of settings that must be there; `check` raises for what else a reader cannot take, `allowed`
-    is what it would. Raises UserError for anything that is no such manifest.
+    `required` lists the groups of settings that must exist. `check` raises for anything else that the reader does not
+    accept, and `allowed` describes what it accepts. Raises UserError for an invalid manifest.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -126,11 +126,11 @@ def manifest_in(
 
 def _check_parts(manifest: dict[str, Any], required: list[str]) -> None:
     for key, kind in _PARTS.items():
-        found: Any = manifest
+        value: Any = manifest
         for name in key.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        missing = found is None and key not in required
-        if not missing and (not isinstance(found, kind) or isinstance(found, bool)):
-            raise TypeError(f"{key} is {type(found).__name__}, not {kind.__name__}")
+            value = value.get(name) if isinstance(value, dict) else None
+        missing = value is None and key not in required
+        if not missing and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise TypeError(f"{key} is {type(value).__name__}, not {kind.__name__}")
     if (manifest["config"].get("first_seed") or 0) < 0:
         raise ValueError("config.first_seed is negative")

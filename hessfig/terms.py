@@ -1,4 +1,4 @@
-"""The vocabulary shared by everything: parts of the Hessian, weights, groups and blocks, shapes of networks."""
+"""The vocabulary of all modules: parts of the Hessian, weights, groups, blocks, architectures, approximations."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ from typing import Any, Self
 
 
 class Recorded(StrEnum):
-    """A choice with a row for each member: its value, and what is true of it, `facts`."""
+    """An enum whose members have a value and `facts`."""
 
     facts: Any
 
     def __new__(cls, value: str, *facts: Any) -> Self:
-        """Return the member of a row; its value is its name, as that of every choice."""
+        """Return the member of a row of value and facts."""
         member = str.__new__(cls, value)
         member._value_, (member.facts,) = value, facts
         return member
 
 
 class Labelled(Recorded):
-    """A choice with words for axis titles and legends, `label`."""
+    """An enum whose members have a `label` for axis titles and legends."""
 
     facts: str
 
     @property
     def label(self) -> str:
-        """Its words."""
+        """The label."""
         return self.facts
 
 
@@ -51,7 +51,7 @@ AT_OUTPUTS, AT_SCORES = (Part.H_o, Part.H_f), (Part.H_oT, Part.H_fT)
 class Matrix(StrEnum):
     """The weight matrices of the paper's networks, in the order in which their parameters are listed.
 
-    Other networks name their weights as they like: a name is any text without commas, quotes or brackets.
+    Weights of other networks may have any name without commas, quotes or brackets.
     """
 
     W_E = "W_E"
@@ -76,12 +76,12 @@ class Matrix(StrEnum):
 
     @property
     def has_layer(self) -> bool:
-        """Whether every layer has its own (embeddings and unembedding exist once, in 'layer 0')."""
+        """Whether every layer has this matrix (embeddings and unembedding exist once, in 'layer 0')."""
         return self not in (Matrix.W_E, Matrix.W_patch, Matrix.W_pos, Matrix.W_U)
 
 
 class Group(StrEnum):
-    """Groups of weights that a network may offer as one side of a block."""
+    """Groups of weights that may be one side of a block."""
 
     attention = "attention"
     query_key = "query_key"
@@ -108,10 +108,10 @@ class Kind(StrEnum):
 
 
 class Attention(StrEnum):
-    """What turns the allowed scores of a query into mixing weights (docs/networks.md has the formulas).
+    """The map from the allowed scores of a query to mixing weights (docs/networks.md has the formulas).
 
-    `linear` leaves scores as they are. `kernel` takes phi(q).phi(k), phi(z) = 1 + z for every entry, over its sum.
-    `differential` is a difference of two softmaxes. `off_by_one` is a softmax with one more logit, 0, of no value.
+    `linear` uses the scores unchanged. `kernel` normalises phi(q).phi(k) with phi(z) = 1 + z for every entry.
+    `differential` is a difference of two softmaxes. `off_by_one` is a softmax with an additional logit 0 without value.
     """
 
     softmax = "softmax"
@@ -125,14 +125,14 @@ class Attention(StrEnum):
 
 
 class AttentionBias(StrEnum):
-    """What sigmoid attention adds to its scores: nothing, or -log L for sequences of L tokens."""
+    """The bias that sigmoid attention adds to its scores: none, or -log L for sequences of L tokens."""
 
     none = "none"
     log_length = "log_length"
 
 
 class Scores(StrEnum):
-    """How queries and keys make scores: their product, normalised before it (RMS or length), or capped after it."""
+    """The scores of queries and keys: their product, possibly normalised before (RMS or length) or capped after."""
 
     plain = "plain"
     qk_norm = "qk_norm"
@@ -141,9 +141,9 @@ class Scores(StrEnum):
 
 
 class Norm(StrEnum):
-    """Where norms sit: nowhere, before each sublayer and the unembedding, or after each residual sum.
+    """The position of norms: none, before each sublayer and the unembedding, or after each residual sum.
 
-    `sandwich`: as `pre`, and after each sublayer too, before its output is added.
+    `sandwich` is `pre` with another norm after each sublayer, before its output is added.
     """
 
     none = "none"
@@ -153,14 +153,14 @@ class Norm(StrEnum):
 
 
 class NormKind(StrEnum):
-    """LayerNorm, or RMSNorm: no mean is taken off, and no shift is added."""
+    """LayerNorm, or RMSNorm, which neither subtracts the mean nor adds a shift."""
 
     layer = "layer"
     rms = "rms"
 
 
 class Positions(StrEnum):
-    """How a position is told: a learned embedding W_pos, rotated queries and keys, a slope in the scores, or not."""
+    """The encoding of positions: a learned embedding W_pos, rotated queries and keys, a slope in scores, or none."""
 
     learned = "learned"
     rope = "rope"
@@ -188,7 +188,7 @@ SMOOTH = (MLP.gelu, MLP.silu, *GATED)
 
 
 class Gate(StrEnum):
-    """What multiplies the mixed values, entry by entry: nothing, or the sigmoid of W_G x of the query's position."""
+    """The gate that multiplies the mixed values entry by entry: none, or sigmoid(W_G x) at the query's position."""
 
     none = "none"
     output = "output"
@@ -202,11 +202,11 @@ class QueryKey(StrEnum):
 
 
 class Need(StrEnum):
-    """What a block must be for an approximation to exist; each but `whole` and `any` includes the one before it.
+    """The blocks for which an approximation exists; each member but `whole` and `any` includes the one before it.
 
-    `any`: any block. `matrix`: that of a single weight with two axes. `linear`: that of a linear map's weight.
-    `heads`: that of a weight of attention, which is cut into heads. `moments`: any block at a state that adam or
-    adamw reached. `whole`: that of the whole network.
+    `any`: all blocks. `matrix`: blocks of a single weight with two axes. `linear`: those of the weight of a linear map.
+    `heads`: those of a weight of attention, which is cut into heads. `moments`: all blocks at a state that adam or
+    adamw reached. `whole`: the block of the whole network.
     """
 
     any = "any"
@@ -219,7 +219,7 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of an approximation: what it needs of a block, and its label in figures."""
+    """Facts of an approximation: the blocks that it needs, and its label in figures."""
 
     needs: Need
     label: str
@@ -228,8 +228,8 @@ class Facts:
 class Approximation(Recorded):
     """An approximation A of a block B of the Hessian: its name, what it needs, and the optimiser that it belongs to.
 
-    This is the one list of names: settings, rows, checks and figures read it. docs/approximations.md defines each; its
-    function is in hessfig.curvature.approximations.named.
+    Settings, rows, checks and figures read their names from here. docs/approximations.md defines each approximation;
+    its function is in hessfig.curvature.approximations.named.
     """
 
     facts: Facts
@@ -264,7 +264,7 @@ class StepNorm(StrEnum):
 
 @dataclass(frozen=True)
 class RuleFacts:
-    """What is true of a step rule.
+    """Facts of a step rule.
 
     `label`: its name in figures. `made_by`: the class of `package` that it is, with `options` that it always gets;
     `of_matrices`: the class that takes the weight matrices of the layers, where that is another one. `reads`: which of
@@ -287,22 +287,22 @@ class RuleFacts:
 
     @property
     def is_full_batch(self) -> bool:
-        """Whether every update takes the whole of a fixed set."""
+        """Whether every update uses all examples of a fixed set."""
         return "batch_size" not in self.reads
 
     @property
     def divides(self) -> bool:
-        """Whether it divides the gradient by a curvature matrix."""
+        """Whether the rule divides the gradient by a curvature matrix."""
         return "damping" in self.reads
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether its preconditioner follows from the second moments that it keeps."""
+        """Whether the preconditioner is a function of the second moments that the rule stores."""
         return self.has_formula and "betas" in self.reads
 
     @property
     def is_of_extra(self) -> bool:
-        """Whether it is of a package that not everyone has; that counts the updates by group of parameters."""
+        """Whether the rule comes from an optional package, which counts the updates by group of parameters."""
         return self.package == _EXTRA
 
 
@@ -372,8 +372,8 @@ class SliceDirection(StrEnum):
 
 
 class NamedDirection(StrEnum):
-    """A direction that means something: the gradient, its signs, the next update of each rule, the singular directions
-    of a weight's gradient, a random one, and eigenvectors of the block's largest and smallest eigenvalue."""
+    """A named direction: the gradient, its signs, the next update of each rule, the singular directions of a weight's
+    gradient, a random one, and eigenvectors of the block's largest and smallest eigenvalue."""
 
     gradient = "gradient"
     sign = "sign"
@@ -388,9 +388,9 @@ class NamedDirection(StrEnum):
 class Block:
     """One block of the Hessian: second derivatives with respect to weights (or groups) `row` and `col`.
 
-    `layer` is the column's layer, 1-based; it is 0 when neither weight belongs to a layer, and the layer of the
-    other one when a single weight does not. `row_layer` differs only for pairs across layers (by default it is
-    `layer`). A diagonal block has the same weight of the same layer on both sides.
+    `layer` is the 1-based layer of the column. If one weight belongs to no layer, it is the layer of the other; if
+    neither does, it is 0. `row_layer` equals `layer` except for pairs across layers. A diagonal block has the same
+    weight of the same layer on both sides.
     """
 
     layer: int
@@ -418,12 +418,12 @@ class Block:
 
 
 def split_in(parts: Collection[Part]) -> tuple[Part, ...]:
-    """Return the two parts whose sum is H, of those in `parts`: at the outputs, else at the scores; none otherwise."""
+    """Return the two parts in `parts` whose sum is H: at the outputs, otherwise at the scores; otherwise none."""
     return next((split for split in (AT_OUTPUTS, AT_SCORES) if {*split} <= {*parts}), ())
 
 
 def weight_label(name: str) -> str:
-    """Return mathtext for a weight of the paper's networks, or the name as it is, without the dollar signs."""
+    """Return mathtext without dollar signs for a weight of the paper's networks; other names are unchanged."""
     head, _, index = name.partition("_")
     if name not in list(Matrix):
         return rf"\mathrm{{{name}}}".replace("_", r"\_")
@@ -431,9 +431,9 @@ def weight_label(name: str) -> str:
 
 
 def name_order(names: Iterable[str]) -> Callable[[str], int]:
-    """Return a rank for sorting: the paper's weights as they are listed, then others as given, then groups.
+    """Return a rank for sorting: the paper's weights in their order, then other names as given, then groups.
 
-    A weight in several roles (W_E+W_U) stands where the first of them does.
+    A weight with several roles (W_E+W_U) has the rank of its first role.
     """
     known, groups = [matrix.value for matrix in Matrix], [group.value for group in Group]
     first = {name: name.partition("+")[0] for name in names}

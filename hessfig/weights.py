@@ -10,18 +10,18 @@ from typing import Any
 
 from hessfig.terms import Group
 
-SMALL = 2**16  # parameters of a network, up to which a product costs little beside its start
+SMALL = 2**16  # number of parameters up to which the cost of a product is mostly overhead
 
 
 @dataclass(frozen=True)
 class Weight:
     """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
 
-    `size` counts its entries, `groups` are those it belongs to. Weights that are not `is_main` (biases, gains of
-    norms) are reached by name and through groups, but are left out where every weight is meant. `axes`: the lengths
-    that the parameter's first axis is taken apart into before it is indexed. `is_finer` tells a part of another named
-    weight (a head), which belongs to no group. `is_below`: outside the layers, it acts before the first one, as
-    embeddings do.
+    `size` is the number of entries, `groups` are the groups that contain the weight. Weights that are not `is_main`
+    (biases, gains of norms) are selected by name and by groups, but not by "every weight". `axes` are the lengths into
+    which the first axis of the parameter is split before it is indexed. `is_finer` marks a part of another named weight
+    (a head), which belongs to no group. `is_below` marks a weight outside the layers that acts before the first layer,
+    such as an embedding.
     """
 
     name: str
@@ -40,9 +40,9 @@ class Weight:
 class Layout:
     """The weights of a network in the order of its parameters, and the groups they form.
 
-    Weights that share name and layer form a group of that name. `parameters`: every parameter once, which is what
-    the group `all` means where `weights` are views, or not all there is. `shared`: weights of a layer under different
-    names that have entries in common, so that the layer as a group would count these twice.
+    Weights with the same name and layer form a group of that name. `parameters` holds every parameter once; it is the
+    group `all` if `weights` are views or incomplete. `shared` lists weights of a layer under different names with
+    common entries, which the layer as a group would count twice.
     """
 
     weights: tuple[Weight, ...]
@@ -65,21 +65,21 @@ class Layout:
 
     @property
     def others(self) -> list[str]:
-        """Further names a block may use: the other weights, then the groups."""
+        """Further names for sides of blocks: the other weights, then the groups."""
         further = [weight.name for weight in self.weights if not weight.is_main]
         groups = [group.value for group in Group if self.layers_of(group.value)]
         return [name for name in dict.fromkeys([*further, *groups]) if name not in self.names]
 
     def layers_of(self, name: str) -> list[int]:
-        """Return the layers that have a weight or group of this name; 0 stands for 'outside the layers'."""
+        """Return the layers with a weight or group of this name; 0 means outside the layers."""
         return list(self._layers.get(name, ()))
 
     def has_layer(self, name: str) -> bool:
-        """Whether the layers have this weight, each its own."""
+        """Whether the weight exists in layers."""
         return self.layers_of(name) != [0]
 
     def members(self, layer: int, name: str) -> tuple[Weight, ...]:
-        """Return the weights behind a name in `layer`: one weight, or those of a group; none if it has no such name."""
+        """Return the weights of this name in `layer`: a single weight, or those of a group; empty if there are none."""
         here = self._by_layer.get(layer, ())
         named = tuple(weight for weight in here if weight.name == name)
         if named or name not in list(Group):
@@ -91,55 +91,55 @@ class Layout:
         return tuple(weight for weight in here if name in weight.groups)
 
     def side(self, layer: int, name: str) -> tuple[Weight, ...]:
-        """Return the weights of one side of a block of `layer`: those of that layer, or of none.
+        """Return the weights of one side of a block of `layer`: those of the layer, otherwise those outside the layers.
 
-        Raises KeyError when there are none.
+        Raises KeyError if there are none.
         """
-        found = self.members(layer, name) or self.members(0, name)
-        if not found:
+        members = self.members(layer, name) or self.members(0, name)
+        if not members:
             raise KeyError(f"there is no weight {name} in layer {layer}")
-        return found
+        return members
 
     def size(self, layer: int, name: str) -> int:
-        """Return the entries of one side of a block: its dimension."""
+        """Return the number of entries of one side of a block."""
         return sum(weight.size for weight in self.side(layer, name))
 
     @cached_property
     def _by_layer(self) -> dict[int, tuple[Weight, ...]]:
-        found: dict[int, list[Weight]] = {}
+        by_layer: dict[int, list[Weight]] = {}
         for weight in self.weights:
-            found.setdefault(weight.layer, []).append(weight)
-        return {layer: tuple(weights) for layer, weights in found.items()}
+            by_layer.setdefault(weight.layer, []).append(weight)
+        return {layer: tuple(weights) for layer, weights in by_layer.items()}
 
     @cached_property
     def _layers(self) -> dict[str, list[int]]:
-        """The layers of every name, in order: found once, for a network may have thousands of layers."""
+        """The layers of every name in order, computed once because a network may have thousands of layers."""
         names = [*(group.value for group in Group), *(weight.name for weight in self.weights)]
-        found: dict[str, list[int]] = {name: [] for name in names}
+        layers: dict[str, list[int]] = {name: [] for name in names}
         for layer in sorted({0, *self._by_layer}):
             here = self._by_layer.get(layer, ())
             for name in {*Group, *(weight.name for weight in here)}:
                 if self.members(layer, name):
-                    found[str(name)].append(layer)
-        return found
+                    layers[str(name)].append(layer)
+        return layers
 
 
 def bias_of(name: str, parameter: str, size: int, layer: int = 0, *groups: Group) -> Weight:
-    """Return the bias that goes with the weight called `name`: that of W_V is b_V."""
-    held = tuple(group.value for group in (*groups, Group.biases))
-    return Weight(name.replace("W", "b", 1), parameter, size, layer, held, is_main=False)
+    """Return the bias that belongs to the weight `name`: b_V for W_V."""
+    named_groups = tuple(group.value for group in (*groups, Group.biases))
+    return Weight(name.replace("W", "b", 1), parameter, size, layer, named_groups, is_main=False)
 
 
 def norm_of(
     name: str, place: str, size: int, layer: int = 0, paths: Iterable[str] = ("weight", "bias")
 ) -> list[Weight]:
-    """Return gain and shift of the LayerNorm at `place`; `paths` are its parameters, as far as there are any."""
-    held = (Group.norms.value,)
+    """Return gain and shift of the LayerNorm at `place`; `paths` are the paths of its parameters, if any."""
+    groups = (Group.norms.value,)
     named = zip(("gain", "shift"), paths, strict=False)
-    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, held, is_main=False) for word, path in named]
+    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, groups, is_main=False) for word, path in named]
 
 
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:
-    """Return the layout of an unknown network: every parameter by its own name, none in a layer."""
+    """Return the layout of an unknown network: every parameter under its own name, outside the layers."""
     whole = tuple(Weight(name, name, size) for name, size in named)
     return Layout(whole, whole)

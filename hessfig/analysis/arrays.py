@@ -1,4 +1,4 @@
-"""Arrays stored next to cells, Hessians and losses: found through the manifest, checked by hash and by labels."""
+"""Reads the arrays of a sweep, such as Hessians and losses, through its manifest, and checks hashes and labels."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ ANY = Form("", "array", "with their labels")
 
 
 def listed(folder: Path, form: Form) -> list[Entry]:
-    """Return the files of a quantity in the manifest's list of arrays, in its order.
+    """Return the files of a quantity in the order of the manifest's list of arrays.
 
-    Raises UserError for a list whose entries are none, and when it has no file of this quantity.
+    Raises UserError for an invalid list, and if it has no file of this quantity.
     """
-    found = [entry for entry in entries_of(folder, form) if entry["quantity"] == form.quantity]
-    if not found:
+    entries = [entry for entry in entries_of(folder, form) if entry["quantity"] == form.quantity]
+    if not entries:
         raise UserError(
             f"{folder} holds no stored {form.name}: the sweep was not run, or keeps none",
             got="no array of this quantity in manifest.json",
             allowed=f"a sweep with {form.quantity} among its quantities",
             remedy=f"{run_command(folder)} 'quantities=[{form.quantity}]'",
         )
-    return found
+    return entries
 
 
 def is_listed(folder: Path, form: Form) -> bool:
@@ -80,9 +80,9 @@ def is_listed(folder: Path, form: Form) -> bool:
 def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]) -> Found:
     """Return what `take` makes of the arrays of one listed file.
 
-    Raises UserError for a file that is missing, damaged or swapped (its content or its own label is not what the
-    manifest says), that claims absurd sizes, or of which `take` says by a ValueError that it is of another form.
-    Nothing is unpickled, and claims are looked at before memory is taken for them.
+    Raises UserError for a file that is missing, damaged or swapped (its content or its label differs from the
+    manifest), that declares implausible sizes, or for which `take` raises ValueError because of its form. Nothing is
+    unpickled, and declared sizes are checked before memory is allocated.
     """
     path = folder / entry["file"]
     if not path.is_file():
@@ -99,12 +99,12 @@ def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]
 
 
 def place_of(entry: Entry) -> dict[str, float]:
-    """Return sigma and step of a listed file; nan where they mean nothing."""
+    """Return sigma and step of a listed file; nan where they do not apply."""
     return {key: math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step")}
 
 
 def entries_of(folder: Path, form: Form = ANY) -> list[Entry]:
-    """Return the manifest's list of arrays, of every quantity. Raises UserError for an entry that is none."""
+    """Return the manifest's list of arrays of all quantities. Raises UserError for an invalid entry."""
     manifest = read_manifest(folder) or {}
     entries = manifest.get("arrays") or []
     for entry in entries:
@@ -115,7 +115,7 @@ def entries_of(folder: Path, form: Form = ANY) -> list[Entry]:
 
 
 def _misfit(entry: Any) -> str:
-    """Return what is wrong with an entry, or nothing; its file must lie in the sweep's folder."""
+    """Return what is wrong with an entry, or ""; its file must be in the sweep's folder."""
     if not isinstance(entry, dict):
         return repr(entry)[:100]
     odd = [key for key, kinds in _FILED.items() if not isinstance(entry.get(key), kinds)]
@@ -155,9 +155,9 @@ _FORM = Form(HESSIAN, "Hessian", f"{HESSIAN} (n, n), names, sizes and label", la
 
 @dataclass(frozen=True)
 class StoredHessian:
-    """A whole Hessian; parameter k of `names` owns `sizes[k]` rows and columns.
+    """A whole Hessian, of which parameter k of `names` has `sizes[k]` rows and columns.
 
-    sigma and step are nan where they mean nothing.
+    sigma and step are nan where they do not apply.
     """
 
     variant: str
@@ -169,11 +169,11 @@ class StoredHessian:
     step: float = math.nan
 
     def borders(self) -> NDArray[np.int64]:
-        """Return where the parameters begin, and the end: len(names) + 1 numbers."""
+        """Return the first row of each parameter, and the number of rows: len(names) + 1 numbers."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def restricted(self, names: Sequence[str]) -> StoredHessian:
-        """Return the Hessian of some of the parameters alone, in the stored order. Raises UserError for none."""
+        """Return the Hessian of the given parameters in the stored order. Raises UserError if none is stored."""
         kept = [k for k, name in enumerate(self.names) if name in names]
         if not kept:
             raise self._no_parameter(", ".join(names))
@@ -183,7 +183,7 @@ class StoredHessian:
         return replace(self, matrix=matrix, names=[self.names[k] for k in kept], sizes=[self.sizes[k] for k in kept])
 
     def block(self, name: str) -> NDArray[np.float32]:
-        """Return one parameter's diagonal block. Raises UserError for a parameter that is not there."""
+        """Return the diagonal block of a parameter. Raises UserError for an unknown parameter."""
         if name not in self.names:
             raise self._no_parameter(name)
         k, borders = self.names.index(name), self.borders()
@@ -201,9 +201,9 @@ class StoredHessian:
 def read_hessians(folder: Path) -> list[StoredHessian]:
     """Return the stored Hessian of the lowest sigma and first seed of every variant, in the manifest's order.
 
-    Raises UserError when there is none, and for files that are missing, damaged, swapped (their content or their own
-    label is not what the manifest says) or not of the documented form: arrays `hessian` (n, n), `names`, `sizes` and
-    `label`; nothing is unpickled.
+    Raises UserError if there is none, and for files that are missing, damaged, swapped (content or label differ from
+    the manifest) or not of the documented form: arrays `hessian` (n, n), `names`, `sizes` and `label`. Nothing is
+    unpickled.
     """
     entries = listed(folder, _FORM)
     variants = dict.fromkeys(entry["variant"] for entry in entries)
@@ -218,7 +218,7 @@ def each_hessian(folder: Path) -> Iterator[StoredHessian]:
 
 
 def histogram(entries: NDArray[np.floating], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of all entries whose absolute value falls into each bin; zeros fall into none."""
+    """Return the share of entries whose absolute value falls into each bin; zeros fall into no bin."""
     counts, _ = np.histogram(np.abs(entries), bins=edges)
     return counts / entries.size
 
@@ -281,7 +281,7 @@ _LOSS_FORMS = {
 
 @dataclass(frozen=True)
 class StoredLosses:
-    """The arrays of one cell by name; sigma and step are nan where they mean nothing."""
+    """The arrays of one cell by name; sigma and step are nan where they do not apply."""
 
     variant: str
     num_layers: int
@@ -293,7 +293,7 @@ class StoredLosses:
 
     @property
     def where(self) -> str:
-        """The state in words: 'step 300', 'σ = 0.2', or nothing."""
+        """The state in words: 'step 300', 'σ = 0.2', or ""."""
         if not math.isnan(self.step):
             return f"step {self.step:g}"
         return "" if math.isnan(self.sigma) else f"σ = {self.sigma:g}"
@@ -302,14 +302,14 @@ class StoredLosses:
 def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
     """Return the stored arrays of a quantity, slices or descent, in the manifest's order.
 
-    Raises UserError where none are stored, and for files that are missing, damaged, swapped or of another form.
+    Raises UserError if none are stored, and for files that are missing, damaged, swapped or of another form.
     """
-    form, found = _LOSS_FORMS[quantity], []
+    form, courses = _LOSS_FORMS[quantity], []
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take_losses, quantity))
         place: dict[str, Any] = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
-        found.append(StoredLosses(**place, numbers=numbers, names=names))
-    return found
+        courses.append(StoredLosses(**place, numbers=numbers, names=names))
+    return courses
 
 
 def _take_losses(quantity: str, stored: Stored) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
@@ -322,10 +322,10 @@ def _take_losses(quantity: str, stored: Stored) -> tuple[dict[str, NDArray[np.fl
 
 
 def _numbers(stored: Stored, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    found = stored[name]
-    fits = found.ndim == len(shape) and all(
-        not want or have == want for have, want in zip(found.shape, shape, strict=True)
+    array = stored[name]
+    fits = array.ndim == len(shape) and all(
+        not want or have == want for have, want in zip(array.shape, shape, strict=True)
     )
-    if found.dtype != np.float64 or not fits or not found.size:
-        raise ValueError(f"{name}: {found.dtype} {found.shape}")
-    return np.asarray(found)
+    if array.dtype != np.float64 or not fits or not array.size:
+        raise ValueError(f"{name}: {array.dtype} {array.shape}")
+    return np.asarray(array)

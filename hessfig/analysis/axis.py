@@ -1,4 +1,4 @@
-"""What curves run along; and variants, texts of the settings in which the networks of a sweep differ."""
+"""The axis of curves, and variants: texts of the settings in which the networks of a sweep differ."""
 
 import math
 import re
@@ -17,33 +17,33 @@ _BETWEEN = re.compile(r",(?=[A-Za-z_][\w.]*=)")  # a value may hold commas of it
 
 @cache
 def settings_of(variant: str) -> Mapping[str, str]:
-    """Return the settings of a variant by their dotted keys; none for the plain one. Each text is parsed once."""
+    """Return the settings of a variant by their dotted keys; empty for the plain variant. Each text is parsed once."""
     pairs = (part.partition("=") for part in _BETWEEN.split(variant) if part)
     return MappingProxyType({key: value for key, _, value in pairs})
 
 
 def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
-    """Return the rows with a column of texts for each setting: its value in the row's variant, else `default`."""
+    """Return the rows with one column of texts per setting: its value in the row's variant, or `default`."""
     varied = [settings_of(variant) for variant in rows["variant"]]
-    return rows.assign(**{key: [one.get(key, default) for one in varied] for key in keys})
+    return rows.assign(**{key: [settings.get(key, default) for settings in varied] for key in keys})
 
 
 def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of every varied setting by its dotted key: one for each variant, "" where it has none."""
     parsed = [settings_of(variant) for variant in variants]
-    keys = dict.fromkeys(key for one in parsed for key in one)
-    return {key: [one.get(key, "") for one in parsed] for key in keys}
+    keys = dict.fromkeys(key for settings in parsed for key in settings)
+    return {key: [settings.get(key, "") for settings in parsed] for key in keys}
 
 
 def variants_in_order(variants: Iterable[str]) -> list[str]:
-    """Return the different variants in natural order: settings that are numbers rise, words stay as they come."""
-    found = list(dict.fromkeys(variants))
-    places = [_places(values) for values in varied_settings(found).values()]
-    return [found[rank] for rank in sorted(range(len(found)), key=lambda rank: [one[rank] for one in places])]
+    """Return the distinct variants in natural order: numbers rise, and words keep the order of their appearance."""
+    different = list(dict.fromkeys(variants))
+    places = [_places(values) for values in varied_settings(different).values()]
+    return [different[rank] for rank in sorted(range(len(different)), key=lambda rank: [one[rank] for one in places])]
 
 
 def _places(texts: list[str]) -> Sequence[float]:
-    """Return where each of some values stands among them: by its size if all that are there are numbers."""
+    """Return the rank of each value: by size if all nonempty values are numbers, otherwise by appearance."""
     numbers = as_numbers(text for text in texts if text)
     if numbers is None:
         return [list(dict.fromkeys(texts)).index(text) for text in texts]
@@ -51,7 +51,7 @@ def _places(texts: list[str]) -> Sequence[float]:
 
 
 def without(variant: str, *keys: str) -> str:
-    """Return a variant less some of its settings."""
+    """Return the variant without some of its settings."""
     return as_variant({key: value for key, value in settings_of(variant).items() if key not in keys})
 
 
@@ -66,7 +66,7 @@ def short_variant(variant: str) -> str:
 
 
 def last_word(key: str) -> str:
-    """Return a setting without its groups."""
+    """Return the name of a setting without its groups."""
     return key.rpartition(".")[2]
 
 
@@ -87,19 +87,19 @@ _WORDS = {
 
 
 def setting_name(key: str) -> str:
-    """Return a setting in the words that figures use: model.n_heads is "heads"."""
+    """Return the name of a setting in figures: model.n_heads is "heads"."""
     return _WORDS.get(last_word(key), last_word(key).replace("_", " "))
 
 
 def varied_setting(variants: Iterable[str]) -> tuple[str, list[str]]:
-    """Return in words what the variants vary, and each one's value, e.g. ('temperature', ['0.5', '1.0'])."""
+    """Return the varied settings in words and the value of each variant, e.g. ('temperature', ['0.5', '1.0'])."""
     settings = [settings_of(variant) for variant in variants]
-    names = dict.fromkeys(setting_name(key) for one in settings for key in one)
-    return ", ".join(names), [", ".join(one.values()) for one in settings]
+    names = dict.fromkeys(setting_name(key) for setting in settings for key in setting)
+    return ", ".join(names), [", ".join(setting.values()) for setting in settings]
 
 
 def as_numbers(values: Iterable[str]) -> list[float] | None:
-    """Return the values as numbers if all of them are, else None."""
+    """Return the values as numbers if all of them are numbers, otherwise None."""
     try:
         return [float(value) for value in values]
     except ValueError:
@@ -109,14 +109,14 @@ def as_numbers(values: Iterable[str]) -> list[float] | None:
 def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterable[str] = ()) -> str:
     """Return the varied setting that `word` names, in full or by its last word.
 
-    Raises UserError when no variant has it; `asked` is who wants to know, `others` what may be named as well.
+    Raises UserError if no variant has it. The message names the setting `asked` and allows the names in `others`, too.
     """
     keys = list(varied_settings(variants))
-    found = [key for key in keys if word in (key, last_word(key))]
-    if len(found) == 1:
-        return found[0]
+    named = [key for key in keys if word in (key, last_word(key))]
+    if len(named) == 1:
+        return named[0]
     allowed = [*others, *keys]
-    what = "there are several settings of this name" if found else "the sweep does not vary it"
+    what = "there are several settings of this name" if named else "the sweep does not vary it"
     raise UserError(
         f"{asked}: {what}",
         got=word,
@@ -129,24 +129,24 @@ X = "x"
 POINT = [*CURVE, X]
 DEPTH = "model.n_layers"
 DEPTHS = (DEPTH, last_word(DEPTH))
-COUNT = "index"  # of quantities that are measured at several places each, such as numbers of samples k
+COUNT = "index"  # axis of quantities with several places per network, such as numbers of samples k
 _COORDINATES = ("sigma", "step")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What curves run along, by its name in `sweep.axis`."""
+    """The axis of curves, with its name in `sweep.axis`."""
 
     name: str = "sigma"
 
     @property
     def symbol(self) -> str:
-        """What labels and windows call it."""
+        """The symbol of the axis in labels and windows."""
         return {"sigma": "σ", COUNT: "k"}.get(self.name, setting_name(self.name))
 
     @property
     def is_sigma(self) -> bool:
-        """Whether growth rates are predicted along it and sigma = 1 can be marked."""
+        """Whether the axis is sigma: growth rates are predicted along it, and figures mark sigma = 1."""
         return self.name == "sigma"
 
 
@@ -154,11 +154,11 @@ SIGMA = Axis()
 
 
 def along(table: pd.DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis") -> pd.DataFrame:
-    """Return the table with the place on the axis in a column x; one that has it comes back as it is.
+    """Return the table with the place on the axis in a column x; a table that has this column is returned unchanged.
 
-    A setting that is the axis leaves the variant, and what varies next to the axis (sigma along step, say) joins it:
-    numbers of different networks or places are never averaged. Raises UserError, which names the setting `asked`, for
-    an axis that the sweep does not vary, or whose values are not numbers.
+    If the axis is a setting, it is removed from the variant; whatever else varies (sigma along step, say) is added, so
+    that numbers of different networks or places are never averaged. Raises UserError, which names the setting `asked`,
+    for an axis that the sweep does not vary, or whose values are not numbers.
     """
     if X in table.columns:
         return table
@@ -175,7 +175,7 @@ def has_places(table: pd.DataFrame, axis: Axis) -> bool:
 
 
 def check_places(table: pd.DataFrame, axis: Axis) -> None:
-    """Raise UserError for a table of single points: there is no curve along the axis."""
+    """Raise UserError for a table of single points, which has no curves along the axis."""
     if not has_places(table, axis):
         raise UserError(
             f"{table['sweep'].iloc[0]}: no number of this table has a {axis.name}, so there are no curves",
@@ -186,9 +186,9 @@ def check_places(table: pd.DataFrame, axis: Axis) -> None:
 
 
 def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
-    """Return at which sigma or step all numbers stand when that is not the axis, as a sentence; or nothing."""
+    """Return as a sentence the sigma or step of all numbers where it is not the axis; otherwise ""."""
     others = [Axis(name) for name in _COORDINATES if name != axis.name]
-    values = {one.symbol: table[one.name].unique() for one in others}
+    values = {other.symbol: table[other.name].unique() for other in others}
     single = {symbol: found[0] for symbol, found in values.items() if len(found) == 1}
     words = ", ".join(f"{symbol} = {value:g}" for symbol, value in single.items() if not math.isnan(value))
     return f" At {words}." if words else ""
@@ -207,7 +207,7 @@ def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
 
 
 def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
-    """Return the column, of which either all or none may be empty."""
+    """Return the column. Either all of its cells are empty, or none."""
     if table[name].isna().any() and table[name].notna().any():
         raise UserError(
             f"{asked}: some rows of {table['sweep'].iloc[0]} have no {name}",

@@ -18,10 +18,9 @@ def growth_curves(
 ) -> pd.DataFrame:
     """Return one row per curve and place x: mean, sem, count, probe_sem, num_nonfinite, num_not_converged, is_zero.
 
-    mean = average over the seeds whose value counts; sem = their standard deviation / sqrt(count) (nan for one
-    seed), which holds the spread of the weights and the noise of the probes together; probe_sem is the probes'
-    share of it, sqrt(sum error^2) / count, nan where a number has no error. `is_zero`: every number is a structural
-    zero.
+    mean = average over the seeds with status ok; sem = their standard deviation / sqrt(count) (nan for one seed), which
+    includes the spread of the weights and the noise of the probes; probe_sem is the contribution of the probes,
+    sqrt(sum error^2) / count, nan if a number has no error. `is_zero`: every number is a structural zero.
     """
     numbers = along(of_quantity(table, quantity, index), axis)
     counted = ~numbers["status"].isin(LEFT_OUT)
@@ -49,7 +48,7 @@ def growth_curves(
 
 
 def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS) -> pd.DataFrame:
-    """Return the values with a row per (curve, seed) and a column per place x, nan where none counts."""
+    """Return the values with one row per (curve, seed) and one column per place x; nan where no value counts."""
     numbers = along(of_quantity(table, quantity), axis)
     counted = numbers["value"].where(~numbers["status"].isin(LEFT_OUT))
     wide = numbers.assign(value=counted).set_index([*CURVE, "seed", X])["value"]
@@ -59,8 +58,8 @@ def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROB
 def quantity_to_fit(table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None) -> str:
     """Return the quantity whose curves are fitted: the one asked for, else frobenius, else the only one of the table.
 
-    `among` limits the choice where the table has any of these. Raises UserError where several others are there and none
-    is asked for; an `asked` that the table lacks is refused by `of_quantity`.
+    `among` limits the choice if the table has any of these. Raises UserError if there are several others and none is
+    asked for; `of_quantity` refuses an `asked` that the table does not have.
     """
     measured = list(map(str, table["quantity"].unique()))
     if asked is not None:
@@ -77,7 +76,7 @@ def quantity_to_fit(table: pd.DataFrame, asked: str | None = None, among: Collec
 
 
 def of_quantity(table: pd.DataFrame, quantity: str = FROBENIUS, index: int | None = None) -> pd.DataFrame:
-    """Return the rows of one quantity: figures and slopes never mix two. Raises UserError when there is none."""
+    """Return the rows of one quantity, because figures and slopes never mix two. Raises UserError if there are none."""
     chosen = table[table["quantity"] == quantity]
     measured = list(table["quantity"].unique())
     if chosen.empty:
@@ -109,8 +108,8 @@ _PLACE = [*NETWORK, *BLOCK, X]
 def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     """Return mean, sem and count over seeds of ||H_f||_F / (||H_o||_F + ||H_f||_F) for every block and place x.
 
-    The ratio is taken seed by seed, so that what both norms share (the weights) does not blur it. Blocks for which
-    one of the two was not measured are left out.
+    The ratio is taken seed by seed, so that the spread of the weights, which both norms share, does not enter. Blocks
+    for which one of the two was not measured are left out.
     """
     by_seed = seed_shares(table, axis)
     shares = by_seed.groupby(_PLACE, sort=False, dropna=False)["share"].agg(["mean", "sem", "count"])
@@ -135,6 +134,6 @@ def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0 and 1) and count.
     """
     by_place = seed_shares(table, axis, AT_SCORES).groupby(_PLACE, sort=False, dropna=False)["share"]
-    found = by_place.agg(lambda shares: student_interval(shares)).reset_index()
-    intervals = pd.DataFrame([vars(one) for one in found.pop("share")], columns=["mean", "low", "high", "count"])
-    return found.join(intervals.assign(low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)))
+    by_block = by_place.agg(lambda shares: student_interval(shares)).reset_index()
+    intervals = pd.DataFrame([vars(one) for one in by_block.pop("share")], columns=["mean", "low", "high", "count"])
+    return by_block.join(intervals.assign(low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)))

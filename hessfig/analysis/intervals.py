@@ -1,8 +1,8 @@
 """Intervals of means, logarithms, correlations and probed numbers, for rules, slopes, bands and comparisons.
 
-Everything is Student's t on the scale on which the numbers are symmetric: as they are, as logarithms (norms,
-eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations). Seeds are independent; two variants
-with the same seed share weights and batches, so they are compared by the interval of their differences.
+All intervals use Student's t on the scale on which the numbers are symmetric: unchanged, as logarithms (norms,
+eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations). Seeds are independent. Two variants
+with the same seed share weights and batches, so that they are compared by the interval of their differences.
 """
 
 import math
@@ -19,7 +19,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, its standard error and its interval; nan where there is none (an interval needs two numbers)."""
+    """A mean, its standard error and its interval; nan if they do not exist (an interval needs two numbers)."""
 
     mean: float
     se: float
@@ -29,7 +29,7 @@ class Interval:
 
     @property
     def found(self) -> dict[str, float]:
-        """Mean, both ends and count, as tables hold them."""
+        """Mean, both ends and count, as in tables."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "count": self.count}
 
     @property
@@ -39,13 +39,13 @@ class Interval:
 
     @property
     def reach(self) -> list[list[float]] | None:
-        """How far it reaches down and up, as matplotlib's errorbar takes it; None where there is none."""
+        """Distances to the lower and upper end, for matplotlib's errorbar; None if there is no interval."""
         ends = [[self.mean - self.low], [self.high - self.mean]]
         return ends if np.isfinite(ends).all() else None
 
 
 def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
-    """Return mean +- t s / sqrt(count) of the finite values; of `tests` intervals all hold at `level` (Bonferroni)."""
+    """Return mean +- t s / sqrt(count) of the finite values; `tests` intervals hold jointly at `level` (Bonferroni)."""
     sample = np.asarray(list(values), dtype=float)
     sample = sample[np.isfinite(sample)]
     count = len(sample)
@@ -57,20 +57,20 @@ def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: in
 def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
     """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
 
-    `se` is that of the logarithm (natural). What is not positive has no logarithm and is left out.
+    `se` is the standard error of the natural logarithm. Values that are not positive are left out.
     """
     sample = np.asarray(list(values), dtype=float)
-    found = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
-    return _through(found, math.exp)
+    interval = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
+    return _through(interval, math.exp)
 
 
-MOST_CORRELATED = 0.999  # a correlation of one has no z; ranks along few steps are of size one by chance too
+MOST_CORRELATED = 0.999  # a correlation of one has no z, and ranks along a few steps may be equal by chance
 
 
 def fisher_interval(correlations: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
     """Return the mean correlation over seeds with its interval, both by Fisher's z, hence within [-1, 1].
 
-    `se` is that of z; a correlation of size one counts as MOST_CORRELATED.
+    `se` is the standard error of z. Correlations of size one are replaced by MOST_CORRELATED.
     """
     sample = np.asarray(list(correlations), dtype=float)
     z = np.arctanh(np.clip(sample, -MOST_CORRELATED, MOST_CORRELATED))
@@ -80,12 +80,12 @@ def fisher_interval(correlations: Iterable[float], *, level: float = LEVEL, test
 def probe_interval(value: float, error: float, num_probes: int, *, level: float = LEVEL) -> Interval:
     """Return the interval of a norm that K test vectors estimate with standard error `error`: see `probe_deviate`.
 
-    It is symmetric as a factor, value x/÷ exp(deviate * error / value): estimates of norms are skewed, and it covers
-    better so (docs/accuracy.md). nan for one test vector and for a value that is not positive; `se` is that of the
-    logarithm.
+    The interval is symmetric as a factor, value x/÷ exp(deviate * error / value): estimates of norms are skewed, and
+    this form has a better coverage (docs/accuracy.md). It is nan for one test vector and for a value that is not
+    positive; `se` is that of the logarithm.
 
-    Unbiased is the *squared* norm; the norm itself is low by about v / (8 K) of its size, v the variance of one
-    vector's squared norm over its squared mean, because the root is concave.
+    The *squared* norm is unbiased. The norm itself is too low by a share of about v / (8 K), because the root is
+    concave; v is the variance of one vector's squared norm over its squared mean.
     """
     if not (value > 0 and error >= 0 and num_probes > 1):
         return Interval(value if value > 0 else math.nan, math.nan, math.nan, math.nan, num_probes)
@@ -96,8 +96,8 @@ def probe_interval(value: float, error: float, num_probes: int, *, level: float 
 def probe_deviate(num_probes: float, level: float = LEVEL) -> float:
     """Return how many standard errors the interval of a number from K test vectors reaches: t_(K-1) (1 + 1/(3 sqrt K)).
 
-    Squared norms of few test vectors are skewed and, for blocks of a few directions, take few values, so that their
-    spread is often found too small: Student's t alone covers 92 to 94 %. The factor is measured (scripts/coverage.py).
+    Squared norms of a few test vectors are skewed and, for blocks of low rank, take few values, so that their spread is
+    often underestimated: Student's t alone covers 92 to 94 %. The factor was measured by scripts/coverage.py.
     """
     return (1 + 1 / (3 * math.sqrt(num_probes))) * deviate(num_probes - 1, level)
 
@@ -105,8 +105,8 @@ def probe_deviate(num_probes: float, level: float = LEVEL) -> float:
 def band(mean: Numbers, sem: Numbers, count: Numbers, *, logs: bool) -> tuple[Numbers, Numbers]:
     """Return the ends of the 95 % interval of means over `count` numbers with standard errors `sem`: the shaded band.
 
-    With `logs` (a logarithmic axis, on which only positive means are drawn) it reaches as far up as down as a factor:
-    mean x/÷ exp(t sem / mean), which never touches zero. nan where there is one number.
+    With `logs` (a logarithmic axis, on which only positive means are drawn) it is symmetric as a factor,
+    mean x/÷ exp(t sem / mean), which never reaches zero. The ends are nan for a single number.
     """
     mean, sem, count = (np.asarray(one, dtype=float) for one in (mean, sem, count))
     half = sem * np.array([deviate(int(one) - 1) if one > 1 else math.nan for one in count.ravel()]).reshape(
@@ -128,9 +128,9 @@ def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Nu
     return mean, deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(count)
 
 
-def _through(found: Interval, back: Callable[[float], float]) -> Interval:
-    """Return an interval found on another scale in its own numbers."""
-    return replace(found, mean=back(found.mean), low=back(found.low), high=back(found.high))
+def _through(interval: Interval, back: Callable[[float], float]) -> Interval:
+    """Return an interval that was computed on another scale, mapped back by `back`."""
+    return replace(interval, mean=back(interval.mean), low=back(interval.low), high=back(interval.high))
 
 
 def _interval(mean: float, se: float, dof: float, count: int, level: float, tests: int) -> Interval:

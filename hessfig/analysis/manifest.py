@@ -1,4 +1,4 @@
-"""The manifest next to a table: the settings that made it, hence its axis and the networks predictions are for."""
+"""Reads the manifest next to a table: settings, axis, and the architectures that predictions need."""
 
 import hashlib
 import time
@@ -19,21 +19,21 @@ from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, SEAL, SEAL_BEFORE
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
 
-_LOOKS, _PAUSE = 20, 0.02  # a run needs far less between the two renames
+_LOOKS, _PAUSE = 20, 0.02  # retries and pause; a run needs far less time between the two renames
 
 _BOOLEANS = {"true": True, "false": False}
 _OPEN = "options"  # a user's own settings need not be in the base configuration
 
 
 class Disagreement(UserError):
-    """A table and a manifest that are not of one run."""
+    """Raised for a table and a manifest of different runs."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A sweep on disk: its checked table, and its networks, axis and seeds as the manifest (its `config`) has them.
+    """A sweep on disk: its checked table, and networks, axis and seeds from the manifest, whose settings are `config`.
 
-    `unchanged` are the values, as texts, of settings that some variants change, in those that do not.
+    `unchanged` holds, as texts, the values of settings that only some variants change, for the other variants.
     """
 
     table: pd.DataFrame
@@ -47,7 +47,7 @@ class RecordedRun:
 def read_run(folder: Path) -> RecordedRun:
     """Return the checked table of `folder` with the architecture of each (variant, num_layers), axis and first seed.
 
-    Without a manifest the table is read all the same, along sigma, and no architecture (so no prediction) is known.
+    Without a manifest, the axis is sigma, and there are no architectures and no predictions.
     """
     table, manifest = _agreeing(folder, _read_both)
     if manifest is None:
@@ -60,16 +60,16 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _unchanged(variants: Iterable[str], manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each setting that some variants change and its value in one that does not, as far as the manifest says.
+    """Yield each setting that some variants change with its value in a variant that does not, if the manifest has it.
 
-    Its config is that of the first variant; model, task and state of the others are their own, or the same.
+    The manifest's config belongs to the first variant; the others have their own model, task and state, or the same.
     """
     config, every = manifest["config"], manifest.get("variants") or [{"variant": ""}]
     for key in varied_settings(variants):
         group, _, name = key.partition(".")
-        for one in every if group in OF_ARCHITECTURE else every[:1]:
-            section = one.get(group, config.get(group))
-            if key not in settings_of(one.get("variant", "")) and isinstance(section, Mapping) and name in section:
+        for entry in every if group in OF_ARCHITECTURE else every[:1]:
+            section = entry.get(group, config.get(group))
+            if key not in settings_of(entry.get("variant", "")) and isinstance(section, Mapping) and name in section:
                 yield key, str(section[name])
                 break
 
@@ -77,7 +77,7 @@ def _unchanged(variants: Iterable[str], manifest: Mapping[str, Any]) -> Iterator
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return manifest.json, or None if there is none.
 
-    Raises UserError if it is no manifest, or if its SEAL is not that of the table next to it.
+    Raises UserError for an invalid manifest, and if its SEAL differs from the hash of the table next to it.
     """
     return _agreeing(folder, _read_checked)
 
@@ -89,9 +89,9 @@ def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architect
 
 
 def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[str, Any]:
-    """Return `config` with a variant's 'group.key=value,...' and its number of layers put in.
+    """Return `config` with the settings 'group.key=value,...' of a variant and its number of layers.
 
-    Raises KeyError or TypeError for a setting that `config` has not.
+    Raises KeyError or TypeError for a setting that `config` does not have.
     """
     changed = deepcopy(dict(config))
     changed["model"]["n_layers"] = num_layers
@@ -109,14 +109,14 @@ def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[
 def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) -> Architecture:
     """Return the architecture of one variant.
 
-    The manifest's config is that of the first variant, whose settings are no part of the others: what a variant is
-    is in `variants`. What it changes is put into the config where a manifest has no such list.
+    The manifest's config belongs to the first variant; the settings of each variant are listed in `variants`. If a
+    manifest has no such list, the changes of the variant are applied to the config.
     """
     try:
         config = varied(manifest["config"], variant, num_layers=num_layers)
-        for one in manifest.get("variants", []):
-            if one["variant"] == variant and one.get("model", {}).get("n_layers") == num_layers:
-                config.update({group: one[group] for group in OF_ARCHITECTURE if group in one})
+        for entry in manifest.get("variants", []):
+            if entry["variant"] == variant and entry.get("model", {}).get("n_layers") == num_layers:
+                config.update({group: entry[group] for group in OF_ARCHITECTURE if group in entry})
         return Architecture.from_config(config)
     except UNREADABLE as error:
         raise UserError(
@@ -129,7 +129,7 @@ def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) ->
 
 
 def _agreeing(folder: Path, read: Callable[[Path], Found]) -> Found:
-    """Return read(folder), again for a moment while a run replaces table and manifest, the one after the other."""
+    """Return read(folder), with retries while a run replaces table and manifest one after the other."""
     for _ in range(_LOOKS - 1):
         try:
             return read(folder)
@@ -139,8 +139,8 @@ def _agreeing(folder: Path, read: Callable[[Path], Found]) -> Found:
 
 
 def _read_both(folder: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
-    """Read the manifest, the table, and the table's hash, in this order: if it is the manifest's, so was the table."""
-    manifest = _read_checked(folder)  # before the table too, which takes longer to read
+    """Read manifest, table and the table's hash in this order: if the hash fits the manifest, so does the table."""
+    manifest = _read_checked(folder)  # an early check, because the table takes longer to read
     table = read_table(folder / TABLE)
     _check_table(manifest or {}, folder)
     return table, manifest
@@ -160,11 +160,11 @@ def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
     path, recorded = folder / TABLE, manifest.get(SEAL)
     if recorded is None or not path.is_file():
         return
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found not in (recorded, manifest.get(SEAL_BEFORE)):
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if actual not in (recorded, manifest.get(SEAL_BEFORE)):
         raise Disagreement(
             f"{path} is a table from another config or run than the manifest next to it",
-            got=f"sha256 {found[:12]}...",
+            got=f"sha256 {actual[:12]}...",
             allowed=f"sha256 {recorded[:12]}... (manifest.json)",
             remedy=f"{run_command(folder)} once both are moved away, or take the manifest away",
         )

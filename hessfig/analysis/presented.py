@@ -1,4 +1,4 @@
-"""How results are presented: frames as CSV files and in a notebook, rows as tables for a terminal or a page."""
+"""Presentation of results: frames as CSV files and in notebooks, rows as tables for terminals and pages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def as_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV, numbers with ten digits."""
+    """Return a frame as CSV, with ten digits per number."""
     return str(frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
 
 def write_csv(frames: Mapping[Path, pd.DataFrame], kind: str) -> None:
-    """Write frames as CSV, all or none. Raises UserError for a file in their place that is not hessfig's."""
+    """Write frames as CSV, all or none. Raises UserError if this would overwrite a file that hessfig did not write."""
     publish({path: as_csv(frame) for path, frame in frames.items()}, kind)
 
 
@@ -59,12 +59,12 @@ def markdown_row(cells: Iterable[str]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return a text of which no character ends a cell or opens a tag."""
+    """Return a text with escapes for characters that would end a cell or open a tag."""
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def unmarked(text: str) -> str:
-    """Return a text of which no character is markup of Markdown, for a cell of a table."""
+    """Return a text with all Markdown characters escaped, for a cell of a table."""
     return re.sub(r"([\\*_~`\[\]])", r"\\\1", text)
 
 
@@ -77,7 +77,7 @@ _OF_LATEX = {
 
 
 def latex_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Return the lines of a tabular with booktabs' rules; what LaTeX would read as its own is escaped."""
+    """Return the lines of a tabular with booktabs rules; special characters of LaTeX are escaped."""
     lines = [latex_row(heads), r"\midrule", *map(latex_row, rows)]
     return [rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
 
@@ -88,7 +88,7 @@ def latex_row(cells: Iterable[str]) -> str:
 
 
 def between_marks(page: str, name: str, text: str, command: str) -> str:
-    """Return a page with `text` between the marks of this name, which tell the command that writes it.
+    """Return a page with `text` between the marks of this name, which state the command that writes it.
 
     Raises ValueError for a page without them.
     """
@@ -96,26 +96,26 @@ def between_marks(page: str, name: str, text: str, command: str) -> str:
 
 
 def marked(page: str, name: str, command: str) -> str:
-    """Return what stands between the marks of this name. Raises ValueError for a page without them."""
+    """Return the text between the marks of this name. Raises ValueError for a page without them."""
     return _around(page, name, command)[1]
 
 
 def _around(page: str, name: str, command: str) -> tuple[str, str, str]:
     begin, end = f"<!-- {name}: {command} -->\n", f"<!-- end of the {name} -->\n"
-    before, found, rest = page.partition(begin)
+    before, opened, rest = page.partition(begin)
     within, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise ValueError(f"the page lacks the marks around the {name}")
     return before + begin, within, end + after
 
 
 _FIRST = ["value", "error", "quantity", "row", "col", "part"]
 _LAST = ["sweep", "config", "seconds", "dtype", "estimator", "num_probes"]
-_MOST = 30  # rows
+_MOST = 30  # largest number of rows in HTML
 
 
 class Table(pd.DataFrame):
-    """A table of measured numbers: a pandas DataFrame that shows itself with value and error first."""
+    """A table of measured numbers: a pandas DataFrame whose HTML shows value and error first."""
 
     @property
     def _constructor(self) -> type[Table]:
@@ -126,7 +126,7 @@ class Table(pd.DataFrame):
 
 
 def table_html(table: pd.DataFrame) -> str:
-    """Return a table as HTML: value and error first, then what tells the rows apart; the first 30 rows."""
+    """Return the first 30 rows of a table as HTML: value and error first, then the columns that distinguish rows."""
     shown = pd.DataFrame(table).head(_MOST)
     same = [name for name in shown.columns if name not in _FIRST and len(shown) > 1 and len(shown[name].unique()) == 1]
     names = [name for name in shown.columns if name not in {*same, *_FIRST, *_LAST}]

@@ -22,14 +22,14 @@ _SPECTRUM = Form(SPECTRUM, "spectrum", "entries, eigenvalues_0 (n,), eigenvalues
 _DENSITY = Form(DENSITY, "density", "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label")
 _COUNTS, _NAMES = ("layer", "row_layer", "dim"), ("row", "col", "part")
 _LONGEST = 1000
-_ONE = 1e-6  # how far the weights of a probe may sum from one
+_ONE = 1e-6  # largest difference between one and the sum of a probe's weights
 
 
 @dataclass(frozen=True)
 class SpectrumKey:
-    """Of which part of which block of which network these numbers are; sigma and step are nan where they mean nothing.
+    """The network, block and part of a spectrum; sigma and step are nan where they do not apply.
 
-    `dim` is the side of the block.
+    `dim` is the number of rows of the block.
     """
 
     variant: str
@@ -47,7 +47,7 @@ class SpectrumKey:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """All eigenvalues of a block, rising."""
+    """All eigenvalues of a block in ascending order."""
 
     place: SpectrumKey
     eigenvalues: Numbers
@@ -63,7 +63,7 @@ class StoredQuadrature:
 
 @dataclass(frozen=True)
 class Density:
-    """A block's density by all Lanczos steps, and by the first half of the same runs."""
+    """The density of a block by all Lanczos steps, and by the first half of the steps of the same runs."""
 
     place: SpectrumKey
     whole: StoredQuadrature
@@ -71,21 +71,21 @@ class Density:
 
 
 def every(place: SpectrumKey) -> bool:
-    """Want every block."""
+    """Return True for every block: the filter that selects all."""
     del place
     return True
 
 
 def read_spectra(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Spectrum]:
-    """Return the stored eigenvalues of the blocks that are wanted, in the manifest's order.
+    """Return the stored eigenvalues of the `wanted` blocks in the manifest's order.
 
-    Raises UserError where no spectrum is stored, and as `stored.read` does.
+    Raises UserError if no spectrum is stored, and as `arrays.read` does.
     """
     return _read(folder, _SPECTRUM, wanted, _spectrum)
 
 
 def read_densities(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Density]:
-    """Return the stored densities of the blocks that are wanted. Raises UserError as `read_spectra` does."""
+    """Return the stored densities of the `wanted` blocks. Raises UserError as `read_spectra` does."""
     return _read(folder, _DENSITY, wanted, _density)
 
 
@@ -102,10 +102,10 @@ def has_densities(folder: Path) -> bool:
 def _read(
     folder: Path, form: Form, wanted: Callable[[SpectrumKey], bool], one: Callable[[Stored, int, SpectrumKey], Found]
 ) -> list[Found]:
-    found: list[Found] = []
+    spectra: list[Found] = []
     for entry in listed(folder, form):
-        found += read(folder, entry, form, partial(_take, entry, wanted, one))
-    return found
+        spectra += read(folder, entry, form, partial(_take, entry, wanted, one))
+    return spectra
 
 
 def _take(
@@ -114,22 +114,22 @@ def _take(
     one: Callable[[Stored, int, SpectrumKey], Found],
     stored: Stored,
 ) -> list[Found]:
-    said = json.loads(str(stored["entries"].item()))
-    if not isinstance(said, list):
+    entries = json.loads(str(stored["entries"].item()))
+    if not isinstance(entries, list):
         raise TypeError("entries is no list")
-    places = [_place(entry, one_said) for one_said in said]
+    places = [_place(entry, item) for item in entries]
     return [one(stored, k, place) for k, place in enumerate(places) if wanted(place)]
 
 
-def _place(entry: Entry, said: Any) -> SpectrumKey:
-    """Return what one entry says it is of. Raises ValueError or TypeError for words that are none."""
-    odd = [key for key in _COUNTS if type(said[key]) is not int or said[key] < 0]
-    odd += [key for key in _NAMES if not isinstance(said[key], str) or plain(said[key], most=_LONGEST) != said[key]]
-    if odd or said["dim"] < 1:
-        raise ValueError(f"entries: {odd[0] if odd else 'dim'}={said[odd[0] if odd else 'dim']!r}"[:200])
-    block = {key: said[key] for key in ("layer", "row_layer", "row", "col", "dim")}
+def _place(entry: Entry, item: Any) -> SpectrumKey:
+    """Return the key of one entry. Raises ValueError or TypeError for an invalid entry."""
+    odd = [key for key in _COUNTS if type(item[key]) is not int or item[key] < 0]
+    odd += [key for key in _NAMES if not isinstance(item[key], str) or plain(item[key], most=_LONGEST) != item[key]]
+    if odd or item["dim"] < 1:
+        raise ValueError(f"entries: {odd[0] if odd else 'dim'}={item[odd[0] if odd else 'dim']!r}"[:200])
+    block = {key: item[key] for key in ("layer", "row_layer", "row", "col", "dim")}
     network = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
-    return SpectrumKey(**network, part=Part(said["part"]).value, **block)
+    return SpectrumKey(**network, part=Part(item["part"]).value, **block)
 
 
 def _spectrum(stored: Stored, k: int, place: SpectrumKey) -> Spectrum:
@@ -154,7 +154,7 @@ def _quadrature(stored: Stored, which: str, k: int) -> StoredQuadrature:
 
 def _reals(stored: Stored, name: str, shapes: Sequence[tuple[int, ...]]) -> Numbers:
     """Return an array of finite float64. Raises ValueError for anything else; any shape will do where none is named."""
-    found = stored[name]
-    if found.dtype != np.float64 or (shapes and found.shape not in shapes) or not np.isfinite(found).all():
-        raise ValueError(f"{name}: {found.dtype} {found.shape}, or numbers that are not finite")
-    return np.asarray(found)
+    array = stored[name]
+    if array.dtype != np.float64 or (shapes and array.shape not in shapes) or not np.isfinite(array).all():
+        raise ValueError(f"{name}: {array.dtype} {array.shape}, or numbers that are not finite")
+    return np.asarray(array)

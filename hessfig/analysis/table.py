@@ -19,7 +19,7 @@ _WORDS = {"part": ("", *(part.value for part in Part)), "status": tuple(status.v
 _TEXTS = ("sweep", "variant", "row", "col", "quantity", "estimator", "dtype", "config")
 _LONGEST = 1000
 _TEXT_IN_WORDS = f"at most {_LONGEST} printable characters"
-_DEEPEST = 10_000  # layers; no network has as many
+_DEEPEST = 10_000  # largest number of layers that is plausible
 
 
 def check_rows(table: pd.DataFrame, broken: Broken) -> None:
@@ -43,7 +43,7 @@ def _check_words(table: pd.DataFrame, broken: Broken) -> None:
 
 
 def _check_values(table: pd.DataFrame, broken: Broken) -> None:
-    """A status must tell the truth about its value, layers must be the network's, sigma a scale, step a count."""
+    """Check that the status fits the value, layers exist in the network, sigma is a scale, and step is a count."""
     value, status, finite = table["value"], table["status"], np.isfinite(table["value"])
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
@@ -74,25 +74,25 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
 
 
 def _may_lack_part(quantity: str) -> bool:
-    """Return whether rows of a block need no part: by the facts of the quantity; one of the user's own may lack it."""
+    """Return whether rows of a block may lack a part: by the facts of the quantity; users' quantities may lack it."""
     facts = facts_of(quantity)
     return facts is None or not facts.has_part
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name is that of one folder: nothing in a table may lead out of it."""
+    """Return whether a name is that of a single folder, so that no name in a table leads out of the outputs."""
     return name not in ("", ".", "..") and "/" not in name and not name.startswith("-")
 
 
 def _is_text(text: str) -> bool:
-    """Return whether a text may be shown: it steers no terminal and fills no screen."""
+    """Return whether a text may be printed: it has no control characters and is not too long."""
     return len(text) <= _LONGEST and plain(text, most=_LONGEST) == text
 
 
 def _check_configs(table: pd.DataFrame, broken: Broken) -> None:
-    """Each quantity of a network is of one configuration: their settings may differ, and so may their hashes."""
-    found = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
-    for (variant, num_layers, quantity), configs in found.items():
+    """Check that each quantity of a network has one configuration; different quantities may have different ones."""
+    by_network = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
+    for (variant, num_layers, quantity), configs in by_network.items():
         if len(configs) > 1:
             raise broken(
                 f"mixes several configurations in variant={variant!r}, num_layers={num_layers}, {quantity}",
@@ -102,7 +102,7 @@ def _check_configs(table: pd.DataFrame, broken: Broken) -> None:
 
 
 def _check_duplicates(table: pd.DataFrame, broken: Broken) -> None:
-    twice = table.duplicated(NUMBER)  # an empty sigma equals an empty sigma
+    twice = table.duplicated(NUMBER)  # two empty values of sigma are equal
     if twice.any():
         row = _describe(table[twice].iloc[0], NUMBER)
         raise broken("two rows claim to be the same number", row, "one row a number")
@@ -116,15 +116,15 @@ _COUNTS = ("num_layers", "layer", "row_layer", "seed", "num_probes")
 _EMPTY_COUNTS = ("index", "step")  # empty: 0 for an index, nan for a step
 _EMPTY_REALS = ("sigma", "error")
 _REALS = ("value", "seconds")
-_LARGEST = 2.0**53  # whole numbers beyond it are none
+_LARGEST = 2.0**53  # float64 holds all integers up to here
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Return the table with numbers as numbers, an empty sigma, step or error as nan, an empty index as 0.
+    """Return the table with parsed numbers; an empty sigma, step or error is nan, an empty index is 0.
 
-    Names of weights and quantities are open. Raises UserError for a file that is missing, empty, cut short, or not
-    such a table, for a status that belies its value, for two rows that claim to be the same number, and for rows of
-    several configurations that would be averaged together.
+    Weights and quantities may have any names. Raises UserError for a file that is missing, empty, truncated or not such
+    a table, for a status that contradicts its value, for two rows of the same number, and for rows of several
+    configurations that would be averaged together.
     """
     raw = _with_header(_read_text(path), path)
     numeric = (*_COUNTS, *_EMPTY_COUNTS, *_EMPTY_REALS, *_REALS)
@@ -137,7 +137,7 @@ def read_table(path: Path) -> pd.DataFrame:
 def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return rows sorted by network, layer, weights, part, quantity.
 
-    Variants come in natural order (width 8, 16, 128), other open names as they do in `table`.
+    Variants are in natural order (width 8, 16, 128), other names in the order of their appearance.
     """
     weight = name_order([*table["row"].unique(), *table["col"].unique()])
     ranks = {
@@ -175,7 +175,7 @@ def _read_text(path: Path) -> pd.DataFrame:
 
 
 def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return the rows under the names of the first; every column once."""
+    """Return the rows with the names of the first row, and check that every column occurs once."""
     names = [str(name) for name in raw.iloc[0]]
     missing, twice = ([name for name in COLUMNS if name not in names], [n for n in COLUMNS if names.count(n) > 1])
     if missing or twice:
@@ -185,7 +185,7 @@ def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def _numbers(column: pd.Series, path: Path) -> pd.Series:
-    """Return a column as floats. An empty cell is nan where the column allows it, the words 'nan' are for reals."""
+    """Return a column as floats. An empty cell is nan if the column allows it; the text 'nan' is for reals only."""
     name, numbers = str(column.name), pd.to_numeric(column, errors="coerce").astype(float)
     words = column.str.strip()
     whole, empty = name in (*_COUNTS, *_EMPTY_COUNTS), name in (*_EMPTY_COUNTS, *_EMPTY_REALS)

@@ -31,7 +31,7 @@ def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     every = shares(table, quantity)
     late = every[every["step"] >= 2 / 3 * table["step"].max()]
     means = late.groupby(["variant", "seed"], sort=False)["share"].mean().reset_index()
-    return {str(variant): student_interval(one["share"]) for variant, one in means.groupby("variant", sort=False)}
+    return {str(variant): student_interval(runs["share"]) for variant, runs in means.groupby("variant", sort=False)}
 
 
 def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
@@ -49,9 +49,9 @@ _RUN = ["rule", "rate", "seed"]
 class Race:
     """`losses`: rule, rate, seed, step, products, seconds, loss. `tuned`: rule, seed, rate and loss for each budget.
 
-    `products` counts a gradient as one and a Hessian product as two. `budget` says how many gradients and seconds each
-    has; `tuned.at_edge` whether the rate is an end of the grid. `ratios`: true over predicted decrease by rule, rate,
-    seed and step.
+    `products` counts a gradient as one and a Hessian product as two. `budget` holds the numbers of gradients and
+    seconds that every rule may use; `tuned.at_edge` is true if the rate is an end of the grid. `ratios` are true over
+    predicted decreases by rule, rate, seed and step.
     """
 
     losses: pd.DataFrame
@@ -63,7 +63,7 @@ class Race:
 def race(table: pd.DataFrame) -> Race:
     """Return the race of a sweep over rules and learning rates.
 
-    The rate of a rule whose damping varies is its damping. Raises UserError where there are no costs or losses.
+    For a rule with varied damping, the rate is the damping. Raises UserError without costs or losses.
     """
     counted = _named(table[~table["status"].isin(LEFT_OUT)])
     losses = counted[counted["quantity"] == "loss"]
@@ -77,8 +77,8 @@ def race(table: pd.DataFrame) -> Race:
     timed = _seconds(counted)
     losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])
     losses = losses[[*_RUN, "step", "products", "seconds", "value"]].rename(columns={"value": "loss"})
-    budget = {one: float(losses.groupby("rule")[one].max().min()) for one in ("step", "seconds")}
-    tuned = [_tuned(_at(losses, one, least), one) for one, least in budget.items()]
+    budget = {along: float(losses.groupby("rule")[along].max().min()) for along in ("step", "seconds")}
+    tuned = [_tuned(_at(losses, along, least), along) for along, least in budget.items()]
     ratios = counted.loc[counted["quantity"] == "decrease_ratio", [*_RUN, "step", "value"]]
     return Race(losses, pd.concat(tuned, ignore_index=True), budget, ratios.rename(columns={"value": "ratio"}))
 
@@ -86,26 +86,26 @@ def race(table: pd.DataFrame) -> Race:
 def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
     """Return, by budget and rule, the loss over that of its plain optimiser: geometric mean and interval over seeds.
 
-    With a `reference` it is the loss over that of this rule instead.
-    Ratios are taken seed by seed, both at the rates that the other seeds chose; nan where a run of the two diverged.
+    With a `reference`, it is the loss over that of this rule. Ratios are taken seed by seed, both at the rates that the
+    other seeds choose; nan if one of the runs diverged.
     Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
     """
     losses = tuned.set_index(["budget", "rule", "seed"])["loss"].sort_index()
-    found = []
+    rows = []
     for budget, rule in dict.fromkeys(zip(tuned["budget"], tuned["rule"], strict=True)):
         plain = reference or rule.partition(",")[0]
         if rule == plain or (budget, plain) not in losses.index:
             continue
         ratios = (losses[budget, rule] / losses[budget, plain]).dropna()
-        one = geometric_interval(ratios if np.isfinite(ratios).all() else [math.nan])
-        found.append((budget, rule, one.mean, one.low, one.high, one.count))
-    return pd.DataFrame(found, columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"])
+        interval = geometric_interval(ratios if np.isfinite(ratios).all() else [math.nan])
+        rows.append((budget, rule, interval.mean, interval.low, interval.high, interval.count))
+    return pd.DataFrame(rows, columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"])
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     given = [settings_of(variant) for variant in table["variant"]]
-    rates = [float(one.get(DAMPING, one.get(RATE, "nan"))) for one in given]
-    return table.assign(rule=[_rule(one) for one in given], rate=rates)
+    rates = [float(settings.get(DAMPING, settings.get(RATE, "nan"))) for settings in given]
+    return table.assign(rule=[_rule(settings) for settings in given], rate=rates)
 
 
 def _rule(given: Mapping[str, str]) -> str:
@@ -116,40 +116,40 @@ def _rule(given: Mapping[str, str]) -> str:
 
 
 def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
-    """Return what each rule took up to each step: gradients and products, and seconds from the median time of each."""
+    """Return the cost of each rule up to each step: gradients and products, and seconds by their median times."""
     of = dict(list(counted.groupby("quantity")))
     update, look = (of[name].groupby("rule")["value"].median() for name in ("update_seconds", "look_seconds"))
     looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
     seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks["rule"].map(look)
     counted = counted[counted["quantity"] == "hessian_products"].groupby(["rule", "step"])["value"].median()
-    found = looks.assign(seconds=seconds).join(counted.rename("products"), on=["rule", "step"])
-    return found.assign(products=found["step"] + 2 * found["products"])[["rule", "step", "products", "seconds"]]
+    spent = looks.assign(seconds=seconds).join(counted.rename("products"), on=["rule", "step"])
+    return spent.assign(products=spent["step"] + 2 * spent["products"])[["rule", "step", "products", "seconds"]]
 
 
 def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
-    """Return the loss of every run at a place along `along`, between two measured ones linear in its logarithm."""
-    found = []
+    """Return the loss of every run at a place along `along`, interpolated linearly in its logarithm."""
+    rows = []
     for key, run in losses.sort_values(along).groupby(_RUN):
         inside = run[along].min() <= place <= run[along].max() * (1 + 1e-9)
         log = np.interp(place, run[along], np.log(run["loss"])) if inside else np.inf
-        found.append((*key, float(np.exp(log))))
-    return pd.DataFrame(found, columns=[*_RUN, "loss"])
+        rows.append((*key, float(np.exp(log))))
+    return pd.DataFrame(rows, columns=[*_RUN, "loss"])
 
 
 def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
-    found = []
+    rows = []
     for rule, runs in at.groupby("rule", sort=False):
         wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(np.inf)
         for seed, rate in tuned_rates(wide).items():
             at_edge = rate in (wide.index[0], wide.index[-1])
-            found.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
-    return pd.DataFrame(found, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
+            rows.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
+    return pd.DataFrame(rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
 
 
 def tuned_rates(losses: pd.DataFrame) -> pd.Series:
-    """Return, by seed (a column), the rate (a row) whose mean loss over the other seeds is least; of one seed, its own.
+    """Return for each seed (a column) the rate (a row) with the smallest mean loss over the other seeds.
 
-    Infinite losses stand for runs that diverged.
+    With a single seed, its own losses decide. Runs that diverged have infinite losses.
     """
     several = len(losses.columns) > 1
     others = {seed: losses.drop(columns=seed) if several else losses for seed in losses.columns}

@@ -21,7 +21,7 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
     """Draw `spec` from outputs/<sweep> into a folder (None: outputs/figures) and return the paths written.
 
     Width, note, formats and panels are those of `spec.paper`. Raises UserError for an unknown layout, for settings that
-    the layout does not take, for panels that are not there, and for a sweep that was not run or whose table is bad.
+    the layout does not accept, for unknown panels, and for a sweep that was not run or has an invalid table.
     """
     return [path for _, paths in draw_charted(spec, outputs, into=into or outputs / "figures") for path in paths]
 
@@ -37,7 +37,7 @@ def draw_charted(
 
 
 def check(spec: FigureSpec) -> None:
-    """Raise UserError for a layout that does not exist, or a setting that would have no effect in it."""
+    """Raise UserError for a layout that does not exist, and for a setting that has no effect on it."""
     if spec.layout not in LAYOUTS:
         what, otherwise = "figure.layout: there is no such layout", "for example figure.layout=growth"
         raise unknown_name(what, spec.layout, LAYOUTS, otherwise)

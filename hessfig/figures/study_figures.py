@@ -1,4 +1,4 @@
-"""The two figures of theory."""
+"""The two figures of the theory: bounds, and the scalar model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from hessfig.terms import Matrix
 
 
 def read_study(path: Path) -> pd.DataFrame:
-    """Return outputs/<study>/<table>.csv. Raises UserError when it is missing or no table."""
+    """Return outputs/<study>/<table>.csv as a table. Raises UserError if it is missing or invalid."""
     try:
         return pd.read_csv(path)
     except (OSError, ValueError) as error:  # what pandas raises for broken text are ValueErrors
@@ -68,11 +68,11 @@ def _saved(
 
 
 def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
-    """Three panels; those of the blocks share their y axis."""
+    """Draw three panels; those of the blocks share their y axis."""
     note = (
         f"Median over {int(table['count'].max())} random problems at each token scale; band: quartiles. Dashed: tight."
     )
-    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], note, OWN_Y.but(down=0.56, height=1.45))
+    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], note, OWN_Y.replace(down=0.56, height=1.45))
     table = table.assign(block=table["row"] + " " + table["col"])
     kinds = [
         ("(a) whole Hessian", table[table["row"] == "whole"], "bound", WHOLE),
@@ -92,7 +92,7 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
 
 
 def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]) -> None:
-    """One curve with a band of quartiles for each entry of `series`; the dashed line is tightness."""
+    """Draw one curve with a band of quartiles per entry of `series`; the dashed line is a tight bound."""
     for name, (colour, label) in series.items():
         curve = table[table[key] == name]
         band = curve["sigma"], curve["q25"], curve["q75"]
@@ -130,7 +130,7 @@ def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None 
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Every drawn number: panel, series, x, median (or value) y, quartiles."""
+    """Return every drawn number: panel, series, x, median (or value) y, quartiles."""
     spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
     frames = [
         _tidy("spectrum", spectrum["kind"] + ", autodiff", spectrum["index"], spectrum["autodiff"]),
@@ -145,9 +145,9 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
-    """Two rows of three panels."""
+    """Draw two rows of three panels."""
     note = _SCALAR_NOTE.format(**{name: int(tables[name]["count"].max()) for name in TABLES[1:]})
-    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], note, APART.but(across=0.62, down=0.56))
+    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], note, APART.replace(across=0.62, down=0.56))
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:
@@ -162,7 +162,7 @@ def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) ->
 
 
 def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
-    """Eigenvalues in ascending order: rings computed, dots from the closed form."""
+    """Draw eigenvalues in ascending order: rings are computed, dots are from the closed form."""
     for kind, colour in (("bulk", BULK), ("outlier", OUTLIER)):
         part = spectrum[spectrum["kind"] == kind]
         ax.plot(part["index"], part["autodiff"], "o", mfc="none", mec=colour, mew=0.7, ms=4.5)
@@ -182,7 +182,7 @@ def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
 
 
 def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
-    """Condition number against |w_Q|^2 + |w_K|^2 at fixed w_Q . w_K."""
+    """Draw the condition number against |w_Q|^2 + |w_K|^2 at fixed w_Q . w_K."""
     N = condition["norm_squared"]
     ax.fill_between(N, condition["q25"], condition["q75"], color=PLAIN, alpha=0.18, linewidth=0)
     ax.plot(N, condition["limit"], "--", color=GUIDE, linewidth=0.8, label=r"limit, $\propto N^2$")
@@ -196,7 +196,7 @@ def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
 
 
 def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
-    """Relative error of the GGN's top eigenvalue: median and quartiles; zeros are written out."""
+    """Draw the relative error of the GGN's top eigenvalue: median and quartiles; zeros are written as text."""
     for offset, (where, colour) in zip((-0.14, 0.14), PLACES.items(), strict=True):
         for place, model in enumerate(MODELS):
             row = ggn[(ggn["where"] == where) & (ggn["model"] == model)].iloc[0]
@@ -211,7 +211,7 @@ def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
 
 
 def draw_sink(ax: Axes, sink: pd.DataFrame) -> None:
-    """Bulk and the three outliers against the sink's size; dotted: bulk and largest outlier without it."""
+    """Draw bulk and outliers against the size of the sink; dotted lines are bulk and largest outlier without it."""
     ranks = [f"outlier {rank}" for rank in (1, 2, 3)]
     colours = dict(zip(["bulk", *ranks], [BULK, *reversed(shades(OUTLIER, 3))], strict=True))
     for quantity, colour in colours.items():

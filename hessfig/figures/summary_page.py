@@ -1,4 +1,4 @@
-"""One A4 page of results: pictures that are drawn already, a few lines below each, and a list of verdicts."""
+"""One A4 page of results: existing pictures, a few lines below each, and a list of verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,32 +33,32 @@ def save_summary(about: str, entries: Sequence[SummaryEntry], verdicts: Sequence
         figure.text(_LEFT, _TOP, "Curvature of transformers: results at a glance", size=14)
         figure.text(_LEFT, _TOP - 0.018, f"{about}; slopes: own (published; predicted)", size=8, color="0.35")
         tops = [_TOP - 0.045, _TOP - 0.045]
-        for number, one in enumerate(entries):
+        for number, entry in enumerate(entries):
             side = number % 2
-            tops[side] = _draw_one(figure, one, left=_LEFT + _COLUMN * side, top=tops[side])
+            tops[side] = _draw_one(figure, entry, left=_LEFT + _COLUMN * side, top=tops[side])
         _draw_verdicts(figure, verdicts, top=min(tops) - 0.012)
         (path,) = save_figure(figure, folder, "summary", ["pdf"])
     return path
 
 
-def _draw_one(figure: Figure, one: SummaryEntry, *, left: float, top: float) -> float:
-    """Draw a heading, a picture and its lines from `top` down; return where they end."""
-    image = matplotlib.image.imread(one.picture)
+def _draw_one(figure: Figure, entry: SummaryEntry, *, left: float, top: float) -> float:
+    """Draw a heading, a picture and its lines from `top` down; return the position of their lower end."""
+    image = matplotlib.image.imread(entry.picture)
     shape = _A4[0] / _A4[1] * image.shape[0] / image.shape[1]
     height = min(_WIDE * shape, _TALLEST)
-    figure.text(left, top, shorten(one.title, 62, placeholder=" ..."), size=9, va="top")
+    figure.text(left, top, shorten(entry.title, 62, placeholder=" ..."), size=9, va="top")
     box = figure.add_axes((left, top - 0.018 - height, height / shape, height))
     box.imshow(image)
     box.set_axis_off()
     place = top - 0.022 - height
-    for line in (words for said in one.lines for words in wrap(said, 70)):
+    for line in (words for text in entry.lines for words in wrap(text, 70)):
         figure.text(left, place, line, size=7.5, va="top")
         place -= _LINE
     return place - 0.012
 
 
 def _draw_verdicts(figure: Figure, verdicts: Sequence[str], *, top: float) -> None:
-    """List as many verdicts as the page holds, in two columns."""
+    """List as many verdicts as fit on the page, in two columns."""
     if not verdicts:
         return
     room = max(int((top - 0.05) / _LINE), 1)

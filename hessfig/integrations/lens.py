@@ -147,7 +147,7 @@ def _scores(problem: Problem) -> Tensor:
 
 
 def _masked(problem: Problem) -> Tensor:
-    """Return which entries are masked: those without weight where queries are zero, and all scores the same."""
+    """Return which entries are masked: those without weight for queries of zero, for which all scores are equal."""
     bridge, _ = _bridge_of(problem)
     queries = [f"blocks.{layer}.attn.q.hook_out" for layer in range(bridge.cfg.n_layers)]
     with bridge.hooks(fwd_hooks=[(name, _zero) for name in queries]):
@@ -160,7 +160,7 @@ def _zero(seen: Tensor, hook: Any) -> Tensor:
 
 
 def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:
-    """Return what a hook of the chosen layers saw, the layers first, the samples of all batches joined."""
+    """Return the activations at a hook of the chosen layers, layers first, with the samples of all batches joined."""
     import torch
 
     from hessfig.curvature.double_backward import differentiating
@@ -168,18 +168,18 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
 
     bridge, batches = _bridge_of(problem)
     names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
-    found = []
+    stacks = []
     device = next(bridge.parameters()).device
     with differentiating(), kept_draws(), torch.no_grad(), made_on(device), _evaluated(bridge):
         for tokens in batches:
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
-            found.append(torch.stack([_first(cache[name]) for name in names]))
-    return torch.cat(found, dim=1)
+            stacks.append(torch.stack([_first(cache[name]) for name in names]))
+    return torch.cat(stacks, dim=1)
 
 
 @contextmanager
 def _evaluated(bridge: Any) -> Iterator[None]:
-    """Hold a bridge in evaluation mode; every module gets its own mode back."""
+    """Put a bridge into evaluation mode, and restore the mode of every module at the end."""
     modes = [(module, module.training) for module in bridge.modules()]
     bridge.eval()
     try:

@@ -16,11 +16,11 @@ class LightningMonitor(Callback):
         self.monitor = monitor
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Measure the state that the training begins with, or goes on from."""
+        """Measure the state with which the training starts or resumes."""
         self.monitor(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
-        """Measure the state after an update; batches that only add to a gradient have the step of the last one."""
+        """Measure the state after an update; batches that only accumulate gradients keep the step of the last one."""
         self.monitor(trainer.global_step)
 
 

@@ -1,4 +1,4 @@
-"""Loggers by name: what is measured goes to TensorBoard, Weights & Biases, MLflow or trackio as well."""
+"""Loggers by name: sends measured values to TensorBoard, Weights & Biases, MLflow or trackio."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Log = Callable[[Mapping[str, float], int], object]
 
 
 def logger(chosen: str | Log | None, folder: Path) -> Log:
-    """Return a function log(values, step): of the logger called so, one of the user's own, or one that does nothing.
+    """Return a function log(values, step): that of the named logger, the user's own, or one without effect.
 
-    TensorBoard writes below `folder`. The others log into the run that the user has begun; where there is none, one is
-    begun (Weights & Biases: offline, below `folder`). Raises UserError for a name that is not known, or a library that
-    is not installed.
+    TensorBoard writes below `folder`. The others log into the user's current run; if there is none, they start one
+    (Weights & Biases: offline, below `folder`). Raises UserError for an unknown name and for a library that is not
+    installed.
     """
     if chosen is None:
         return lambda values, step: None
@@ -63,7 +63,7 @@ def _mlflow(library: ModuleType, folder: Path) -> Log:
     del folder
 
     def log(values: Mapping[str, float], step: int) -> None:
-        plain = {name.replace("@", " layer "): value for name, value in values.items()}  # a letter it does not take
+        plain = {name.replace("@", " layer "): value for name, value in values.items()}  # "@" is not allowed
         library.log_metrics(plain, step=step)
 
     return log

@@ -16,7 +16,7 @@ class TrainerMonitor(TrainerCallback):
         self.monitor = monitor
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the state that the training begins with, or goes on from."""
+        """Measure the state with which the training starts or resumes."""
         self.monitor(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a growth rate depends on: the shape of a network, of its loss and of its state, read from a run's manifest."""
+"""The properties of a network, its loss and its state that growth rates depend on, read from a run's manifest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LATER = (*_OF_ATTENTION, "tied", "norm_eps")
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a growth rate depends on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
+    """The properties that growth rates depend on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
 
-    `no_power`: why no power of sigma rules, empty where one does; blocks that vanish by structure vanish all the same.
-    `shifted_scores`: constants are added to the scores (slopes of positions, a sink). What changes no exponent is left
-    out: the kind of norm (RMSNorm or LayerNorm), rotated queries, shared keys, factors of branches, smoothed labels.
+    `no_power`: why no power of sigma dominates, "" if one does; structural zeros vanish in any case. `shifted_scores`:
+    constants are added to the scores (slopes of positions, a sink). Settings that do not change exponents are left out:
+    the kind of norm (RMSNorm or LayerNorm), rotated queries, shared keys, factors of branches, smoothed labels.
     """
 
     kind: str = Kind.transformer
@@ -51,8 +51,8 @@ class Architecture:
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
         """Build from the resolved settings in a manifest; every loss offered has targets of order one.
 
-        For a kind without a rule, only the kind is kept. Raises KeyError, TypeError or ValueError for settings
-        that are missing or of another version.
+        For a kind without a rule, only the kind is stored. Raises KeyError, TypeError or ValueError for settings
+        that are missing or belong to another version.
         """
         model, task = config["model"], config["task"]
         kind = str(model["kind"])
@@ -95,14 +95,14 @@ class Architecture:
 
 
 def _shifts_scores(model: Mapping[str, Any]) -> bool:
-    """Return whether constants are added to the scores of a query: then it attends to its keys in unlike shares."""
+    """Return whether constants are added to the scores of a query, so that its attention is not uniform."""
     return model.get("positions") == Positions.alibi or (
         model.get("sink") in ("scores", "both") and float(model.get("sink_beta", 0.0)) != 0
     )
 
 
 def _no_power(config: Mapping[str, Any]) -> str:
-    """Return why no power of sigma rules; manifests from before these settings had the values that let one rule."""
+    """Return why no power of sigma dominates. Manifests without these settings have values for which one does."""
     model, state = config["model"], config.get("state") or {}
     if state.get("kind", INITIALISED) != INITIALISED:
         return f"the weights are not drawn with a scale sigma (state.kind={state['kind']})"

@@ -1,15 +1,15 @@
 """Growth rates: how the norm of every Hessian block scales with sigma, by counting powers of the input.
 
-The one place where predictions live; figures, slopes and `verify` take them from here. In each regime the output of a
-network, and its derivatives, are sums of monomials in the input and the weights (network_series). With
+Figures, slopes and `verify` all take their predictions from here. In each regime the output of a network, and its
+derivatives, are sums of monomials in the input and the weights (network_series). With
 
-    e(A)    = the power of sigma that rules in df/dA
-    e(A, B) = the power of sigma that rules in d2f/dAdB
+    e(A)    = the dominant power of sigma in df/dA
+    e(A, B) = the dominant power of sigma in d2f/dAdB
 
 H_o(A, B) ~ sigma^(e(A) + e(B)) and H_f(A, B) ~ sigma^(e(A, B) + r), where the loss gradient is ~ sigma^r
-(as sigma -> 0: r = 0 unless the targets are zero). The larger term rules H. A block whose weights share no monomial has
-H_f identically zero. This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D of Section 4.1, and what the paper leaves out.
-Scale factors - temperature, heads, widths - change no exponent.
+(as sigma -> 0: r = 0 unless the targets are zero). The larger term dominates H. H_f is
+identically zero for a block whose weights share no monomial. This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D of
+Section 4.1, and cases that the paper leaves out. Scale factors - temperature, heads, widths - change no exponent.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from hessfig.terms import MLP, Attention, Block, Kind, Matrix, Part
 
 
 class Prediction(StrEnum):
-    """What theory says about a block: a power of sigma, identically zero, or nothing."""
+    """The prediction for a block: a power of sigma, identically zero, or unknown."""
 
     exponent = "exponent"
     structural_zero = "structural zero"
@@ -34,7 +34,7 @@ class Prediction(StrEnum):
 class GrowthRate:
     """||block||_F ~ sigma^exponent in `regime`; `exponent` is None unless `prediction` is one.
 
-    `reference` says where the claim stands, or why there is none; `reason` names the monomials that rule.
+    `reference` names the source of the claim, or why there is none; `reason` names the dominant monomials.
     """
 
     prediction: Prediction
@@ -51,8 +51,8 @@ def growth_rate(
     """Return the predicted growth of ||part(block)||_F with sigma in a regime (the rule: see the module's docstring).
 
     `axis` may be the name of a weight instead, whose scale is varied at a fixed input, or the factor of every branch.
-    Unknown for networks, names and pairs that the rule was not written for, and where a function saturates: a wrong
-    theorem is worse than none.
+    The prediction is unknown for networks, names and pairs outside the scope of the rule, and where a function
+    saturates.
     """
     reason = _beyond_the_rule(block, part, architecture)
     if reason:
@@ -89,7 +89,7 @@ def lower_edge(architecture: Architecture) -> float:
     It falls with the norms that follow one another: eps^(3/2) for a layer of pre-norm, eps for one of post-norm. It is
     0 for a network without norms that have an eps.
     """
-    gain = 1e-3  # far below one, so that a power of the input and a number of norms can be told apart
+    gain = 1e-3  # far below one, to separate powers of the input from numbers of norms
     output = Output(Block(0, "", ""), architecture, Regime.small_sigma, gain=gain)
     output.series()
     met = [(round(size), round((round(size) - size) / gain)) for size in output.normed]
@@ -97,9 +97,9 @@ def lower_edge(architecture: Architecture) -> float:
 
 
 def regime_between(architecture: Architecture, low: float, high: float) -> Regime | None:
-    """Return the regime of all sigma from `low` to `high`; None where they reach from one into another.
+    """Return the regime of all sigma from `low` to `high`; None if they belong to several regimes.
 
-    A network without norms that have an eps is taken for sigma -> 0 wherever it begins below one: there is no other.
+    For a network without norms with an eps, the only regime is sigma -> 0; it applies to all ranges from below one.
     """
     above, below = (edge(architecture), lower_edge(architecture)) if architecture.is_counted else (0.0, 0.0)
     if low >= 1:
@@ -121,7 +121,7 @@ def regimes(architecture: Architecture) -> list[Regime]:
 
 
 def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> str:
-    """Return why the rule says nothing about this block, or nothing."""
+    """Return why the rule makes no prediction for this block, or ""."""
     if not architecture.is_counted:
         return f"the powers of model.kind={architecture.kind} have not been counted"
     if part not in (Part.H, Part.H_o, Part.H_f):
@@ -150,8 +150,8 @@ def _terms(block: Block, part: Part, architecture: Architecture, regime: Regime,
     second = output.derivative(2, 0) if diagonal else output.derivative(1, 1)
     terms = []
     if part != Part.H_f and first and other:
-        told = _told(f"df/d{block.row}", first, regime), _told(f"df/d{block.col}", other, regime)
-        terms.append((first.power + other.power, f"{told[0]} squared" if diagonal else " times ".join(told)))
+        factors = _told(f"df/d{block.row}", first, regime), _told(f"df/d{block.col}", other, regime)
+        terms.append((first.power + other.power, f"{factors[0]} squared" if diagonal else " times ".join(factors)))
     if part != Part.H_o and second:
         told_second = _told(f"d2f/d{block.row} d{block.col}", second, regime)
         terms.append((second.power + gradient.power, f"{told_second} times {_told('the gradient', gradient, regime)}"))

@@ -1,8 +1,8 @@
 """Leading monomials: the lowest power of a small parameter in a quantity, and in its derivatives by two weights.
 
-A quantity is known by one monomial for itself and one for each derivative, up to the second, with respect to the two
-weights of a Hessian block. Sums keep the lower power (min-plus), products follow Leibniz' rule, functions the chain
-rule. A derivative that is missing vanishes identically. The small parameter is sigma, or 1/sigma where sigma grows.
+A quantity is described by one monomial for its value and one for each derivative, up to the second, with respect to
+the two weights of a Hessian block. Sums keep the lower power (min-plus), products follow Leibniz' rule, functions the
+chain rule. A missing derivative vanishes identically. The small parameter is sigma, or 1/sigma if sigma grows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _HIGHEST = 2
 
 
 class NoPower(Exception):
-    """No power of the small parameter rules; the message says why."""
+    """Raised if no power of the small parameter dominates; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Monomial:
-    """A power of the small parameter, and the factors that make it, in words."""
+    """A power of the small parameter and its factors in words."""
 
     power: float = 0.0
     factors: tuple[str, ...] = ()
@@ -41,12 +41,12 @@ class Monomial:
         return " ".join(f"{name}^{count}" if count > 1 else name for name, count in sorted(counted)) or "1"
 
     def rank(self) -> tuple[float, int, tuple[str, ...]]:
-        """Return what orders monomials: the lowest power rules; of equal ones that of the fewest factors is named."""
+        """Return the sort key of monomials: lowest power first, then fewest factors."""
         return self.power, len(self.factors), self.factors
 
 
 class Growth(StrEnum):
-    """What a function does at arguments that grow."""
+    """Behaviour of a function at growing arguments."""
 
     polynomial = "polynomial"
     degree_0 = "degree 0"
@@ -55,9 +55,9 @@ class Growth(StrEnum):
 
 @dataclass(frozen=True)
 class Function:
-    """A function by what counts of it: the degrees in its Taylor series at 0, as far as two derivatives need them.
+    """A function, described by the degrees of its Taylor series at 0 as far as two derivatives need them.
 
-    Each term is a polynomial: |s|^1.5 and s^2 / |row| have no such series and no place here.
+    Each term is a polynomial; functions such as |s|^1.5 and s^2 / |row| have no such series.
     A `finite` function has no other degrees; one of several pieces, such as ReLU, counts as the polynomial of a piece.
     A function of degree 0, such as a vector over its length, keeps its size at arguments of every size, and its k-th
     derivative goes with their k-th negative power; without `degrees` it does so at small arguments as well.
@@ -94,12 +94,12 @@ class CountedQuantity:
 
     @classmethod
     def constant(cls, name: str = "", power: float = 0.0) -> CountedQuantity:
-        """Return what depends on no weight, such as the input (power 1)."""
+        """Return a quantity that depends on no weight, such as the input (power 1)."""
         return cls({VALUE: Monomial(power, (name,) if name else ())})
 
     @classmethod
     def weight(cls, name: str, *, row: bool, col: bool, value: Monomial) -> CountedQuantity:
-        """Return a weight whose entries go with `value`; its own derivative, marked by brackets, is of order one."""
+        """Return a weight whose entries scale like `value`; its derivative, in brackets, is of order one."""
         marked = {ROW: row, COL: col}
         return cls({VALUE: value} | {key: Monomial(0.0, (f"[{name}]",)) for key, is_one in marked.items() if is_one})
 
@@ -107,9 +107,9 @@ class CountedQuantity:
         return _lowest([*self.table.items(), *other.table.items()])
 
     def __mul__(self, other: CountedQuantity) -> CountedQuantity:
-        """Leibniz: a derivative of a product is shared out among its factors."""
+        """Multiply two quantities; derivatives follow Leibniz' rule."""
         pairs = product(self.table.items(), other.table.items())
-        shared = [((a + c, b + d), one * two) for ((a, b), one), ((c, d), two) in pairs]
+        shared = [((a + c, b + d), left * right) for ((a, b), left), ((c, d), right) in pairs]
         return _lowest([(key, monomial) for key, monomial in shared if sum(key) <= _HIGHEST])
 
     def through(self, function: Function) -> CountedQuantity:
@@ -121,7 +121,7 @@ class CountedQuantity:
         terms += [(key, first * inner) for key, inner in self.table.items() if first and key != VALUE]
         singles = [(key, inner) for key, inner in self.table.items() if sum(key) == 1]
         pairs = product(singles, singles)
-        terms += [((a + c, b + d), second * one * two) for ((a, b), one), ((c, d), two) in pairs if second]
+        terms += [((a + c, b + d), second * left * right) for ((a, b), left), ((c, d), right) in pairs if second]
         return _lowest(terms)
 
     def derivative(self, row: int, col: int) -> Monomial | None:
@@ -130,7 +130,7 @@ class CountedQuantity:
 
 
 def _lowest(terms: list[tuple[Derivative, Monomial]]) -> CountedQuantity:
-    """Return the ruling term of every derivative."""
+    """Return the dominant term of every derivative."""
     table: dict[Derivative, Monomial] = {}
     for key, monomial in terms:
         if key not in table or monomial.rank() < table[key].rank():

@@ -1,6 +1,6 @@
 """The output of a network as leading monomials, with the two weights of a block marked.
 
-Components enter by what the rule counts of them. Mixing weights are a function of the scores: softmax, off-by-one,
+Components enter by their powers. Mixing weights are a function of the scores: softmax, off-by-one,
 entmax near equal scores, and differential attention have every degree (a difference of two softmaxes with equal weights
 has no constant), sparsemax is affine where no key is cut off, sigmoid - 1/2 is odd, kernel attention is a ratio. Norms
 are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are of degree 0 everywhere.
@@ -30,7 +30,7 @@ ACTIVATIONS: Mapping[MLP, Function] = {
 
 
 class Regime(StrEnum):
-    """Where an exponent holds. `between`: above sqrt(eps) of the norms, and below one."""
+    """The range of sigma in which an exponent holds. `between`: above sqrt(eps) of the norms and below one."""
 
     small_sigma = "sigma -> 0"
     between = "sqrt(eps) < sigma < 1"
@@ -71,7 +71,7 @@ class Output:
     met: set[str] = field(default_factory=set)
 
     def series(self) -> CountedQuantity:
-        """Return the output. Raises NoPower where none rules."""
+        """Return the output. Raises NoPower if no power dominates."""
         architecture = self.architecture
         if architecture.kind == Kind.self_attention:
             return self._mixed(CountedQuantity.constant("x", self._size(SIGMA)), 1)
@@ -86,7 +86,7 @@ class Output:
         return hidden * self._weight(Matrix.W_U, 0)
 
     def _size(self, name: str) -> float:
-        """Return the power of the small parameter in what the axis scales."""
+        """Return the power of the small parameter in the scaled factor."""
         return 0.0 if name != self.axis else -1.0 if self.regime == Regime.large_sigma else 1.0
 
     def _weight(self, matrix: str, layer: int, *, power: float | None = None, name: str = "") -> CountedQuantity:
@@ -117,11 +117,11 @@ class Output:
     def _branch(
         self, hidden: CountedQuantity, layer: int, sublayer: Callable[[CountedQuantity, int], CountedQuantity]
     ) -> CountedQuantity:
-        """Return what a sublayer adds to the stream: normalised before and after, as the norm's place has it."""
+        """Return the output that a sublayer adds to the residual stream, with the configured norms around it."""
         norm = self.architecture.norm
-        made = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
+        added = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
         scale = CountedQuantity.constant(power=self._size(BRANCH))
-        return (self._norm(made) if norm == Norm.sandwich else made) * scale
+        return (self._norm(added) if norm == Norm.sandwich else added) * scale
 
     def _after(self, stream: CountedQuantity) -> CountedQuantity:
         return self._norm(stream) if self.architecture.norm == Norm.post else stream
@@ -161,10 +161,10 @@ class Output:
         architecture = self.architecture
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]
-        made = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
+        sides = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
         if architecture.scores == Scores.cosine:
-            return [one.through(LENGTH) for one in made]
-        return [self._norm(one) for one in made] if architecture.scores == Scores.qk_norm else made
+            return [side.through(LENGTH) for side in sides]
+        return [self._norm(side) for side in sides] if architecture.scores == Scores.qk_norm else sides
 
 
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:

@@ -1,4 +1,4 @@
-"""One network at one point of weight space as plain files that need no hessfig to be read: weights, batches, names."""
+"""One network at one point of weight space as plain files that can be read without hessfig: weights, batches, names."""
 
 import io
 import json
@@ -36,26 +36,26 @@ _ABOUT = {
 def plain_files(
     config: Config, *, sigma: float | None, seed: int, step: int | None, said: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """Return one network's files by name; `said` is what network.json says next to what is known here.
+    """Return the files of one network by name; `said` holds further entries of network.json.
 
-    A trained state is read from its training, which is carried out where it is not kept. Raises UserError for weights
-    that do not fit.
+    A trained state is read from its training, which is run if it is not stored. Raises UserError for weights that do
+    not fit.
     """
-    found = drawn(config, sigma=sigma, seed=seed, step=step)
-    held = {name: one for name, one in found.network.state_dict().items() if isinstance(one, Tensor)}
-    files = {WEIGHTS: tensors_as_bytes(held)}
+    objective = drawn(config, sigma=sigma, seed=seed, step=step)
+    tensors = {name: value for name, value in objective.network.state_dict().items() if isinstance(value, Tensor)}
+    files = {WEIGHTS: tensors_as_bytes(tensors)}
     if config.state.kind == State.trained and (kept := moments(config, sigma=sigma, seed=seed, step=step)):
         files[OPTIMISER] = tensors_as_bytes(kept)
-    files[MEASURED] = batches_as_bytes(found.batches)
+    files[MEASURED] = batches_as_bytes(objective.batches)
     files |= {name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()}
     point = {"sigma": sigma, "step": step, "seed": seed}
-    content = {**said, **point, **_described(found), "settings": _without_places(in_manifest(config))}
+    content = {**said, **point, **_described(objective), "settings": _without_places(in_manifest(config))}
     files[NETWORK] = (json.dumps(content, indent=1) + "\n").encode()
     return {**files, README: _readme(files).encode()}
 
 
 def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors by name as a safetensors file; those that share memory are written twice."""
+    """Return tensors by name as a safetensors file; tensors that share memory are written twice."""
     return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
 
 
@@ -72,43 +72,43 @@ def batches_as_bytes(batches: Iterable[Batch]) -> bytes:
 
 
 def _unseen(config: Config) -> dict[str, Batch]:
-    """Return the examples that trained networks are tested on, where the task has some."""
+    """Return the held-out examples of trained networks, if the task has any."""
     task, size = config.task, config.training.evaluation_size
     if kind(config.model.kind).draw is not None or not task.data.facts.is_trainable:
         return {}
-    found = {HELD_OUT: unseen_batch(task, size, config.dtype)}
+    examples = {HELD_OUT: unseen_batch(task, size, config.dtype)}
     if has_cascades(task):
-        found[CASCADES] = cascade_batch(task, size, config.dtype)
-    return found
+        examples[CASCADES] = cascade_batch(task, size, config.dtype)
+    return examples
 
 
-def _described(found: Objective) -> dict[str, Any]:
-    """Return the loss, what each batch weighs in its mean, and what every name of a weight stands for."""
-    shapes = {name: list(parameter.shape) for name, parameter in found.network.named_parameters()}
-    layout = found.layout
+def _described(objective: Objective) -> dict[str, Any]:
+    """Return the loss, the weight of each batch in its mean, and the definition of every named weight."""
+    shapes = {name: list(parameter.shape) for name, parameter in objective.network.named_parameters()}
+    layout = objective.layout
     return {
-        "loss": {"module": type(found.loss).__name__, "reduction": getattr(found.loss, "reduction", None)},
-        "weight_decay": found.decay,
-        "batch_sizes": [batch.size for batch in found.batches],
+        "loss": {"module": type(objective.loss).__name__, "reduction": getattr(objective.loss, "reduction", None)},
+        "weight_decay": objective.decay,
+        "batch_sizes": [batch.size for batch in objective.batches],
         "weights": [_named(weight, shapes[weight.parameter]) for weight in layout.weights],
         "all": [weight.parameter for weight in layout.side(0, "all")],
     }
 
 
 def _named(weight: Weight, shape: list[int]) -> dict[str, Any]:
-    """Return what a name stands for: a parameter, or the part parameter.reshape(axes, ...)[index] of it."""
-    said: dict[str, Any] = {"name": weight.name, "layer": weight.layer, "parameter": weight.parameter, "shape": shape}
+    """Return the definition of a named weight: a parameter, or its part parameter.reshape(axes, ...)[index]."""
+    entry: dict[str, Any] = {"name": weight.name, "layer": weight.layer, "parameter": weight.parameter, "shape": shape}
     if weight.index is not None:
-        said |= {"axes": list(weight.axes), "index": repr(weight.index)}
-    return {**said, "size": weight.size, "groups": list(weight.groups)}
+        entry |= {"axes": list(weight.axes), "index": repr(weight.index)}
+    return {**entry, "size": weight.size, "groups": list(weight.groups)}
 
 
 def _without_places(content: Any) -> Any:
-    """Return settings with the last part alone of every absolute path: the rest is of one machine."""
+    """Return the settings with only the last part of every absolute path, because the rest depends on the machine."""
     if isinstance(content, dict):
         return {key: _without_places(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_without_places(one) for one in content]
+        return [_without_places(item) for item in content]
     is_place = isinstance(content, str) and Path(content).is_absolute()
     return Path(content).name if is_place else content
 

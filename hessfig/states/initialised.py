@@ -27,7 +27,7 @@ _EMBEDDINGS = {
 def initialised(config: Config, *, sigma: float | None, seed: int) -> Objective:
     """Draw the batch (from the task's seed) and the network (from `seed` and `sigma`).
 
-    `sigma` is None where it means nothing: then a network that has embeddings draws them with sigma = 1.
+    `sigma` is None where it does not apply; a network with embeddings then draws them with sigma = 1.
     """
     maker = kind(config.model.kind)
     if maker.draw is not None:
@@ -102,7 +102,7 @@ def _weight(model: ModelConfig, name: str, shape: torch.Size, generator: torch.G
 
 
 def _scaled(model: ModelConfig, layout: Layout) -> frozenset[str]:
-    """Return the parameters that `scaled_weight` means: the weights of that name, or those of the MLP."""
+    """Return the parameters that `scaled_weight` selects: the weights of that name, or those of the MLP."""
     chosen = (
         weight for weight in layout.weights if weight.is_main and model.scaled_weight in (weight.name, *weight.groups)
     )

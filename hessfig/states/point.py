@@ -1,4 +1,4 @@
-"""The point of weight space a cell is about: the configured state, for a sigma, a seed and a step."""
+"""The point of weight space of a cell: the configured state for a sigma, a seed and a step."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = 
         return trained(config, sigma=sigma, seed=seed, step=step_values(config)[-1] if step is None else step)
     from hessfig.states.initialised import initialised
 
-    found = initialised(config, sigma=sigma, seed=seed)
+    objective = initialised(config, sigma=sigma, seed=seed)
     if config.state.kind == State.loaded:
         from hessfig.states.stored_states import load_weights
 
-        load_weights(found.network, _path(config), config.state.sha256)
-    return found
+        load_weights(objective.network, _path(config), config.state.sha256)
+    return objective
 
 
 def check(config: Config) -> None:
-    """Raise UserError for weights of a file that are not those of the configured network: they are read."""
+    """Read the weights of a file and raise UserError if they are not those of the configured network."""
     if config.state.kind == State.loaded:
         drawn(config, sigma=None, seed=config.first_seed)
 
@@ -46,12 +46,12 @@ def axes(config: Config) -> frozenset[str]:
 
 
 def steps(config: Config) -> list[int | None]:
-    """Return the steps of a trained state; None alone for states that have none."""
+    """Return the steps of a trained state; only None for states without steps."""
     return [*step_values(config)] if config.state.kind == State.trained else [None]
 
 
 def science(config: Config) -> dict[str, Any]:
-    """Return what tells this state from others, besides sigma, seed and step: a file counts by its content."""
+    """Return what identifies this state besides sigma, seed and step. A file is identified by its content."""
     if config.state.kind == State.trained:
         version = trajectory.ALGORITHM_VERSION
         trained_by = {"algorithm": version} if version > 1 else {}  # cells measured when there was one have none
@@ -63,10 +63,10 @@ def science(config: Config) -> dict[str, Any]:
 
 
 def pinned(config: Config) -> Config:
-    """Return `config` with the hashes of the files that it names, as they are now: readers refuse other content.
+    """Return `config` with the current hashes of the files that it names, so that readers refuse other content.
 
-    Raises UserError for a file that is not there, for one that is not what a hash in `config` says, and for a hash of
-    no file.
+    Raises UserError for a missing file, for one whose hash differs from that in `config`, and for a hash without a
+    file.
     """
     config = kind(config.model.kind).completed(config)
     state, task, model = config.state, config.task, config.model
@@ -75,12 +75,12 @@ def pinned(config: Config) -> Config:
     is_there = task.path is not None and is_file(Path(task.path))  # else its reader says what is wrong
     task_hash = _hash("task.path", Path(str(task.path))) if is_there else ""
     model_hash = kind(model.kind).files(config)
-    for key, place, found, planned in (
+    for key, place, actual, planned in (
         ("state.path", state.path, state_hash, state.sha256),
         ("task.path", task.path, task_hash, task.sha256),
         ("model.path" if model.path else "model.factory", model.path or model.factory, model_hash, model.sha256),
     ):
-        check_pin(place, key, found=found, planned=planned)
+        check_pin(place, key, found=actual, planned=planned)
     return replace(
         config,
         state=replace(state, sha256=state_hash or None),

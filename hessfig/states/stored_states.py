@@ -1,4 +1,4 @@
-"""States that are read: weights of a file, and those of a training's checkpoints."""
+"""Stored states: weights of a file, and those of the checkpoints of a training."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,21 +17,21 @@ from hessfig.states.training.trajectory import Trajectory
 
 
 def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> None:
-    """Copy the tensors of `path` into `network`, rounded to its type.
+    """Copy the tensors of `path` into `network`, rounded to its dtype.
 
-    Raises UserError when the file is missing, is not that of `sha256` or holds anything but tensors, and when names,
-    shapes or numbers do not fit: missing and surplus names are listed, and nothing is copied.
+    Raises UserError if the file is missing, differs from `sha256` or holds anything but tensors, and if names, shapes
+    or numbers do not fit. The message lists missing and surplus names, and nothing is copied.
     """
-    found, held = read_weights(path, sha256=sha256), network.state_dict()
-    _check_names(path, found, [name for name, _ in network.named_parameters()], list(held))
-    for name, tensor in found.items():
-        _check_tensor(path, name, tensor, held[name])
-    network.load_state_dict(found, strict=False)  # constants such as masks need not be in the file
+    tensors, current = read_weights(path, sha256=sha256), network.state_dict()
+    _check_names(path, tensors, [name for name, _ in network.named_parameters()], list(current))
+    for name, tensor in tensors.items():
+        _check_tensor(path, name, tensor, current[name])
+    network.load_state_dict(tensors, strict=False)  # the file may lack constants such as masks
 
 
-def _check_names(path: Path, found: Mapping[str, Tensor], needed: list[str], held: list[str]) -> None:
-    missing = [name for name in needed if name not in found]
-    surplus = [name for name in found if name not in held]
+def _check_names(path: Path, tensors: Mapping[str, Tensor], needed: list[str], current: list[str]) -> None:
+    missing = [name for name in needed if name not in tensors]
+    surplus = [name for name in tensors if name not in current]
     if missing or surplus:
         hint = did_you_mean(missing[0], surplus) if missing and surplus else ""
         raise UserError(
@@ -42,15 +42,15 @@ def _check_names(path: Path, found: Mapping[str, Tensor], needed: list[str], hel
         )
 
 
-def _check_tensor(path: Path, name: str, tensor: Tensor, held: Tensor) -> None:
-    if tensor.shape != held.shape:
+def _check_tensor(path: Path, name: str, tensor: Tensor, current: Tensor) -> None:
+    if tensor.shape != current.shape:
         raise UserError(
             f"state.path: {name} in {path} has another shape",
             got=tuple(tensor.shape),
-            allowed=str(tuple(held.shape)),
+            allowed=str(tuple(current.shape)),
             remedy="give the model settings that the file was saved with (model.d_model, model.n_layers, ...)",
         )
-    if tensor.is_floating_point() != held.is_floating_point() or not tensor.isfinite().all():
+    if tensor.is_floating_point() != current.is_floating_point() or not tensor.isfinite().all():
         raise UserError(
             f"state.path: {name} in {path} holds numbers that are not finite, or not of a floating-point type",
             got=f"{int((~tensor.isfinite()).sum())} of {tensor.numel()} not finite, {tensor.dtype}",
@@ -60,23 +60,23 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, held: Tensor) -> None:
 
 
 def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Objective:
-    """Return network, data and loss after `step` updates, weights rounded to the configured type.
+    """Return network, data and loss after `step` updates, with weights rounded to the configured dtype.
 
-    Raises Diverged when the training does not reach `step`.
+    Raises Diverged if the training does not reach `step`.
     """
     import torch
 
-    found, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
+    objective, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
     with torch.no_grad():
-        for name, parameter in found.network.named_parameters():
+        for name, parameter in objective.network.named_parameters():
             parameter.copy_(weights[name])
-    return found
+    return objective
 
 
 def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
-    """Return {moment/parameter: tensor} of the optimiser at the configured state; none before the first update.
+    """Return {moment/parameter: tensor} of the optimiser at the configured state; empty before the first update.
 
-    Raises UserError for a loaded state, for which they are not known.
+    Raises UserError for a loaded state, whose moments are unknown.
     """
     if config.state.kind == State.loaded:
         raise UserError(
@@ -91,12 +91,12 @@ def moments(config: Config, *, sigma: float | None, seed: int, step: int | None)
 
 
 def _at(config: Config, sigma: float | None, seed: int, step: int) -> TrainingState:
-    """Return the training after `step` updates, trained for when it is not kept."""
+    """Return the training after `step` updates. Train if this state is not stored."""
     trajectory = Trajectory(config, sigma, seed)
     folder = Folder(trajectory)
-    found = folder.at(step)
-    if found is None:
+    state = folder.at(step)
+    if state is None:
         ensure(trajectory, [step])
-        found = folder.at(step)
-    assert found is not None, "it was trained for just now"
-    return found
+        state = folder.at(step)
+    assert state is not None, "it was trained for just now"
+    return state

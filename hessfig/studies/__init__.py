@@ -1,1 +1,1 @@
-"""The studies: scientific subjects that use the core, each in a folder of its own that can be taken out."""
+"""Studies: scientific subjects that use the core. Each has its own folder and can be removed."""

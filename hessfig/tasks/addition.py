@@ -53,15 +53,15 @@ def _digit_sums(x: Tensor, y: Tensor, base: int) -> Int[Tensor, "batch digits_pl
 
 
 Operands = tuple[Tensor, Tensor]
-LONG = 3  # carries in a row that count as a cascade
+LONG = 3  # number of successive carries of a cascade
 
 
 def with_cascades(x: Tensor, y: Tensor, share: float, *, generator: Generator, base: int = BASE) -> Operands:
     """Return the operands with runs of places that sum to base - 1 in the first `share` of the sums, rounded.
 
-    Each such sum gets one run, of every length and at every place with equal chances; the digit of y is what changes.
-    Whether a carry enters the run is left to the digits below it, so cascades that start and runs that stay still are
-    both met. (In the manner of Quirke & Barez, arXiv 2310.13121, who enrich a batch's places one by one.)
+    Each such sum gets one run, with all lengths and positions equally likely; only digits of y are changed. The digits
+    below the run decide whether a carry enters it, so that there are cascades as well as runs without carries. (Similar
+    to Quirke & Barez, arXiv 2310.13121, who enrich the places of a batch one by one.)
     """
     count, digits = round(share * len(x)), x.shape[1]
     length = torch.randint(1, digits + 1, (count, 1), generator=generator)
@@ -75,14 +75,14 @@ def with_cascades(x: Tensor, y: Tensor, share: float, *, generator: Generator, b
 def has_cascade(
     x: Int[Tensor, "sums digits"], y: Int[Tensor, "sums digits"], length: int = LONG, *, base: int = BASE
 ) -> Bool[Tensor, " sums"]:
-    """Return which sums hold `length` carries of which each but the first is made by the one before.
+    """Return which sums have a cascade of `length` carries, each but the first caused by the one before.
 
-    That is a place whose digits sum to base or more, and length - 1 places to its left that sum to base - 1.
+    It consists of a place whose digits sum to base or more, and of length - 1 places to its left that sum to base - 1.
     """
     in_a_row = torch.zeros(len(x), dtype=torch.long)
-    found = torch.zeros(len(x), dtype=torch.bool)
+    is_cascade = torch.zeros(len(x), dtype=torch.bool)
     for total in (x + y).flip(1).unbind(1):
         passed_on = torch.where((total == base - 1) & (in_a_row > 0), in_a_row + 1, 0)
         in_a_row = torch.where(total >= base, 1, passed_on)
-        found |= in_a_row >= length
-    return found
+        is_cascade |= in_a_row >= length
+    return is_cascade

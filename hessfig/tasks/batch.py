@@ -1,4 +1,4 @@
-"""The batches a sweep measures on: inputs, targets and scored positions, from the task's own seed; masked words."""
+"""Measuring batches of a sweep: inputs, targets and scored positions from the task's own seed, and masked words."""
 
 from dataclasses import dataclass
 
@@ -30,8 +30,8 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
 
 
 def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
-    """Return sums, or windows of text, as a batch of `task`: scored positions, and targets that fit its loss."""
-    last = task.num_tokens - 1  # it predicts nothing
+    """Return sums, or windows of text, as a batch of `task` with its scored positions and targets for its loss."""
+    last = task.num_tokens - 1  # the last position predicts no token
     scored = slice(last - task.num_scored, last)
     return Batch(tokens, _targets(tokens, scored, task, getattr(torch, dtype)), scored)
 
@@ -44,7 +44,7 @@ def micro_batches(tokens: Tensor, first_scored: int, at_once: int) -> list[Batch
 
 
 def picture_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
-    """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
+    """Choose training pictures without replacement. A larger batch of the same seed contains the smaller one."""
     training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
     chosen = torch.randperm(len(training), generator=generator)[:size]
     return _pictured(Pictures(training.images[chosen], training.labels[chosen]), task, kind)
@@ -63,13 +63,13 @@ def _pictured(chosen: Pictures, task: TaskConfig, kind: torch.dtype) -> Batch:
 
 
 def text_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
-    """Draw windows of the training text, their starts uniform; a larger batch of the same seed holds the smaller."""
+    """Draw windows of the training text with uniform starts. A larger batch of one seed contains the smaller one."""
     ids, length = text.split(task).training, task.num_tokens
     starts = torch.randint(0, len(ids) - length + 1, (size,), generator=generator)
     return batch_of(torch.from_numpy(text.windows(ids, starts.numpy(), length)), task, dtype=dtype)
 
 
-CHOSEN = {Data.digits: picture_batch, Data.text: text_batch}  # data whose examples are chosen from those there are
+CHOSEN = {Data.digits: picture_batch, Data.text: text_batch}  # data whose examples are chosen from a given set
 
 
 def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype) -> Tensor:
@@ -96,7 +96,7 @@ _SHARES = (0.8, 0.9)  # of masked_as=mixed: below the first the mask's word, bel
 
 @dataclass(frozen=True)
 class Special:
-    """Words with a meaning of their own: the `mask`, and all those that are `kept`, never masked nor drawn."""
+    """Special words: the `mask`, and the words that are `kept`, which are neither masked nor drawn."""
 
     mask: int
     kept: tuple[int, ...]
@@ -107,14 +107,14 @@ def masked_batches(
 ) -> list[Batch]:
     """Return sequences with masked tokens, `at_once` in a batch (the last may be smaller).
 
-    Targets are the masked tokens, IGNORED elsewhere; a batch weighs as many tokens as are masked in it, so that the
-    loss of all batches is the mean over all masked tokens. Raises UserError for a sequence of special words alone.
+    Targets are the masked tokens, and IGNORED elsewhere. The weight of a batch is its number of masked tokens, so that
+    the loss of all batches is the mean over all masked tokens. Raises UserError for a sequence of special words only.
     """
     rows = [masked(row, number, task, special, vocabulary) for number, row in enumerate(tokens)]
     inputs, targets = (torch.stack(side) for side in zip(*rows, strict=True))
     scored = slice(0, tokens.shape[1])
     pieces = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-    return [Batch(some, wanted, scored, weight=float((wanted != IGNORED).sum())) for some, wanted in pieces]
+    return [Batch(ids, wanted, scored, weight=float((wanted != IGNORED).sum())) for ids, wanted in pieces]
 
 
 def masked(
@@ -153,7 +153,7 @@ def _becomes(words: Tensor, task: TaskConfig, special: Special, vocabulary: int,
 
 
 def loss_module(task: TaskConfig) -> nn.Module:
-    """Return the module for the configured loss, without its weight decay, which no output tells."""
+    """Return the module of the configured loss, without weight decay, which is not a function of outputs."""
     if task.loss == Loss.cross_entropy:
         return CrossEntropy(task.label_smoothing)
     return SquaredError("sum" if task.loss == Loss.mse_sum_unshifted else "mean")

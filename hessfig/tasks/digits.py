@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SIDE, CLASSES = 8, Data.digits.facts.classes or 0
 BUNDLED = 1797
 TRAINING_SHARE = 0.8
-_BRIGHTEST = 16  # of the bundled pictures
-_LARGEST, _DEFLATED = 2**28, 1100  # bytes of an array; the most that a byte of a zip file stands for
+_BRIGHTEST = 16  # largest brightness of the bundled pictures
+_LARGEST, _DEFLATED = 2**28, 1100  # largest size of an array in bytes; largest ratio of compression of a zip file
 _DAMAGES = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError, RecursionError),
     *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error),
@@ -46,12 +46,12 @@ class Pictures:
 
 
 def number_of_training(path: str | None, sha256: str | None = None) -> int:
-    """Return how many pictures batches are drawn from. Raises UserError for a file that holds no such pictures."""
+    """Return the number of training pictures. Raises UserError for a file without valid pictures."""
     return int(TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path, sha256))))
 
 
 def check_batch(task: TaskConfig) -> None:
-    """Raise UserError for a batch of more pictures than there are."""
+    """Raise UserError for a batch with more pictures than there are."""
     most = number_of_training(task.path, task.sha256)
     if task.batch_size > most:
         raise UserError(
@@ -63,30 +63,30 @@ def check_batch(task: TaskConfig) -> None:
 
 
 def source(task: TaskConfig) -> str:
-    """Return the hash of the user's own pictures; none for the bundled ones."""
+    """Return the hash of the user's own pictures; "" for the bundled ones."""
     return "" if task.path is None else task.sha256 or fingerprint(Path(task.path))
 
 
 def split(path: str | None, sha256: str | None = None) -> tuple[Pictures, Pictures]:
-    """Return training and test pictures: the first 80 % of a fixed permutation, and the rest, whatever the seeds.
+    """Return training and test pictures: the first 80 % of a fixed permutation, and the rest, for all seeds.
 
-    Of the bundled 1797 these are 1437 and 360.
+    Of the 1797 bundled pictures, 1437 are for training and 360 for tests.
     """
     import torch
 
     from hessfig.rng import stream
 
-    found = pictures(path, sha256)
-    order = torch.randperm(len(found), generator=stream(0, "digits", "split")).numpy()
-    cut = int(TRAINING_SHARE * len(found))
-    return tuple(Pictures(found.images[at], found.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
+    every = pictures(path, sha256)
+    order = torch.randperm(len(every), generator=stream(0, "digits", "split")).numpy()
+    cut = int(TRAINING_SHARE * len(every))
+    return tuple(Pictures(every.images[at], every.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
 
 
 def pictures(path: str | None, sha256: str | None = None) -> Pictures:
-    """Return all pictures: the bundled ones with brightness 0 to 16 divided by 16, those of a file as they are.
+    """Return all pictures: the bundled ones with brightness 0 to 16 divided by 16, those of a file unchanged.
 
-    Raises UserError for a file that cannot be read or is not that of `sha256`, pictures of another size, missing
-    values or unknown classes.
+    Raises UserError for a file that cannot be read or has another hash than `sha256`, for pictures of another size, and
+    for missing values or unknown classes.
     """
     return _bundled() if path is None else _checked(Path(path), *_read(Path(path), sha256))
 
@@ -102,8 +102,8 @@ def _bundled() -> Pictures:
             allowed="a file of one's own (task.path=FILE.npz), or scikit-learn",
             remedy="pip install 'hessfig[digits]'",
         ) from error
-    found = load_digits()
-    return Pictures(found.images / _BRIGHTEST, found.target.astype("int64"))
+    bundled = load_digits()
+    return Pictures(bundled.images / _BRIGHTEST, bundled.target.astype("int64"))
 
 
 def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
@@ -113,25 +113,25 @@ def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
         raise _refused("the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
     content = io.BytesIO(read_pinned(path, "task.path", sha256))
     try:
-        with zipfile.ZipFile(content) as held:
-            return _array(held, "images"), _array(held, "labels")
+        with zipfile.ZipFile(content) as archive:
+            return _array(archive, "images"), _array(archive, "labels")
     except _DAMAGES as error:
         raise _refused("it cannot be read as pictures", f"{type(error).__name__}: {error}"[:300]) from error
 
 
-def _array(held: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Return an array of the file, once its header claims no more than there may be, and than is there."""
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Return an array of the file after checking that its declared size is allowed and possible."""
     from numpy.lib import format as npy
 
-    entry = held.getinfo(f"{name}.npy")
-    with held.open(entry) as member:
+    entry = archive.getinfo(f"{name}.npy")
+    with archive.open(entry) as member:
         headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         shape, _, kind = headers[npy.read_magic(member)](member)
     claimed = math.prod(shape) * kind.itemsize
-    there = min(entry.file_size, _DEFLATED * entry.compress_size)
-    if not 0 <= claimed <= min(_LARGEST, there) or min(shape, default=0) < 0:
-        raise ValueError(f"{name} claims {claimed} bytes, where {min(_LARGEST, there)} may be")
-    with held.open(entry) as member:
+    stored = min(entry.file_size, _DEFLATED * entry.compress_size)
+    if not 0 <= claimed <= min(_LARGEST, stored) or min(shape, default=0) < 0:
+        raise ValueError(f"{name} claims {claimed} bytes, where {min(_LARGEST, stored)} may be")
+    with archive.open(entry) as member:
         return npy.read_array(member, allow_pickle=False)
 
 

@@ -1,4 +1,4 @@
-"""The examples that networks are trained and tested on: each from a stream of its own, found by its place in it."""
+"""Examples for training and tests of networks, each from its own random stream."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from hessfig.tasks.batch import CHOSEN, batch_of, draw_batch, test_pictures
 if TYPE_CHECKING:
     from hessfig.config.schema import Config
 
-AT_ONCE = 4096  # sums that are looked through for cascades in one go
+AT_ONCE = 4096  # number of sums that are searched for cascades at once
 
 
 def training_batch(config: Config, *, seed: int, step: int, name: str = "training") -> Batch:
-    """Return the batch that update `step` (from 1) of the training of `seed` sees; nothing else is drawn for it.
+    """Return the batch of update `step` (from 1) of the training of `seed`, without drawing those before it.
 
-    Fresh sums, a share of them with cascades (or training pictures, chosen anew without replacement, or windows of the
-    training text); or, of a fixed
-    set (the task's own batch), a part chosen anew at every step, all of it when training.batch_size is no smaller.
-    `name` tells streams apart: "training" is the training's.
+    It consists of fresh sums, a share of them with cascades (or of training pictures, chosen anew without replacement,
+    or of windows of the training text). With a fixed set, the task's own batch, it is a new part of the set at every
+    step, or all of it if training.batch_size is no smaller. `name` distinguishes streams; trainings use "training".
     """
     task, training = config.task, config.training
     generator = stream(seed, name, task.data.value, step)
@@ -45,16 +44,16 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
 
 
 def is_full_batch(config: Config) -> bool:
-    """Whether every update sees the whole of a fixed set."""
+    """Whether every update uses all examples of a fixed set."""
     training, size = config.training, config.task.batch_size
     whole = training.optimiser.facts.is_full_batch or training.batch_size >= size
     return whole and training.data == TrainingData.fixed
 
 
 def unseen_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
-    """Return the examples that networks are tested on: unseen sums, the test pictures, windows of held-out text.
+    """Return the examples of tests: held-out sums, the test pictures, or windows of held-out text.
 
-    There are `size` of them (of pictures, all there are).
+    There are `size` examples, or all test pictures.
     """
     if task.data == Data.digits:
         return test_pictures(task, dtype=dtype)
@@ -63,7 +62,7 @@ def unseen_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
 
 
 def has_cascades(task: TaskConfig) -> bool:
-    """Whether there are examples with cascades of carries: sums that are long enough for one."""
+    """Whether the task has examples with cascades of carries: sums with enough digits."""
     return task.data == Data.addition and task.digits >= LONG
 
 
@@ -73,19 +72,19 @@ def cascade_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
 
 
 def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
-    """Return uniform sums of a stream that no training and no measuring batch draws from."""
+    """Return uniform sums from a stream that neither trainings nor measuring batches use."""
     return sequences(*_operands(size, task, stream(task.seed, "unseen", task.data.value)), task.base)
 
 
 def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
-    """Return sums that hold a cascade of carries (see has_cascade), uniform among those, of a stream of their own."""
+    """Return uniform sums with a cascade of carries (see has_cascade) from their own stream."""
     generator = stream(task.seed, "unseen cascades", task.data.value)
-    found: list[Tensor] = []
-    while sum(map(len, found)) < size:
+    pieces: list[Tensor] = []
+    while sum(map(len, pieces)) < size:
         x, y = _operands(AT_ONCE, task, generator)
         kept = has_cascade(x, y, base=task.base)
-        found.append(sequences(x[kept], y[kept], task.base))
-    return torch.cat(found)[:size]
+        pieces.append(sequences(x[kept], y[kept], task.base))
+    return torch.cat(pieces)[:size]
 
 
 def _operands(size: int, task: TaskConfig, generator: Generator) -> tuple[Tensor, Tensor]:

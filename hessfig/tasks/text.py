@@ -29,7 +29,7 @@ _NAMES = """
     zipapp zipimport
 """
 MODULES = tuple(_NAMES.split())
-EVERY = 10  # one module of so many is held out, and so is that share of a file of one's own: its end
+EVERY = 10  # one of this many modules is held out, and the same share at the end of a user's own file
 OTHER = len(CHARACTERS)
 _LARGEST = 2**28  # bytes
 _FORM = "a file of text, UTF-8"
@@ -40,7 +40,7 @@ _IDS[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
 
 @dataclass(frozen=True)
 class Split:
-    """The ids of the characters that batches are drawn from, and of those that no training sees (uint8)."""
+    """The ids (uint8) of the characters for training and of the held-out ones."""
 
     training: NDArray[np.uint8]
     held_out: NDArray[np.uint8]
@@ -49,54 +49,54 @@ class Split:
 def split(task: TaskConfig) -> Split:
     """Return the text of `task` as ids, split.
 
-    Without task.path these are the sources of MODULES, documentation strings with them, one after the other: those
-    number 10, 20, ... are held out, the others are for training. Of a file the last tenth is held out. Raises UserError
-    for a file that is not there or is no UTF-8, is not that of task.sha256, or is too short for windows of task.length.
+    Without task.path, the text consists of the sources of MODULES, including docstrings, in order: modules 10, 20, ...
+    are held out, the others are for training. Of a file, the last tenth is held out. Raises UserError for a file that
+    is missing, is not UTF-8, has another hash than task.sha256, or is too short for windows of task.length.
     """
     path = None if task.path is None else _there(task.path)
-    found = _standard() if path is None else _read(path, task.sha256, identity(path))
-    shortest = min(len(found.training), len(found.held_out))
+    text = _standard() if path is None else _read(path, task.sha256, identity(path))
+    shortest = min(len(text.training), len(text.held_out))
     if shortest < _window(task):
         raise UserError(
             "task.path: the text is shorter than a window",
-            got=f"{len(found.training)} characters for training, {len(found.held_out)} held out",
+            got=f"{len(text.training)} characters for training, {len(text.held_out)} held out",
             allowed=f"at least task.length={task.length} of both (the last tenth is held out)",
             remedy=f"task.length={shortest}" if shortest >= 2 else "a longer text",
         )
-    return found
+    return text
 
 
 def source(task: TaskConfig) -> str:
-    """Return the SHA-256 of the text: another Python's library is another text."""
+    """Return the SHA-256 of the text, which differs between versions of Python's library."""
     if task.path is None:
-        held = _standard()
-        return hashlib.sha256(held.training.tobytes() + held.held_out.tobytes()).hexdigest()
+        text = _standard()
+        return hashlib.sha256(text.training.tobytes() + text.held_out.tobytes()).hexdigest()
     return task.sha256 or fingerprint(_there(task.path))
 
 
 def windows(ids: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> Ids:
-    """Return the characters from each of `starts` on, (windows, length)."""
+    """Return the windows (windows, length) that begin at `starts`."""
     return ids[starts[:, None] + np.arange(length)].astype(np.int64)
 
 
 def held_out(task: TaskConfig, size: int) -> Ids:
-    """Return `size` windows of held-out text, evenly spread over all of it; they overlap where it is short."""
+    """Return `size` evenly spaced windows of the held-out text; they overlap if the text is short."""
     ids = split(task).held_out
     return windows(ids, np.linspace(0, len(ids) - _window(task), size).astype(np.int64), _window(task))
 
 
 def as_text(ids: NDArray[np.int64]) -> str:
-    """Return ids as characters; the one that stands for all others is printed as a question mark turned over."""
+    """Return ids as characters; the id of all other characters is printed as an inverted question mark."""
     return "".join((*CHARACTERS, "\N{INVERTED QUESTION MARK}")[number] for number in ids)
 
 
 def as_ids(text: str) -> NDArray[np.uint8]:
-    """Return a text as ids: characters of the alphabet by their place in it, all others as OTHER."""
+    """Return a text as ids: the positions of its characters in the alphabet, and OTHER for all others."""
     return _IDS[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
 
 
 def _window(task: TaskConfig) -> int:
-    """Return task.length. Raises UserError for a window in which nothing is predicted."""
+    """Return task.length. Raises UserError for a window without a predicted character."""
     length = task.length or 0
     if length < 2 or not 0 <= task.first_scored < length - 1:
         raise UserError(
@@ -126,7 +126,7 @@ def _standard() -> Split:
 
 @cache
 def _read(path: Path, sha256: str | None, identity: tuple[int, ...]) -> Split:
-    del identity  # a file that has changed is read again
+    del identity  # part of the cache's key, so that a changed file is read again
     try:
         if path.stat().st_size > _LARGEST:
             raise ValueError(f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")

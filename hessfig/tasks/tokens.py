@@ -33,52 +33,52 @@ _UNPARSED = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, 
 def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callable[[], Encode]) -> Ids:
     """Return task.batch_size sequences of ids, (batch, length).
 
-    A file's first sequences, each cut to task.length where it is longer; a long row or a text is cut into pieces of
-    task.length. Without a file ids are uniform, drawn from task.seed. `encode` makes the tokenizer, for a text. Raises
-    UserError for what is no such file or not that of task.sha256, for ids that are no words, for sequences that are
-    too long, too short or too few.
+    These are the first sequences of a file, cut to task.length if they are longer; a single long row or a text is cut
+    into pieces of task.length. Without a file, ids are uniform, drawn from task.seed. `encode` returns the tokenizer
+    for a text. Raises UserError for an invalid file or one with another hash than task.sha256, for ids outside the
+    vocabulary, and for sequences that are too long, too short or too few.
     """
     if task.path is None:
         _check_length(task, task.length or context, context)
         return _drawn(task, vocabulary, task.length or context)
-    found = _cut(task, _ids(task, encode))
-    _check_length(task, found.shape[1], context)
-    used = found[: task.batch_size]
+    ids = _cut(task, _ids(task, encode))
+    _check_length(task, ids.shape[1], context)
+    used = ids[: task.batch_size]
     _check_words(used, vocabulary)
     return np.array(used, dtype=np.int64)
 
 
 def padded_lines(task: TaskConfig, encode: Encode, *, vocabulary: int, context: int, padding: int) -> Ids:
-    """Return the first task.batch_size lines of a text as ids, (batch, length): `encode` is given each line.
+    """Return the first task.batch_size lines of a text as ids (batch, length); `encode` maps a line to ids.
 
-    Each is cut to task.length where it is longer; shorter ones are filled up with the word of `padding`. Empty lines
-    count for nothing. Raises UserError as `sequences` does.
+    Longer lines are cut to task.length, shorter ones are padded with the id `padding`, and empty lines are skipped.
+    Raises UserError as `sequences` does.
     """
     lines = [line for line in _text(task, _there(str(task.path))).splitlines() if line.strip()]
     rows = [np.asarray(encode(line)[: task.length], dtype=np.int64) for line in lines[: task.batch_size]]
-    found = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
-    for held, row in zip(found, rows, strict=True):
-        held[: len(row)] = row
-    found = _cut(task, found)
-    _check_length(task, found.shape[1], context)
-    _check_words(found, vocabulary)
-    return found
+    ids = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
+    for filled, row in zip(ids, rows, strict=True):
+        filled[: len(row)] = row
+    ids = _cut(task, ids)
+    _check_length(task, ids.shape[1], context)
+    _check_words(ids, vocabulary)
+    return ids
 
 
 def source(task: TaskConfig) -> str:
-    """Return the SHA-256 of the file of ids or text; nothing for random ids."""
+    """Return the SHA-256 of the file of ids or text; "" for random ids."""
     if task.path is None:
         return ""
     return task.sha256 or fingerprint(_there(task.path))
 
 
 def is_text(task: TaskConfig) -> bool:
-    """Whether the sequences are a text's, for a tokenizer."""
+    """Whether the sequences come from a text and need a tokenizer."""
     return task.path is not None and Path(task.path).suffix != _IDS
 
 
 def length_of(task: TaskConfig, context: int) -> int:
-    """Return the tokens of a sequence, without reading more of a file than its header (a text: as configured)."""
+    """Return the number of tokens of a sequence from the header of a file (for a text, from the settings)."""
     if task.path is None or is_text(task):
         return task.length or context
     path = _there(task.path)
@@ -89,7 +89,7 @@ def length_of(task: TaskConfig, context: int) -> int:
 
 @dataclass(frozen=True)
 class _Header:
-    """What stands before the numbers of a .npy file, and how many bytes it takes."""
+    """The header of a .npy file, and its length in bytes."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -121,25 +121,25 @@ def _text(task: TaskConfig, path: Path) -> str:
 
 
 def _loaded(task: TaskConfig, path: Path) -> NDArray[Any]:
-    """Return the ids that are needed of a file: the whole of it is hashed, and no more is held."""
+    """Return the needed ids of a file. The whole file is hashed, but only these ids are kept in memory."""
     with path.open("rb") as handle:
         start = handle.read(_CHUNK)
         header = _header(path, handle, start)
         shape = _needed(task, header)
-        needed, found = header.length + prod(shape) * header.dtype.itemsize, hashlib.sha256(start)
-        held = bytearray(start[:needed])
+        needed, digest = header.length + prod(shape) * header.dtype.itemsize, hashlib.sha256(start)
+        content = bytearray(start[:needed])
         while chunk := handle.read(_CHUNK):
-            found.update(chunk)
-            held += chunk[: needed - len(held)]
-    check_pin(path, "task.path", found=found.hexdigest(), planned=task.sha256)
-    if len(held) < needed:
+            digest.update(chunk)
+            content += chunk[: needed - len(content)]
+    check_pin(path, "task.path", found=digest.hexdigest(), planned=task.sha256)
+    if len(content) < needed:
         raise _unreadable(path, "it was cut short while it was read")
-    numbers = np.frombuffer(held, header.dtype, prod(shape), offset=header.length)
+    numbers = np.frombuffer(content, header.dtype, prod(shape), offset=header.length)
     return numbers.reshape(shape, order="F" if header.is_fortran else "C")
 
 
 def _needed(task: TaskConfig, header: _Header) -> tuple[int, ...]:
-    """Return the shape of the part that the batch is taken from; columns one after the other are read whole."""
+    """Return the shape of the part that contains the batch; arrays in column order are read completely."""
     if len(header.shape) == 1:
         return (min(header.shape[0], task.batch_size * (task.length or 1)),)
     rows = header.shape[0] if header.is_fortran else min(header.shape[0], task.batch_size)
@@ -149,7 +149,7 @@ def _needed(task: TaskConfig, header: _Header) -> tuple[int, ...]:
 def _header(path: Path, handle: IO[bytes], start: bytes) -> _Header:
     """Return the header of a .npy file that begins with `start`.
 
-    Raises UserError for anything but one or two axes of whole numbers, and where the file is shorter than it says.
+    Raises UserError for anything but one or two axes of integers, and for a file that is shorter than declared.
     """
     stream = io.BytesIO(start)
     try:
@@ -167,7 +167,7 @@ def _header(path: Path, handle: IO[bytes], start: bytes) -> _Header:
 
 
 def _cut(task: TaskConfig, ids: NDArray[Any]) -> NDArray[Any]:
-    """Return rows of task.length ids, or of as many as the file's rows have. Raises UserError for too few."""
+    """Return rows of task.length ids, or of the length of the file's rows. Raises UserError if there are too few."""
     if ids.ndim == 1:
         ids = _pieces(task, ids)
     if len(ids) < task.batch_size:

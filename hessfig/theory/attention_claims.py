@@ -120,7 +120,7 @@ def _footnote_oracle(p: Instance) -> Values:
 
     parts = {part: autodiff.hessian_blocks(network, autodiff.square_loss(p.Y), p.weights, part) for part in PARTS}
     return named(
-        {part: {(a, b): found[(2, a), (2, b)] for a in MATRICES for b in MATRICES} for part, found in parts.items()}
+        {part: {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES} for part, blocks in parts.items()}
     )
 
 

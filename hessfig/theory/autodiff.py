@@ -1,4 +1,4 @@
-"""Dense derivatives by automatic differentiation, the networks they are taken of, and exponents by scaling."""
+"""Dense derivatives by automatic differentiation, the networks to differentiate, and exponents by scaling."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import AT_OUTPUTS, GATED, MLP, Attention, AttentionBias, Kind, Matrix, Norm, NormKind, Part, Scores
 
-VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
+VANISHES = 99.0  # the exponent of a block that is exactly zero
 Function = Callable[[Tensor], Tensor]
 Weights = Mapping[Matrix, Tensor]
 IndexedWeights = Mapping[tuple[int, Matrix], Tensor]
@@ -141,11 +141,11 @@ def hessian_blocks(
 def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, Any]]:
     """The blocks (or bounds on them) of H_o and H_f, and those of their sum H."""
     outer, functional = (dict(parts[part]) for part in AT_OUTPUTS)
-    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: one + functional[key] for key, one in outer.items()}}
+    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: outer[key] + functional[key] for key in outer}}
 
 
 def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
-    """The power by which a norm grew from one scale to twice that scale; VANISHES where it is no more than rounding."""
+    """Return the power with which a norm grows from a scale to twice the scale; VANISHES for mere rounding."""
     return torch.log2(high / low) if low > rounding else torch.full_like(low, VANISHES)
 
 
@@ -191,9 +191,9 @@ def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
 
 @dataclass(frozen=True)
 class ScaledNetwork(Generic[Key]):
-    """A network at fixed weights under ||F - Y||^2/(L d), read as a function of the size of its input.
+    """A network with fixed weights and loss ||F - Y||^2/(L d) as a function of the scale of its input.
 
-    With `at_fixed_residual` the targets move along so that F - Y = `Y` at every scale.
+    With `at_fixed_residual` the targets follow the outputs, so that F - Y = `Y` at every scale.
     """
 
     X: Float[Tensor, "L d_in"]
@@ -232,8 +232,8 @@ ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
 class ComponentNetwork:
     """A bare attention layer, or a transformer's layers and its read-out.
 
-    The norms have no gain, which changes no power. `eps` is that of every norm, `branch` the factor of every
-    sublayer's output.
+    The norms have no gain, because gains do not change powers. `eps` is the eps of every norm, `branch` the factor of
+    every sublayer's output.
     """
 
     of: Architecture
@@ -243,10 +243,10 @@ class ComponentNetwork:
     branch: float
 
     def outputs(self, X: Rows, weights: IndexedWeights) -> Float[Tensor, "L outputs"]:
-        """Return what the network makes of the tokens X.
+        """Return the outputs of the network for the tokens X.
 
-        `weights` are keyed by layer, 1-based, and matrix; those of layer 0 are W_E, which is added to X and stands for
-        the embeddings, and W_U.
+        The keys of `weights` are the 1-based layer and the matrix. Layer 0 has W_U, and W_E, which is added to X and
+        replaces the embeddings.
         """
         if self.of.kind == Kind.self_attention:
             return self._mixed(X, at_index(weights, 1))
@@ -267,11 +267,11 @@ class ComponentNetwork:
         return X
 
     def _branch(self, X: Rows, sublayer: Callable[[Rows], Rows]) -> Rows:
-        made = sublayer(self._before(X))
-        return self.branch * (self._norm(made) if self.of.norm == Norm.sandwich else made)
+        out = sublayer(self._before(X))
+        return self.branch * (self._norm(out) if self.of.norm == Norm.sandwich else out)
 
     def _before(self, X: Rows) -> Rows:
-        """Return what a sublayer, or the read-out, takes of the stream."""
+        """Return the input of a sublayer, or of the read-out, from the residual stream."""
         return self._norm(X) if self.of.norm in (Norm.pre, Norm.sandwich) else X
 
     def _norm(self, X: Rows) -> Rows:
@@ -281,8 +281,8 @@ class ComponentNetwork:
     def _fed_forward(self, X: Rows, weights: Weights) -> Rows:
         act = ACTIVATIONS[self.of.mlp]
         inner = X @ weights[Matrix.W_in]
-        made = act(X @ weights[Matrix.W_gate]) * inner if self.of.mlp in GATED else act(inner)
-        return made @ weights[Matrix.W_out]
+        activated = act(X @ weights[Matrix.W_gate]) * inner if self.of.mlp in GATED else act(inner)
+        return activated @ weights[Matrix.W_out]
 
     def _mixed(self, X: Rows, weights: Weights) -> Rows:
         """Return the mixed values, normalised (differential attention) and gated."""
@@ -307,8 +307,8 @@ class ComponentNetwork:
         half = query.shape[1] // 2
         halves = (slice(half), slice(half, None))
         scores = (self._scores(self._normalised(query[:, cut]), self._normalised(key[:, cut])) for cut in halves)
-        one, two = (torch.softmax(each, -1) for each in scores)
-        return one - self.of.differential_lambda * two
+        first, second = (torch.softmax(each, -1) for each in scores)
+        return first - self.of.differential_lambda * second
 
     def _normalised(self, rows: Rows) -> Rows:
         """Return queries or keys of length one, of root mean square one, or as they are."""

@@ -165,8 +165,8 @@ def _oracle(matrix: Matrix, p: Instance) -> Values:
     def network(weight: Mapping[Matrix, Tensor]) -> Tensor:
         return torch.stack([autodiff.attention(X, {**p.weights, **weight}) for X in p.X])
 
-    loss, one = autodiff.square_loss(p.Y), {matrix: p.weights[matrix]}
-    return {f"H_o({matrix}, {matrix})": autodiff.dense_hessian(network, loss, one, Part.H_o)}
+    loss, single = autodiff.square_loss(p.Y), {matrix: p.weights[matrix]}
+    return {f"H_o({matrix}, {matrix})": autodiff.dense_hessian(network, loss, single, Part.H_o)}
 
 
 def _points(p: Instance) -> list[AttentionPoint]:
@@ -175,14 +175,14 @@ def _points(p: Instance) -> list[AttentionPoint]:
 
 def _value_product(p: Instance) -> Values:
     """(c Sum_b M_1b^T M_1b) (x) I, c = 2 / (number of outputs)."""
-    inputs = sum((one.M1.T @ one.M1 for one in _points(p)), torch.zeros(p.X.shape[-1], p.X.shape[-1]).double())
+    inputs = sum((point.M1.T @ point.M1 for point in _points(p)), torch.zeros(p.X.shape[-1], p.X.shape[-1]).double())
     return {_VALUE: 2 / p.Y.numel() * kron(inputs, identity(p.X.shape[-1]))}
 
 
 def _value_kfac(p: Instance) -> Values:
     """The mean of x x^T over all tokens, (x) the sum of g g^T = c A_ti^2 e_k e_k^T over tokens i and outputs (t, k)."""
     tokens = p.X.flatten(0, 1)
-    outputs = 2 / p.Y.numel() * sum(float(one.A.square().sum()) for one in _points(p))
+    outputs = 2 / p.Y.numel() * sum(float(point.A.square().sum()) for point in _points(p))
     return {_VALUE: outputs * kron(tokens.T @ tokens / len(tokens), identity(p.X.shape[-1]))}
 
 
@@ -190,17 +190,17 @@ def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
     """x_i x_i^T and (c / d_K) W_K^T M_2,i W_V W_V^T M_2,i W_K of every position of every sequence."""
     W_K, W_V = p.weights[Matrix.W_K], p.weights[Matrix.W_V]
     scale = 2 / p.Y.numel() / W_K.shape[1]
-    found = []
-    for one in _points(p):
-        for x, second in zip(one.X, one.M2, strict=True):
+    terms = []
+    for point in _points(p):
+        for x, second in zip(point.X, point.M2, strict=True):
             reach = W_K.T @ second @ W_V
-            found.append((torch.outer(x, x), scale * reach @ reach.T))
-    return found
+            terms.append((torch.outer(x, x), scale * reach @ reach.T))
+    return terms
 
 
 def _query_product(p: Instance) -> Values:
     """The nearest Kronecker product, from the leading pair of singular vectors of sum vec(P_i) vec(G_i)^T."""
-    left, right = (torch.stack(list(one)) for one in zip(*_query_terms(p), strict=True))
+    left, right = (torch.stack(list(side)) for side in zip(*_query_terms(p), strict=True))
     U, S, Vh = torch.linalg.svd(left.flatten(1).T @ right.flatten(1), full_matrices=False)
     return {_QUERY: float(S[0]) * kron(U[:, 0].reshape(left.shape[1:]), Vh[0].reshape(right.shape[1:]))}
 

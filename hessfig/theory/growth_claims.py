@@ -1,4 +1,4 @@
-"""Statements about degrees and growth rates: the paper's, and those of today's components by the rule that counts."""
+"""Statements about degrees and growth rates: those of the paper, and those for components by counting monomials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -142,7 +142,7 @@ def predicted(nets: Nets) -> Values:
 
 
 def measured(nets: Nets, sigma: float = TINY) -> dict[str, Tensor]:
-    """The exponents found by automatic differentiation between sigma and 2 sigma."""
+    """Return the exponents between sigma and 2 sigma, measured by automatic differentiation."""
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
         exponents = {part: net.exponents(part, sigma) for part in PARTS}
@@ -226,8 +226,8 @@ class DrawnCase(Instance):
         return lambda F: -(shares * torch.log_softmax(F, -1)).sum(-1).mean()
 
     def rates(self) -> dict[str, tuple[Part, Regime, tuple[Key, Key], GrowthRate]]:
-        """The predictions of every pair of seen weights of one layer, by name."""
-        case, found = self.case, {}
+        """Return the predictions for every pair of the compared weights of one layer, by name."""
+        case, predictions = self.case, {}
         for regime in regimes(case.architecture):
             for part in PARTS:
                 for row, col in combinations_with_replacement(self.seen, 2):
@@ -236,8 +236,8 @@ class DrawnCase(Instance):
                     block = Block(max(row[0], col[0]), self._named(row[1]), self._named(col[1]))
                     rate = growth_rate(block, part, case.architecture, regime, case.axis)
                     if rate.prediction != Prediction.unknown:
-                        found[f"{case.name}, {regime}: {part} of {block}"] = (part, regime, (row, col), rate)
-        return found
+                        predictions[f"{case.name}, {regime}: {part} of {block}"] = (part, regime, (row, col), rate)
+        return predictions
 
     def _named(self, matrix: Matrix) -> str:
         return TIED if self.case.architecture.tied and matrix == Matrix.W_E else matrix
@@ -263,12 +263,12 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
 
 
 def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
-    """The exponents found between two scales; VANISHES for blocks that are exactly zero."""
+    """Return the measured exponents between two scales; VANISHES for blocks that are exactly zero."""
     values: dict[str, Tensor] = {}
-    for one in drawn:
-        regimes_seen = {regime: SCALES[regime] for _, regime, *_ in one.rates().values()}
-        norms = {regime: (one.norms(regime, at), one.norms(regime, 2 * at)) for regime, at in regimes_seen.items()}
-        for name, (part, regime, pair, _) in one.rates().items():
+    for case in drawn:
+        regimes_seen = {regime: SCALES[regime] for _, regime, *_ in case.rates().values()}
+        norms = {regime: (case.norms(regime, at), case.norms(regime, 2 * at)) for regime, at in regimes_seen.items()}
+        for name, (part, regime, pair, _) in case.rates().items():
             low, high = (found[part, *pair] for found in norms[regime])
             values[name] = exponent(low, high)
     return values
@@ -276,7 +276,7 @@ def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
 
 def component_predictions(drawn: Sequence[DrawnCase]) -> Values:
     """The exponents of `growth_rates.growth_rate`; VANISHES for structural zeros."""
-    rates = {name: rate.exponent for one in drawn for name, (*_, rate) in one.rates().items()}
+    rates = {name: rate.exponent for case in drawn for name, (*_, rate) in case.rates().items()}
     return {
         name: torch.tensor(VANISHES if found is None else found, dtype=torch.float64) for name, found in rates.items()
     }

@@ -1,4 +1,4 @@
-"""Mixing weights that are no polynomials of the scores: their exponents, and where a condition of the theorem fails."""
+"""Mixing weights that are not polynomials of the scores: exponents, and violations of the theorem's conditions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ from hessfig.theory.mixing_claims import (
 from hessfig.theory.statement import Check, Dims, Values
 
 Scores = Float[Tensor, "L L"]
-_ATTEMPTS = 8  # draws of which the one with most positive scores in a row is taken
+_ATTEMPTS = 8  # number of draws, of which the one with most positive scores in a row is used
 _TINY = 1e-300  # in place of the sum of a row without a positive score
-_ROUNDING = 1e-8  # of what is stated: a block that is smaller vanishes
+_ROUNDING = 1e-8  # share of the predicted norm below which a block vanishes
 
 
 def _over_sum(weights: Scores) -> Scores:
@@ -91,7 +91,7 @@ def _apart(scores: Scores) -> Scores:
 
 @dataclass(frozen=True)
 class Breach:
-    """Mixing weights that break a condition of the theorem: what it would say of them, and what differs from that."""
+    """Mixing weights that violate a condition of the theorem: its predictions, and the differences from them."""
 
     name: str
     weights: Callable[[Scores], Scores]
@@ -100,7 +100,7 @@ class Breach:
     key_width: int | None = None
 
     def expected(self) -> Exponents:
-        """Return the exponents of H_o and H_f that are the case."""
+        """Return the true exponents of H_o and H_f."""
         return {key: self.differs.get(key, power) for key, power in self.stated.items() if key[0] != Part.H}
 
 
@@ -130,15 +130,15 @@ def _draw_breaches(dims: Dims, generator: torch.Generator) -> list[tuple[Breach,
 
 
 def _exponents(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
-    """Return the exponents; a block that is rounding next to what the theorem says counts as vanishing."""
-    found = {}
+    """Return the exponents; a block within rounding of the theorem's prediction counts as vanishing."""
+    exponents = {}
     for breach, mixing in drawn:
         low, high = ({part: mixing.net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (SMALL, 2 * SMALL))
         for (part, row, col), power in breach.expected().items():
             least = breach.stated[part, row, col] if power == VANISHES else power
             norms = low[part][row, col], high[part][row, col]
-            found[_name(breach, part, row, col)] = exponent(*norms, _ROUNDING * SMALL**least)
-    return found
+            exponents[_name(breach, part, row, col)] = exponent(*norms, _ROUNDING * SMALL**least)
+    return exponents
 
 
 def _expected(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:

@@ -22,11 +22,11 @@ Exponents = dict[tuple[Part, Matrix, Matrix], float]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What lies around the mixing weights, by powers of sigma.
+    """The parts of a network around the mixing weights, by their powers of sigma.
 
-    `values` and `scores` are q and p of the theorem; `bend` is true where scores are not linear in W_Q and W_K, as
-    those of normalised queries and keys. `first` and `second` are the powers of the outputs' first and second
-    derivative by the mixed values, infinite for one that vanishes; `gradient` is that of the loss by the outputs.
+    `values` and `scores` are q and p of the theorem. `bend` is true if scores are not linear in W_Q and W_K, as for
+    normalised queries and keys. `first` and `second` are the powers of the first and second derivative of the outputs
+    with respect to the mixed values, infinite for zero derivatives; `gradient` is the power of the loss gradient.
     """
 
     values: float = 1.0
@@ -60,24 +60,24 @@ def mixing_exponents(
         dF/dW_Q, dF/dW_K, d2F/dW_Q dW_K, d2F/dW_V dW_Q ~ sigma^(q + p m'),   m' the lowest of a term not constant
         d2F/dW_Q2, d2F/dW_K2 ~ sigma^(q + p m''),   m'' the lowest of a term not linear (m', where scores bend in W_Q)
 
-    for all tokens, weights and gradients but a null set. docs/heterogeneity.md has the proof, its conditions and its
-    exceptions; the rule that counts monomials (hessfig.predictions.network_series) is the other way to these numbers.
-    Raises UserError for a polynomial whose degree is not a whole number from 0 on.
+    for all tokens, weights and gradients except for a null set. docs/heterogeneity.md has the proof, its conditions and
+    its exceptions. Counting monomials (hessfig.predictions.network_series) gives the same numbers in another way.
+    Raises UserError for a polynomial whose degree is not a nonnegative integer.
     """
     terms = _terms(degrees, non_polynomial)
     matrices = (Matrix.W_V, Matrix.W_QK) if single else (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
-    found: Exponents = {}
+    exponents: Exponents = {}
     for row, col in combinations_with_replacement(matrices, 2):
-        one, other, both = (_power(terms, around, *by) for by in ((row,), (col,), (row, col)))
-        outer = 2 * around.first + one + other
-        functional = around.gradient + min(around.first + both, around.second + one + other)
-        found |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
-        found[Part.H, row, col] = min(outer, functional)
-    return {key: power for key, power in found.items() if power < math.inf}
+        first, second, both = (_power(terms, around, *by) for by in ((row,), (col,), (row, col)))
+        outer = 2 * around.first + first + second
+        functional = around.gradient + min(around.first + both, around.second + first + second)
+        exponents |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
+        exponents[Part.H, row, col] = min(outer, functional)
+    return {key: power for key, power in exponents.items() if power < math.inf}
 
 
 def _terms(degrees: Iterable[float], non_polynomial: Iterable[float]) -> list[tuple[float, float]]:
-    """Return each term's degree, and the order of the highest derivative by scores that does not vanish."""
+    """Return the degree of each term, and the order of its highest nonzero derivative with respect to the scores."""
     polynomials = list(degrees)
     strange = [n for n in polynomials if n < 0 or n != int(n)]
     if strange:
@@ -91,7 +91,7 @@ def _terms(degrees: Iterable[float], non_polynomial: Iterable[float]) -> list[tu
 
 
 def _power(terms: Iterable[tuple[float, float]], around: Surroundings, *by: Matrix) -> float:
-    """Return the power of the derivative of F by one or two weights: that of the lowest degree it leaves."""
+    """Return the power of the derivative of F with respect to one or two weights, from the lowest remaining degree."""
     if by == (Matrix.W_V, Matrix.W_V):
         return math.inf
     scored = [matrix for matrix in by if matrix in _SCORED]
@@ -122,7 +122,7 @@ class HomogeneousTerm:
 
 @dataclass(frozen=True)
 class MixingCase:
-    """Mixing weights of certain powers (None: softmax), and perhaps of another term; what lies around them."""
+    """Mixing weights of certain powers (None: softmax), possibly with another term, and their surroundings."""
 
     name: str
     powers: Sequence[int] | None
@@ -149,7 +149,7 @@ class MixingCase:
         return mixing_exponents(powers, self.around, single=self.single, non_polynomial=others)
 
     def scores(self, X: Tensor, weights: Weights) -> Tensor:
-        """Return the scores of tokens, as this case makes them."""
+        """Return the scores of the tokens in this case."""
         if self.single:
             return X @ weights[QK] @ X.T
         if not self.around.bend:
@@ -206,7 +206,7 @@ class DrawnMixing:
 
 
 def _coefficients(powers: Sequence[int] | None, generator: torch.Generator) -> dict[int, float]:
-    """Draw a coefficient for every power, from 1/2 to 3/2 in size, of either sign."""
+    """Draw a coefficient for every power, with absolute value from 1/2 to 3/2 and a random sign."""
     drawn = torch.rand(2, 4, generator=generator, dtype=torch.float64)
     return {n: float((0.5 + drawn[0, n]) * torch.sign(drawn[1, n] - 0.5)) for n in powers or ()}
 
@@ -229,9 +229,9 @@ def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
     return [draw_mixing(case, dims, generator) for case in CASES]
 
 
-def joined(found: list[Values]) -> Values:
+def joined(draws: list[Values]) -> Values:
     """Return the values of several draws together; their names differ."""
-    return {name: value for one in found for name, value in one.items()}
+    return {name: value for one in draws for name, value in one.items()}
 
 
 @dataclass(frozen=True)
@@ -248,15 +248,15 @@ class LeadingTerms:
 
 
 def softmax_terms(L: int) -> LeadingTerms:
-    """Return those of softmax: equal weights 1/L, and the covariance and third cumulant of a uniform choice of keys."""
-    one = torch.eye(L, dtype=torch.float64)
-    covariance = (one - 1 / L) / L
-    three = torch.einsum("jl,jm->jlm", one, one)
-    pairs = one[:, :, None] + one[:, None, :] + one[None, :, :]
+    """Return the terms of softmax: weights 1/L, and covariance and third cumulant of a uniform choice of keys."""
+    identity = torch.eye(L, dtype=torch.float64)
+    covariance = (identity - 1 / L) / L
+    three = torch.einsum("jl,jm->jlm", identity, identity)
+    pairs = identity[:, :, None] + identity[:, None, :] + identity[None, :, :]
     cumulant = (three - pairs / L + 2 / L**2) / L
     rows = torch.ones(L, dtype=torch.float64)
     return LeadingTerms(
-        torch.full_like(one, 1 / L),
+        torch.full_like(identity, 1 / L),
         torch.einsum("i,jl->ijl", rows, covariance),
         torch.zeros(L, L, L, L, dtype=torch.float64),
         torch.einsum("i,jlm->ijlm", rows, cumulant),
@@ -264,23 +264,23 @@ def softmax_terms(L: int) -> LeadingTerms:
 
 
 def polynomial_terms(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> LeadingTerms:
-    """Return those of a polynomial, whose weights are a function of their own score."""
+    """Return the terms of a polynomial, each of whose weights is a function of its own score."""
     m, first, twice = (min((n for n in coefficients if n >= least), default=0) for least in (0, 1, 2))
-    one = torch.eye(len(scores), dtype=torch.float64)
+    identity = torch.eye(len(scores), dtype=torch.float64)
 
     def slope(n: int, order: int) -> Tensor:
         return coefficients.get(n, 0.0) * math.perm(n, order) * scores ** max(n - order, 0)
 
     return LeadingTerms(
         slope(m, 0),
-        torch.einsum("ij,jl->ijl", slope(first, 1), one),
-        torch.einsum("ij,jl,jm->ijlm", slope(first, 2), one, one),
-        torch.einsum("ij,jl,jm->ijlm", slope(twice, 2), one, one),
+        torch.einsum("ij,jl->ijl", slope(first, 1), identity),
+        torch.einsum("ij,jl,jm->ijlm", slope(first, 2), identity, identity),
+        torch.einsum("ij,jl,jm->ijlm", slope(twice, 2), identity, identity),
     )
 
 
 def leading_blocks(point: AttentionPoint, terms: LeadingTerms) -> dict[tuple[Part, Matrix, Matrix], Tensor]:
-    """Return what every block of H_o and H_f of a bare layer is over its power of sigma, as sigma -> 0.
+    """Return the limits, as sigma -> 0, of the blocks of H_o and H_f of a bare layer over their powers of sigma.
 
     The loss is the square loss of residual `point.Y`, kept at every sigma. With x_i the tokens, q_i, k_i, v_i the
     queries and keys over d_K^(1/4) each and the values, and g the loss gradient: H_o is 2 / (L d_V) times products of
@@ -323,25 +323,25 @@ class DrawnTerms:
 
     def blocks(self) -> Values:
         """Return the blocks at a tiny sigma over their powers of it, by automatic differentiation."""
-        found = {}
+        blocks = {}
         for name, coefficients in self.mixings.items():
             case = MixingCase("", None if coefficients is None else tuple(coefficients))
             net = _network(self.point, case, coefficients or {})
             dense = {part: net.blocks(part, TINY) for part in AT_OUTPUTS}
             for (part, row, col), power in self._exponents(coefficients).items():
-                found[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
-        return found
+                blocks[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
+        return blocks
 
     def leading(self) -> Values:
-        """Return their limits, by the formulas."""
-        found = {}
+        """Return the limits of the blocks by the formulas."""
+        limits = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
             terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
             blocks = leading_blocks(self.point, terms)
             for part, row, col in self._exponents(coefficients):
-                found[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
-        return found
+                limits[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
+        return limits
 
     def _exponents(self, coefficients: Coefficients | None) -> dict[tuple[Part, Matrix, Matrix], float]:
         powers = mixing_exponents(_SOFTMAX if coefficients is None else coefficients)
@@ -363,7 +363,7 @@ def _draw_terms(dims: Dims, generator: torch.Generator) -> DrawnTerms:
 
 
 def _draw_cancelling(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwork[Matrix]]:
-    """Draw layers at the exceptions: tokens of mean zero, equal tokens, residuals that no value meets."""
+    """Draw layers at the exceptions: tokens of mean zero, equal tokens, residuals orthogonal to all values."""
     point, last = attention_point(dims, generator), torch.zeros(dims.d_V, dtype=torch.float64)
     last[-1] = 1
     centred = replace(point, X=point.X - point.X.mean(0))
@@ -373,37 +373,37 @@ def _draw_cancelling(dims: Dims, generator: torch.Generator) -> dict[str, Scaled
     coefficients = _coefficients(powers.powers, generator)
     drawn = {"mean zero": centred, "equal": alike, "apart": apart}
     return {
-        f"{case.name}, {name}": _network(one, case, coefficients)
+        f"{case.name}, {name}": _network(moved, case, coefficients)
         for case in (softmax, powers)
-        for name, one in drawn.items()
+        for name, moved in drawn.items()
     }
 
 
 def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
-    """Return the exponents found; blocks of rounding errors alone count as vanishing."""
-    found = {}
+    """Return the measured exponents; blocks of rounding errors only count as vanishing."""
+    exponents = {}
     for name, net in nets.items():
         low, high = ({part: net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (1e-2, 2e-2))
         rounding = 1e-15 * max(norm for norms in low.values() for norm in norms.values())
         for part, norms in low.items():
             for (row, col), norm in norms.items():
-                found[f"{name}: {part}({row}, {col})"] = exponent(norm, high[part][row, col], rounding)
-    return found
+                exponents[f"{name}: {part}({row}, {col})"] = exponent(norm, high[part][row, col], rounding)
+    return exponents
 
 
 def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
-    """Return what is left of the theorem's exponents at each exception."""
+    """Return the theorem's exponents that remain at each exception."""
     usual = {key: power for key, power in mixing_exponents(_SOFTMAX).items() if key[0] != Part.H}
     centred = {(Part.H_o, V, V): 6.0, (Part.H_o, V, Q): 6.0, (Part.H_o, V, K): 6.0}
     alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
     apart = dict.fromkeys([(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES)
     changes = {"mean zero": centred, "apart": apart}
-    found: dict[str, float] = {}
+    exponents: dict[str, float] = {}
     for name in nets:
         mixing, _, which = name.partition(", ")
         left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
-        found |= {f"{name}: {part}({row}, {col})": power for (part, row, col), power in left.items()}
-    return {name: torch.tensor(power, dtype=torch.float64) for name, power in found.items()}
+        exponents |= {f"{name}: {part}({row}, {col})": power for (part, row, col), power in left.items()}
+    return {name: torch.tensor(power, dtype=torch.float64) for name, power in exponents.items()}
 
 
 MIXING_STATEMENTS = {

@@ -101,8 +101,8 @@ def _ggn_oracle(comparison: Comparison) -> Values:
 
 
 def _ggn_printed(comparison: Comparison) -> Values:
-    one = torch.ones((), dtype=torch.float64)
-    return {"share at random weights": one, "share at critical points": one}
+    unit = torch.ones((), dtype=torch.float64)
+    return {"share at random weights": unit, "share at critical points": unit}
 
 
 def _ggn_corrected(comparison: Comparison) -> Values:

@@ -1,4 +1,4 @@
-"""Statements: what a theorem says, where it stands, and how it is checked on random instances."""
+"""Statements: the text of a theorem, its source, and its check on random instances."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEGLIGIBLE = 1e-6
 
 
 class StatementVerdict(StrEnum):
-    """Whether the statement holds as it is printed."""
+    """Whether the statement holds as printed."""
 
     yes = "yes"
     no = "no"
@@ -35,7 +35,7 @@ class StatementVerdict(StrEnum):
 
 
 class ErrorMeasure(StrEnum):
-    """How the distance from the oracle is measured, and (by `tolerance`) how much of it is allowed."""
+    """Measure of the distance from the oracle, with the largest distance allowed, `tolerance`."""
 
     relative = "largest deviation of an entry over the largest entry"
     absolute = "largest deviation"
@@ -49,8 +49,8 @@ class ErrorMeasure(StrEnum):
 
 @dataclass(frozen=True)
 class Dims:
-    """Sequence length, embedding, query-key and feed-forward widths; pairwise different, so that no
-    transposition hides.
+    """Sequence length and the widths of embedding, query-key and feed-forward. They differ pairwise, so that every
+    transposed matrix is detected.
     """
 
     L: int = 4
@@ -59,7 +59,7 @@ class Dims:
     d_ff: int = 7
 
     def other_side(self) -> Dims:
-        """The same with d_K on the other side of d_V, still different from all."""
+        """The same sizes with d_K on the other side of d_V, still pairwise different."""
         candidates = range(self.d_V + 1, 2 * self.d_V + 4) if self.d_K < self.d_V else range(self.d_V - 1, 1, -1)
         d_K = next((d for d in candidates if d not in (self.L, self.d_ff)), 1)
         return Dims(self.L, self.d_V, d_K, self.d_ff)
@@ -67,11 +67,11 @@ class Dims:
 
 @dataclass(frozen=True)
 class Statement:
-    """One claim. `printed` is None when the source left the formula out; formulas raise ValueError when
-    ill-typed.
+    """A claim. `printed` is None if the source leaves the formula out; formulas with inconsistent shapes raise
+    ValueError.
 
-    `claim`, `correction` and `note` are sentences for a reader; `error_is` says what the errors count where
-    that is not the plain distance of `measure`.
+    `claim`, `correction` and `note` are sentences for readers. `error_is` describes the errors if they are not the
+    plain distance of `measure`.
     """
 
     id: str
@@ -90,9 +90,9 @@ class Statement:
 
 @dataclass(frozen=True)
 class Check:
-    """How a statement is checked: random instances, automatic differentiation, and the formulas it is compared with.
+    """Check of a statement: random instances, automatic differentiation, and the formulas to compare with it.
 
-    `printed` is None when the source left the formula out; `numbers` are those that its text names.
+    `printed` is None if the source leaves the formula out; `numbers` are the numbers in its text.
     """
 
     draw: Callable[[Dims, torch.Generator], Any]
@@ -103,7 +103,7 @@ class Check:
 
 
 def stated(name: str, check: Check, *, recorded: str, measure: str = "relative", **texts: str) -> Statement:
-    """Return a check with its text, as statement_texts.toml has it."""
+    """Return the statement of a check with its text from statement_texts.toml."""
     numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
     words: dict[str, Any] = {key: Template(text).substitute(numbers) for key, text in texts.items()}
     formulas = {key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")}
@@ -112,8 +112,8 @@ def stated(name: str, check: Check, *, recorded: str, measure: str = "relative",
 
 @dataclass(frozen=True)
 class StatementOutcome:
-    """Largest errors over all dims and seeds; None where there is no such formula, inf where it is
-    ill-typed.
+    """Largest errors over all dims and seeds; None without such a formula, inf if its shapes are
+    inconsistent.
     """
 
     statement: Statement
@@ -136,12 +136,12 @@ class StatementOutcome:
 
     @property
     def as_recorded(self) -> bool:
-        """Whether verdict and correction are what the catalogue says."""
+        """Whether verdict and correction agree with the catalogue."""
         return self.verdict == self.statement.recorded and self.correction_holds
 
 
 def check(statement: Statement, dims: list[Dims], seeds: int) -> StatementOutcome:
-    """Compare printed and corrected formula with the oracle on every dims and seed; keep the largest errors."""
+    """Compare printed and corrected formula with the oracle for all dims and seeds; return the largest errors."""
     start, printed, corrected = time.perf_counter(), [], []
     for size in dims:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -164,7 +164,7 @@ def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values,
 
 
 def _distance(value: Tensor, truth: Tensor, measure: ErrorMeasure, floor: float) -> float:
-    """Relative to the largest true entry, or to `floor` where that is larger: rounding is all a tiny block holds."""
+    """The distance relative to the largest true entry, or to `floor` if it is larger: tiny blocks are pure rounding."""
     if value.shape != truth.shape:
         return math.inf
     difference = float((value - truth).abs().max())
@@ -180,29 +180,29 @@ def _largest(errors: list[float | None]) -> float | None:
 
 
 def _worst(errors: list[float]) -> float:
-    """The largest; nan as soon as one is nan, which Python's max would pass over."""
+    """The largest error; nan if any error is nan, which Python's max would ignore."""
     return math.nan if any(math.isnan(error) for error in errors) else max(errors)
 
 
 def named(parts: Mapping[Part, Mapping[tuple[Any, Any], Tensor]]) -> dict[str, Tensor]:
-    """Blocks of some parts, keyed by words instead of part and pair."""
+    """Return the blocks of some parts under names instead of part and pair."""
     return {f"{part}({row}, {col})": block for part, blocks in parts.items() for (row, col), block in blocks.items()}
 
 
 def prefixed(name: str, values: Values) -> dict[str, Tensor]:
-    """The same values, their words preceded by `name`."""
+    """Return the values with `name` in front of their names."""
     return {f"{name} {key}": value for key, value in values.items()}
 
 
 def autodiff_blocks(
     network: Network[Any], Y: Tensor, weights: Mapping[Any, Tensor], parts: Iterable[Part] = PARTS
 ) -> dict[str, Tensor]:
-    """All Hessian blocks under the square loss by automatic differentiation, named."""
+    """Return all named Hessian blocks under the square loss, by automatic differentiation."""
     return named({part: hessian_blocks(network, square_loss(Y), weights, part) for part in parts})
 
 
 def normal(*shape: int, generator: torch.Generator, scale: float = 1.0) -> Float[Tensor, "..."]:
-    """Independent N(0, scale^2) entries."""
+    """Return independent N(0, scale^2) entries."""
     return scale * torch.randn(*shape, dtype=DTYPE, generator=generator)
 
 
@@ -216,7 +216,7 @@ class Instance:
 
 
 def attention_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:
-    """W_Q, W_K, W_V, scaled so that scores are of order one and attention is neither uniform nor one-hot."""
+    """Return W_Q, W_K and W_V, scaled for scores of order one, so that attention is neither uniform nor one-hot."""
     query_key = {m: normal(dims.d_V, dims.d_K, generator=generator, scale=0.5) for m in (Matrix.W_Q, Matrix.W_K)}
     return {**query_key, Matrix.W_V: normal(dims.d_V, dims.d_V, generator=generator)}
 

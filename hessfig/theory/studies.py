@@ -74,17 +74,17 @@ def run_bounds(output_dir: Path) -> list[Path]:
 
 
 def ratios(points: list[AttentionPoint]) -> Ratios:
-    """Bound over true spectral norm, by (bound, row, col) with row and col a weight, or both 'whole'."""
-    found: Ratios = defaultdict(list)
+    """Return the ratios of bound and true spectral norm by (bound, row, col), the latter weights or both 'whole'."""
+    by_bound: Ratios = defaultdict(list)
     for point in points:
         blocks, whole = bounds.true_norms(point)
         for name, spread in (("norm", bounds.spread_from_norm), ("diameter", bounds.spread_from_diameter)):
             claimed = bounds.block_bounds(point, spread(point))
             for row, col in combinations_with_replacement(MATRICES, 2):
-                found[name, row, col].append(claimed[row, col] / blocks[row, col])
-            found[name, *WHOLE].append(bounds.whole_bound(claimed) / whole)
-        found["arXiv 2510.16927", *WHOLE].append(bounds.published_bound(point) / whole)
-    return found
+                by_bound[name, row, col].append(claimed[row, col] / blocks[row, col])
+            by_bound[name, *WHOLE].append(bounds.whole_bound(claimed) / whole)
+        by_bound["arXiv 2510.16927", *WHOLE].append(bounds.published_bound(point) / whole)
+    return by_bound
 
 
 def _against_sigma() -> Iterator[tuple[object, ...]]:
@@ -130,8 +130,8 @@ def run_scalar(output_dir: Path) -> list[Path]:
 def _spectrum(problem: scalar.ScalarProblem) -> Rows:
     """Ascending eigenvalues of the full Hessian; a bulk eigenvalue is one of +-b."""
     closed = problem.hessian(problem.response("attention"))
-    found = scalar.spectrum(problem, scalar.MIXINGS["attention"](problem.x))
-    pairs = zip(found.tolist(), closed.eigenvalues.tolist(), strict=True)
+    eigenvalues = scalar.spectrum(problem, scalar.MIXINGS["attention"](problem.x))
+    pairs = zip(eigenvalues.tolist(), closed.eigenvalues.tolist(), strict=True)
     for index, (value, formula) in enumerate(pairs, start=1):
         kind = "bulk" if abs(abs(formula) - abs(closed.b)) < 1e-12 else "outlier"
         yield index, kind, value, formula

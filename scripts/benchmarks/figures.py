@@ -49,7 +49,7 @@ def scaling_sheet(report: dict[str, Any]) -> Figure:
     """One panel per axis, and a last one for the legend."""
     names = list(dict.fromkeys(row["axis"] for row in report["points"]))
     cols = min(3, len(names) + 1)
-    style = ONE_SCALE.but(share_x=False, height=1.3, top=_top(report), down=0.4, most=cols)
+    style = ONE_SCALE.replace(share_x=False, height=1.3, top=_top(report), down=0.4, most=cols)
     sheet = Sheet.grid(Paper(), in_rows([*names, "legend"], cols), _scaling_note(report), style)
     *panels, free = sheet.axes
     for ax, name in zip(panels, names, strict=True):
@@ -108,9 +108,9 @@ def _scaling_note(report: dict[str, Any]) -> str:
 
 def norms_sheet(report: dict[str, Any]) -> Figure:
     """Three panels that share the names of the engines."""
-    style = SHARED.but(left=1.36, right=0.2, top=_top(report), across=0.16, bottom=0.34, share_x=False)
+    style = SHARED.replace(left=1.36, right=0.2, top=_top(report), across=0.16, bottom=0.34, share_x=False)
     height = 0.16 * len(report["engines"])
-    sheet = Sheet.grid(Paper(), [list(BARS)], _norms_note(report), style.but(height=height))
+    sheet = Sheet.grid(Paper(), [list(BARS)], _norms_note(report), style.replace(height=height))
     for ax, (key, label) in zip(sheet.axes, BARS.items(), strict=True):
         _draw_bars(ax, report["engines"], key)
         ax.set_xlabel(label)

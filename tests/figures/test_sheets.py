@@ -219,7 +219,7 @@ def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
     assert {"mean", "mean_reference", "log_ratio", "log_ratio_se", "z"} <= set(numbers.columns)
 
 
-@pytest.mark.parametrize("style", [SHARED, APART.but(height=[0.5, 1.0], most=3), SHARED.but(left=1.0, top=0.5)])
+@pytest.mark.parametrize("style", [SHARED, APART.replace(height=[0.5, 1.0], most=3), SHARED.replace(left=1.0, top=0.5)])
 @pytest.mark.parametrize("width", [2.0, 5.5])
 def test_panels_stand_as_many_inches_apart_as_the_style_says(style: SheetStyle, width: float) -> None:
     """On a page that holds the columns, and folded: every panel has the style's height, and one width."""

@@ -1,4 +1,4 @@
-"""Growth rates: slopes of means over seeds, their errors, and predictions and published values next to them."""
+"""Fits of growth rates: slopes of means over seeds and their errors, next to predictions and published values."""
 
 import csv
 import math
@@ -63,8 +63,8 @@ RESAMPLES = 2000
 class Fit:
     """A fitted slope: its bootstrap standard error and percentile 95 % interval, and what it rests on.
 
-    `lower_half` and `lower_half_se` belong to the lower half of the points (the smaller sigmas); they tell an
-    exponent that is reached as sigma -> 0 from a wrong one. Everything that cannot be had is nan.
+    `lower_half` and `lower_half_se` belong to the lower half of the points (the smaller sigmas). They distinguish an
+    exponent that is reached as sigma -> 0 from a wrong one. Values that cannot be computed are nan.
     """
 
     slope: float = math.nan
@@ -80,10 +80,10 @@ class Fit:
 def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int, average: str = ARITHMETIC) -> Fit:
     """Fit log(mean over seeds) = a + slope * log(sigma) by least squares; rows of `values` are seeds.
 
-    The mean is arithmetic or geometric. Norms that go with sigma^54 spread over decades from seed to seed: their
-    arithmetic mean is that of one or two seeds, and no resampling tells its error; the geometric mean is well known.
-    Points of one seed share their weights along sigma and are not independent, so whole seeds are drawn with
-    replacement, the same ones at every sigma. A missing value (nan) is left out of its mean.
+    The mean is arithmetic or geometric. Norms that grow like sigma^54 differ by decades between seeds: one or two
+    dominate the arithmetic mean, whose error no resampling can estimate; the geometric mean is well determined.
+    Points of one seed share their weights along sigma and are not independent, so the bootstrap draws whole seeds
+    with replacement, the same ones at every sigma. Missing values (nan) are left out of the means.
     """
     log_means, sigma, values = _usable(values, sigma, average)
     if sigma.size < MIN_POINTS:
@@ -107,7 +107,7 @@ def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int, average
 
 
 def _usable(values: Array, sigma: Array, average: str) -> tuple[Array, Array, Array]:
-    """Return log means, sigmas and values at the sigmas where a positive mean exists; zeros have no geometric mean."""
+    """Return log means, sigmas and values at the sigmas with a positive mean; zeros have no geometric mean."""
     values = np.where(values > 0, values, np.nan) if average == GEOMETRIC else values
     known = np.isfinite(values)
     keep = known.any(axis=0) & (np.where(known, values, 0.0).sum(axis=0) > 0)
@@ -116,7 +116,7 @@ def _usable(values: Array, sigma: Array, average: str) -> tuple[Array, Array, Ar
 
 
 def _resampled_log_means(values: Array, resamples: int, seed: int, average: str) -> Array:
-    """Return log means of `resamples` draws of seeds; none for a single seed, whose spread is unknown."""
+    """Return the log means of `resamples` draws of seeds; none for a single seed, whose spread is unknown."""
     num_seeds = len(values)
     if num_seeds < 2:
         return np.empty((0, values.shape[1]))
@@ -125,7 +125,7 @@ def _resampled_log_means(values: Array, resamples: int, seed: int, average: str)
 
 
 def _log_means(weights: Array, values: Array, average: str) -> Array:
-    """Return the log of the weighted mean over seeds, for each row of `weights`; nan or -inf where there is none."""
+    """Return the log of the weighted mean over seeds for each row of `weights`; nan or -inf where it does not exist."""
     known = np.isfinite(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.log(values) if average == GEOMETRIC else values
@@ -163,11 +163,11 @@ COLUMNS = [*CURVE, *_FITTED, *_COMPARED, *_EVIDENCE]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How slopes are fitted and judged: `average` over seeds, `resamples` of the bootstrap, `tolerance` of the verdict.
+    """Settings of fits and verdicts: `average` over seeds, `resamples` of the bootstrap, `tolerance` of the verdict.
 
-    `seed` of the bootstrap; None: the first seed of the run, as in figures. `preset` is the shipped sweep whose network
-    and task these are, "" for others, which have no published slopes. `predictions` are exponents by block and part in
-    place of theory's ("zero": the block vanishes), which hold on every window.
+    `seed` is the seed of the bootstrap (None: the first seed of the run, as in figures). `preset` names the shipped
+    sweep with this network and task; it is "" for other sweeps, which have no published slopes. `predictions` replace
+    the theory's exponents by block and part ("zero": the block vanishes) and apply to every window.
     """
 
     average: str = ARITHMETIC
@@ -179,17 +179,17 @@ class FitSettings:
 
 
 def own_predictions(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the exponents that a manifest says its sweep states itself. Raises UserError for what is none."""
-    found = config.get("sweep", {}).get("predictions") or {}
+    """Return the exponents that the sweep itself predicts, from its manifest. Raises UserError for anything else."""
+    stated = config.get("sweep", {}).get("predictions") or {}
     try:
         return {
             block: {part: one if one == "zero" else float(one) for part, one in parts.items()}
-            for block, parts in found.items()
+            for block, parts in stated.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
             "the manifest's sweep.predictions are no exponents",
-            got=str(found)[:200],
+            got=str(stated)[:200],
             allowed="{block: {part: exponent}}, zero for a block that vanishes",
             remedy="measure the sweep again, or repair its file",
         ) from error
@@ -205,8 +205,8 @@ def write_slopes(
 ) -> pd.DataFrame:
     """Fit every curve of folder/table.csv, write folder/slopes.csv and return it as a table.
 
-    `quantity` and `among`: see quantity_to_fit; the others of the table are listed in `attrs`, under "others". Raises
-    UserError for a bad table, manifest or window.
+    For `quantity` and `among` see quantity_to_fit. The other quantities of the table are listed in `attrs["others"]`.
+    Raises UserError for an invalid table, manifest or window.
     """
     measured = read_run(folder)
     fitted = quantity_to_fit(measured.table, quantity, among)
@@ -233,11 +233,11 @@ def fit_slopes(
     axis: Axis = SIGMA,
     quantity: str = FROBENIUS,
 ) -> pd.DataFrame:
-    """Return one row per curve and window: log-log least squares of the mean over seeds.
+    """Return one row per curve and window: the log-log least-squares fit of the mean over seeds.
 
-    Errors are those of `fit_slope`, predicted exponents those of predictions.growth_rates, published
-    slopes those of data/published_slopes.csv, with the joint error of the difference where theirs is known; the latter
-    two speak of Frobenius norms along sigma.
+    Errors come from `fit_slope`, predicted exponents from predictions.growth_rates, published slopes from
+    data/published_slopes.csv, with the joint error of the difference where the published error is known. The latter two
+    exist for Frobenius norms along sigma only.
     """
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
@@ -258,14 +258,14 @@ def fit_slopes(
     return frame.assign(verdict=[judge(row, settings.tolerance).value for row in frame.itertuples()])[COLUMNS]
 
 
-ROUNDING = {"float64": 1e-10, "float32": 1e-4}  # a share of the norm of H that counts as zero, where zero is stated
+ROUNDING = {"float64": 1e-10, "float32": 1e-4}  # shares of the norm of H that count as zero where a sweep states zero
 
 
 def _stated_zero(key: Key, originals: Mapping[Key, pd.DataFrame], settings: FitSettings) -> dict[str, Any]:
-    """Return that a block is zero where a sweep states it: its numbers are, up to a share ROUNDING of H's beside them.
+    """Return that a block is zero if the sweep states so and its numbers are at most a share ROUNDING of those of H.
 
-    Nothing where it does not state so, or they are not: then their status tells. A network of one's own has no
-    structural zeros, and products of its H_f are differences of others.
+    Otherwise return nothing; the status of the numbers then decides. A user's own network has no structural zeros, and
+    products with its H_f are differences of other products.
     """
     _, _, _, _, row, col, part, _, _ = key
     if _stated_of(settings, row, col, part) != "zero":
@@ -285,7 +285,7 @@ def _stated_of(settings: FitSettings, row: str, col: str, part: str) -> Any:
 
 def _row(values: pd.DataFrame, window: Window, settings: FitSettings) -> dict[str, Any]:
     places = values.columns.to_numpy(float)
-    inside = values.loc[:, within(places, window) & (places > 0)]  # a place at 0 has no logarithm
+    inside = values.loc[:, within(places, window) & (places > 0)]  # 0 has no logarithm
     numbers, x = inside.to_numpy(float), inside.columns.to_numpy(float)
     fit = fit_slope(numbers, x, resamples=settings.resamples, seed=settings.seed or 0, average=settings.average)
     low, high = window
@@ -293,7 +293,7 @@ def _row(values: pd.DataFrame, window: Window, settings: FitSettings) -> dict[st
 
 
 def _reach(values: pd.DataFrame, window: Window) -> tuple[float, float]:
-    """Return the first and the last place in the window; the window itself where it holds none."""
+    """Return the first and the last place in the window, or the window itself if it holds none."""
     places = values.columns.to_numpy(float)
     inside = places[within(places, window) & (places > 0)]
     low, high = window
@@ -308,7 +308,7 @@ def _context(
     axis: Axis,
     reach: tuple[float, float],
 ) -> dict[str, Any]:
-    """Return what the slope is compared with: the prediction for the regime of the window, and the published slope."""
+    """Return the values to compare the slope with: the prediction for the window's regime, and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
     block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma
     stated = _stated_of(settings, row, col, part)
@@ -366,7 +366,7 @@ ACROSS = "no prediction where a window does not lie in one regime of sigma"
 
 
 def _across(architecture: Architecture, reach: tuple[float, float]) -> str:
-    """Return why a window has no prediction, and which ones would have one."""
+    """Return why the window has no prediction, and which windows have one."""
     ends, meet = (", ".join(f"{sigma:.2g}" for sigma in some) for some in (reach, borders(architecture)))
     return (
         f"{ACROSS}: this one reaches from {ends.replace(', ', ' to ')}; regimes begin or end at {meet} (sweep.windows)"

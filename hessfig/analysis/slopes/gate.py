@@ -1,4 +1,4 @@
-"""The regression gate: where a prediction applies, a slope must be near it, and near enough to tell."""
+"""The regression gate: every slope with a prediction must be close to it, with a sufficiently small error."""
 
 from collections import Counter
 from typing import Any
@@ -12,13 +12,14 @@ from hessfig.predictions.network_series import Regime
 
 _PASSES = (SlopeVerdict.agrees, SlopeVerdict.structural_zero, SlopeVerdict.no_prediction)
 NOTHING = "no slope has a prediction: nothing was checked"
-SATURATION = 1.0  # predictions for sigma -> 0 say nothing about sigmas above this: the softmax saturates
+SATURATION = 1.0  # predictions for sigma -> 0 do not apply to sigmas above this, where the softmax saturates
 
 
 def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
-    """Return what to print (what is asymptotic only, what fails, and at last how many were checked) and the exit code.
+    """Return the text to print and the exit code.
 
-    0: every checked slope passes; 1: one fails, or no slope has a prediction and nothing was checked.
+    The text lists asymptotic slopes, failures, and the number of checked slopes. The exit code is 0 if every checked
+    slope passes, and 1 if one fails or if no slope has a prediction.
     """
     rows, count = len(frame), len(checked(frame))
     if not count:
@@ -43,8 +44,8 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
 def checked(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the slopes table whose prediction applies to their window.
 
-    An exponent for small sigma does not where the window reaches sigmas above 1, and one for sigma -> infinity applies
-    above 1 (the window has been matched with its regime); silence never does.
+    A prediction for small sigma does not apply to a window that reaches above 1. One for sigma -> infinity applies
+    above 1 (the window has been matched with its regime). Where theory is silent, no prediction applies.
     """
     reach = frame["x_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
     applies = frame["regime"].isin([Regime.every_sigma, Regime.large_sigma]) | reach
@@ -52,12 +53,11 @@ def checked(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
-    """Return one line for every checked row that fails at `tolerance`; an empty list is a pass.
+    """Return one line for every checked row that fails at `tolerance`; an empty list means that all pass.
 
-    A slope fails when it deviates, when it is undecided (2 se > tolerance: it could not have told a wrong
-    exponent), when it has too few points, or when numbers in its window are not finite. One that
-    reaches its asymptote only does not, and does not pass either (see `asymptotic`). A frame in which no prediction
-    applies fails as well: nothing was checked.
+    A slope fails if it deviates, if it is undecided (2 se > tolerance, so that a wrong exponent would not be
+    detected), if it has too few points, or if numbers in its window are not finite. A slope that only reaches its
+    asymptote neither fails nor passes (see `asymptotic`). A frame without any applicable prediction fails.
     """
     rows = checked(frame)
     if rows.empty:
@@ -66,7 +66,7 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
 
 
 def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
-    """Return one line for every checked row that starts out on its limit, but bends away from it: no pass."""
+    """Return one line for every checked row that starts at its limit but bends away from it, and so does not pass."""
     judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
     return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == SlopeVerdict.asymptote_only]
 
@@ -78,7 +78,7 @@ def _complaints(row: Any, tolerance: float) -> list[str]:
 
 
 def _lost(row: Any) -> dict[str, int]:
-    """Return how many numbers in the window enter no mean, by why."""
+    """Return how many numbers in the window are excluded from means, by reason."""
     lost = {"are not finite": row.num_nonfinite, "did not converge": row.num_not_converged}
     return {why: number for why, number in lost.items() if number}
 

@@ -1,4 +1,4 @@
-"""Mean levels of curves in windows (a plateau, say), with errors over seeds, and how they go with a varied setting."""
+"""Mean levels of curves in windows, such as plateaus, with errors over seeds, and their trends in varied settings."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -34,9 +34,9 @@ def run(
     among: Collection[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write folder/levels.csv and folder/trends.csv and return them. `quantity` and `among`: see quantity_to_fit.
+    """Write folder/levels.csv and folder/trends.csv and return both. For `quantity` and `among` see quantity_to_fit.
 
-    Raises UserError for a bad table or window.
+    Raises UserError for an invalid table or window.
     """
     measured = read_run(folder)
     fitted = quantity_to_fit(measured.table, quantity, among)
@@ -55,12 +55,12 @@ def window_levels(
     quantity: str = FROBENIUS,
     average: str = ARITHMETIC,
 ) -> pd.DataFrame:
-    """Return one row per curve and window: its mean level there, with error and 95 % interval over seeds.
+    """Return one row per curve and window: the mean level, with its error and 95 % interval over seeds.
 
-    The level of a seed is its mean over the places of the window, each place counting once; seeds are independent, so
-    the error is their standard deviation / sqrt(n) and the interval Student's t with n - 1 degrees of freedom (both nan
-    for one seed). Places without any number are left out, and so are seeds that lack one of the others. With
-    average=geometric both means are geometric, and the interval is that of the logarithm.
+    The level of a seed is its mean over the places of the window, each with the same weight. Seeds are independent, so
+    the error is their standard deviation / sqrt(n), and the interval uses Student's t with n - 1 degrees of freedom
+    (both nan for one seed). Places without numbers are left out, and then seeds that lack a number at another place.
+    With average=geometric both means are geometric, and the interval is that of the logarithm.
     """
     return _over_seeds(_of_seeds(table, windows, axis=axis, quantity=quantity, average=average), axis, average)
 
@@ -68,7 +68,7 @@ def window_levels(
 def _of_seeds(
     table: pd.DataFrame, windows: Sequence[Window], *, axis: Axis, quantity: str, average: str
 ) -> pd.DataFrame:
-    """Return the level of every curve, window and seed, nan where a seed has none."""
+    """Return the level of every curve, window and seed; nan where a seed has none."""
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
     check_places(numbers, axis)
@@ -83,12 +83,12 @@ def _of_seeds(
             here = curve.index.to_frame(index=False).assign(rank=rank, window_low=low, window_high=high)
             frames.append(here.assign(level=level, num_points=known.shape[1]))
     frame = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))
-    frame = frame.assign(sigma=math.nan, step=math.nan)  # a level is of no one place
+    frame = frame.assign(sigma=math.nan, step=math.nan)  # a level has no single place
     return in_reading_order(frame.sort_values("rank", kind="stable", ignore_index=True), numbers)
 
 
 def _mean(values: NDArray[np.float64], average: str) -> NDArray[np.float64]:
-    """Return each seed's mean over places; nan where one is missing, and for the logarithm of what is not positive."""
+    """Return the mean of each seed over places; nan if a place is missing, or if a value has no logarithm."""
     if not values.shape[1]:
         return np.full(len(values), math.nan)
     if average != GEOMETRIC:
@@ -108,18 +108,18 @@ def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFram
 
 
 def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
-    one = student_interval(np.log(level) if average == GEOMETRIC else level)
-    ends = (one.mean, one.low, one.high)
+    interval = student_interval(np.log(level) if average == GEOMETRIC else level)
+    ends = (interval.mean, interval.low, interval.high)
     mean, low, high = map(math.exp, ends) if average == GEOMETRIC else ends
-    se = one.se * mean if average == GEOMETRIC else one.se
+    se = interval.se * mean if average == GEOMETRIC else interval.se
     return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
 
 
 def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) -> pd.DataFrame:
     """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
 
-    Least squares of the log of the mean level over seeds, with the bootstrap over whole seeds of fit.fit_slope:
-    seeds share their draws between the values of a setting.
+    The fit is least squares on the log of the mean level over seeds. The bootstrap resamples whole seeds as in
+    fit.fit_slope, because the values of a setting share their seeds.
     """
     rows = [
         row
@@ -145,6 +145,6 @@ def _trend(levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, se
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)
         if fit.num_points:
             slope = (fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds)
-            found = (setting, *slope, axis.name)
+            numbers = (setting, *slope, axis.name)
             windows = {name: curve[name].iloc[0] for name in _WINDOW}
-            yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, found, strict=True))
+            yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, numbers, strict=True))

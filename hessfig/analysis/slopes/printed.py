@@ -1,4 +1,4 @@
-"""Windows, verdicts on slopes, and slopes in print."""
+"""Fitting windows, verdicts on slopes, and printed tables of slopes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def within(x: Any, window: Window) -> Any:
 
 
 def label(window: Window, symbol: str = "σ") -> str:
-    """Return the window in words that fit a figure, e.g. 'σ ≤ 0.1'; `symbol` is the axis'."""
+    """Return the window in words for a figure, e.g. 'σ ≤ 0.1'; `symbol` is the symbol of the axis."""
     low, high = window
     if low is None and high is None:
         return f"all {symbol}"
@@ -47,7 +47,7 @@ def as_window(low: float, high: float) -> Window:
 
 
 def check_windows(windows: Sequence[Window]) -> None:
-    """Raise UserError for windows that hold no interval."""
+    """Raise UserError for windows that are empty intervals."""
     bad = [w for w in windows if len(w) != 2 or (None not in w and not w[0] < w[1])]  # type: ignore[operator]
     if bad or not windows:
         raise UserError(
@@ -128,7 +128,7 @@ def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
 
 
 def rich_table(frame: pd.DataFrame) -> Table:
-    """Return slopes, levels in windows, or their exponents in a varied setting, as a table that fits a terminal."""
+    """Return slopes, levels or trends as a table for a terminal."""
     from rich.markup import escape
 
     title, heads, rows = cells(frame)
@@ -137,7 +137,7 @@ def rich_table(frame: pd.DataFrame) -> Table:
 
 
 def cells(frame: pd.DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
-    """Return title, heads and rows of slopes or levels in print; a column that says nothing here is left out."""
+    """Return title, column heads and rows of slopes or levels for print, without columns that hold no information."""
     title, columns = _kind(frame)
     shown = {name: [cell(row) for row in frame.itertuples()] for name, cell in columns.items()}
     shown = {name: texts for name, texts in shown.items() if any(texts)}
@@ -153,9 +153,9 @@ def _kind(frame: pd.DataFrame) -> tuple[str, dict[str, Callable[[Any], str]]]:
 
 
 def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.DataFrame:
-    """Return the lines of some row weights and parts (a name, a list, or None for all).
+    """Return the rows with these row weights and parts (a name, a list, or None for all).
 
-    Raises UserError for a name that no line has.
+    Raises UserError for a name that no row has.
     """
     for column, key, wanted in (("row", "rows", rows), ("part", "part", parts)):
         names = wanted if isinstance(wanted, list) else [] if wanted is None else [wanted]

@@ -1,1 +1,1 @@
-"""Layouts: one way of drawing a sweep a module."""
+"""Layouts of figures: each module draws sweeps in one way."""

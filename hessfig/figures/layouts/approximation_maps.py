@@ -20,7 +20,7 @@ from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
-_STYLE = OWN_Y.but(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
+_STYLE = OWN_Y.replace(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
 _VALUES = MapEncoding(("block", "layer"), ("approximation", ""), "mean", "value")
 _MOST = 5  # values of a setting that are drawn
 _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
@@ -44,28 +44,28 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     table = along(run.table[named].assign(quantity="approximations"), run.axis)
     over = labels.seeds_words(table)
     means = over if over == labels.ONE_SEED else f"mean over {over}"
-    for suffix, one in by_part(shown):
-        words = f"{labels.part_words(one['part'].iloc[0])}: {_WORDS[number]}, {means}"
-        wide = np.nanmax(reach(one, logs=False), initial=0.0)
+    for suffix, page_points in by_part(shown):
+        words = f"{labels.part_words(page_points['part'].iloc[0])}: {_WORDS[number]}, {means}"
+        wide = np.nanmax(reach(page_points, logs=False), initial=0.0)
         margin = f" 95% intervals: ± {wide:.2f} at most." if wide else ""
         note = (
             f"{words}; 1: no better than zero; grey: not defined.{margin}{labels.made_words(table, run.axis, where='')}"
         )
-        yield draw_maps(one, number, note, spec).page(suffix, as_written(one, run.axis), _VALUES)
+        yield draw_maps(page_points, number, note, spec).page(suffix, as_written(page_points, run.axis), _VALUES)
 
 
 def number_of(spec: FigureSpec) -> str:
-    """Return which number of an approximation is drawn (option `number`)."""
+    """Return the number of an approximation that is drawn (option `number`)."""
     return spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
 
 
 def rows_of(number: str) -> dict[str, Approximation]:
-    """Return the approximations by the quantity of this number of theirs."""
+    """Return the approximations by the quantity that holds this number."""
     return {f"{name}_{number}": name for name in Approximation}
 
 
 def _points(run: RecordedRun, number: str) -> pd.DataFrame:
-    """Return the means over seeds of one number of every approximation that the table has."""
+    """Return the means over seeds of one number for every approximation in the table."""
     measured = set(run.table["quantity"])
     curves = [
         growth_curves(run.table, axis=run.axis, quantity=quantity).assign(approximation=name.value)
@@ -76,7 +76,7 @@ def _points(run: RecordedRun, number: str) -> pd.DataFrame:
 
 
 def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tuple[pd.DataFrame, str]]:
-    """Return the points at the places to draw: the ends of a training, every value of a setting, or one sigma."""
+    """Return the points at the drawn places: the ends of a training, every value of a setting, or one sigma."""
     wanted = spec.number("at")
     every = sorted(map(float, points[X].dropna().unique()))
     if wanted is not None or run.axis.is_sigma or not every:
@@ -86,13 +86,15 @@ def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tu
 
 
 def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
-    """Draw a panel for each network and place below each other, with one scale from 0 to 1."""
+    """Draw one panel per network and place below each other, with a common scale from 0 to 1."""
     networks = _once(networks_of(points))
     panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
-    blocks = {one: _blocks(_of(points, *one)) for one in panels}
+    blocks = {key: _blocks(_of(points, *key)) for key in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
     names = [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels]
-    sheet = Sheet.grid(spec.paper, names, note, _STYLE.but(height=[_ROW * max(len(blocks[one]), 2) for one in panels]))
+    sheet = Sheet.grid(
+        spec.paper, names, note, _STYLE.replace(height=[_ROW * max(len(blocks[key]), 2) for key in panels])
+    )
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
     for row, _, ax in sheet:
         (network, place), own = panels[row], blocks[panels[row]]
@@ -111,7 +113,7 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
 
 
 def _once(networks: list[Network]) -> list[Network]:
-    """Return the networks without those that read alike: an MLP has no attention, whatever its setting."""
+    """Return the networks without duplicates in words: the attention setting has no meaning for an MLP."""
     return list({(labels.variant_words(variant), depth): (variant, depth) for variant, depth in networks}.values())
 
 
@@ -121,15 +123,15 @@ def _of(points: pd.DataFrame, network: Network, place: str) -> pd.DataFrame:
 
 def _blocks(points: pd.DataFrame) -> list[tuple[int, str]]:
     """Return (layer, weight) of every row: layer by layer, weights in their order."""
-    found = points[["layer", "row"]].drop_duplicates()
-    order = in_order(found["row"])
-    return sorted(found.itertuples(index=False, name=None), key=lambda key: (key[0], order.index(key[1])))
+    rows = points[["layer", "row"]].drop_duplicates()
+    order = in_order(rows["row"])
+    return sorted(rows.itertuples(index=False, name=None), key=lambda key: (key[0], order.index(key[1])))
 
 
 def _square(points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]) -> np.ndarray:
     square = np.full((len(blocks), len(columns)), np.nan)
-    for one in points.itertuples():
-        square[blocks.index((one.layer, one.row)), columns.index(Approximation(one.approximation))] = one.mean
+    for point in points.itertuples():
+        square[blocks.index((point.layer, point.row)), columns.index(Approximation(point.approximation))] = point.mean
     return square
 
 

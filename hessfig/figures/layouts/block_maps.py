@@ -20,7 +20,7 @@ from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
-_CELL = 0.26  # inches that a cell with its number takes
+_CELL = 0.26  # size in inches of a cell with its number
 _SIDE_BY_SIDE = 5  # up to this many weights the three parts fit next to each other
 
 
@@ -41,14 +41,14 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     several = len(networks_of(here)) > 1
     for suffix, (variant, depth), network in by_network(here):
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
-            one = as_written(network[network["layer"].isin([0, layer])], run.axis)
+            rows = as_written(network[network["layer"].isin([0, layer])], run.axis)
             which = f" {labels.variant_words(variant)}." if several and variant else ""
             end = suffix + (f"_layer{layer}" if depth > 1 else "")
-            yield from draw_blocks(one, spec, note=note + which, suffix=end)
+            yield from draw_blocks(rows, spec, note=note + which, suffix=end)
 
 
 def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = "") -> Iterator[Page]:
-    """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
+    """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
     ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else (0, 1)
@@ -78,15 +78,15 @@ def _draw_page(
     spec: FigureSpec, norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
 ) -> Sheet:
     long = _length(names)
-    style = ONE_SCALE.but(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
-    style = style.but(narrowest=_CELL * len(names))
+    style = ONE_SCALE.replace(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
+    style = style.replace(narrowest=_CELL * len(names))
     columns = min(len(parts), style.columns(spec.paper))
     width = style.width(spec.paper, columns)
     squares = [norm_matrix(where(norms, part=part), names) for part in parts]
     fits = max(width_of(_cell(value)) for square in squares for value in square.flat) <= 0.95 * width / len(names)
     note += " A dot: not measured." if any(np.isnan(square).any() for square in squares) else ""
     note += "" if fits else " Numbers are in the CSV file."
-    style = style.but(height=width * (1.0 if columns > 1 else 0.72))
+    style = style.replace(height=width * (1.0 if columns > 1 else 0.72))
     sheet = Sheet.grid(spec.paper, [[part.value for part in parts]], note, style)
     weights = [labels.weight_words(name) for name in names]
     for _, column, ax in sheet:
@@ -103,7 +103,7 @@ def _draw_page(
 
 
 def _length(names: list[str]) -> float:
-    """Return how many inches the longest name needs next to what a weight of the paper does."""
+    """Return how many inches the longest name needs beyond the width of a weight of the paper."""
     named = {name: labels.weight_words(name) for name in names}
     return max([0.0, *(width_of(words) - 0.2 for name, words in named.items() if words == labels.plain(name))])
 
@@ -127,10 +127,10 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, source).pages():
-        several = one.curves["num_layers"].max() > 1 or len(one.layers()) > 1
-        for layer in one.layers():
-            yield draw_pairs(one.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
+    for suffix, network in read_measured(spec, source).pages():
+        several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1
+        for layer in network.layers():
+            yield draw_pairs(network.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
 
 
 def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
@@ -142,9 +142,9 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     slopes = slope_words(measured.windows, measured.axis, measured.average)
     note = f"{measured.how()} In brackets: predicted exponent. {slopes}"
     names = [[f"{row}:{col}" for col in matrices] for row in matrices]
-    found = set(measured.curves["row"] + ":" + measured.curves["col"])
-    empty = [name for line in names for name in line if name not in found]
-    style = ONE_SCALE.but(right=right, narrowest=_NARROWEST)
+    measured_pairs = set(measured.curves["row"] + ":" + measured.curves["col"])
+    empty = [name for line in names for name in line if name not in measured_pairs]
+    style = ONE_SCALE.replace(right=right, narrowest=_NARROWEST)
     sheet = Sheet.grid(measured.paper, names, note, style, left_out=empty)
     drawn = measured.curves[measured.curves["part"].isin(parts)]
     panels.set_log_range(sheet.axes, drawn, measured.axis)
@@ -166,12 +166,12 @@ def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: li
     panels.mark_one(ax, measured.axis)
     handles, words = [], []
     for part in parts:
-        one = here.of(part=part)
-        if panels.positive(one.curves).any():
-            panels.draw_curve(ax, one.curves, one.table, colour=part_colour(part))
-            panels.draw_fit(ax, one, drop=1.0)
+        curve = here.of(part=part)
+        if panels.positive(curve.curves).any():
+            panels.draw_curve(ax, curve.curves, curve.table, colour=part_colour(part))
+            panels.draw_fit(ax, curve, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
-        words.append(f"{labels.symbol(part)}  {_slope(one)}")
+        words.append(f"{labels.symbol(part)}  {_slope(curve)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
 

@@ -37,10 +37,10 @@ from hessfig.figures.parts.ticks import set_x_scale, set_y_scale
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE, FROBENIUS
 
-_BLOCK = 0.16  # inches of the page for a block
+_BLOCK = 0.16  # width in inches of a block
 _STEP = 0.14  # between layers, in units of one block
 _BARS_PAGE = ["variant", "num_layers", "quantity", "index"]
-_LONGEST = 1.4  # inches for a name
+_LONGEST = 1.4  # largest width of a name in inches
 _COLOUR = "#4575b4"
 
 
@@ -57,7 +57,7 @@ def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _all_bars(table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun) -> Iterator[Page]:
-    """Draw every network's blocks at the place of the option `at`, a page for each quantity."""
+    """Draw the blocks of every network at the place of the option `at`, with one page per quantity."""
     every = [growth_curves(table, axis=run.axis, quantity=quantity) for quantity in quantities]
     points, place = at_one_place(with_pairs(pd.concat(every)), spec.number("at"), run.axis)
     networks = networks_of(points)
@@ -80,7 +80,7 @@ def _draw_bars(
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
     names = [fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks]
-    style = OWN_Y.but(bottom=0.12 + max(map(width_of, names)), down=0.3)
+    style = OWN_Y.replace(bottom=0.12 + max(map(width_of, names)), down=0.3)
     sheet = Sheet.grid(spec.paper, [[part or "all"] for part in parts], note, style)
     for row, _, ax in sheet:
         _draw_bar_panel(ax, where(points, part=parts[row]), points)
@@ -97,11 +97,11 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     drawn = points[np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))]
     layers = sorted(page["layer"].unique())
     for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
-        one = drawn[drawn["layer"] == layer]
+        dots = drawn[drawn["layer"] == layer]
         shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) if layer else 0.0
-        ends = panels.reach(one, logs=log_y)
-        error = np.where(np.isfinite(ends), ends, one["probe_sem"].fillna(0.0))
-        ax.errorbar(one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
+        ends = panels.reach(dots, logs=log_y)
+        error = np.where(np.isfinite(ends), ends, dots["probe_sem"].fillna(0.0))
+        ax.errorbar(dots["place"] + shift, dots["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
     above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": TINY, "ha": "center"}
     for place in points[without_dot]["place"].unique():
@@ -123,7 +123,7 @@ _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 
 @dataclass(frozen=True)
 class _Lines:
-    """What pages of lines are drawn from: points, the numbers behind them, and fits (empty: none are drawn)."""
+    """Data of pages of lines: points, the numbers behind them, and fits (empty if none are drawn)."""
 
     curves: pd.DataFrame
     table: pd.DataFrame
@@ -174,16 +174,16 @@ _ABOVE = 0.13  # inches of a line of a legend above the panels
 
 
 def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
-    """Yield names, points and suffix of a page for whatever nothing on a page tells apart."""
+    """Yield names, points and suffix of one page per combination that panels, colours and dashes do not distinguish."""
     rest = unseen(curves, [look.colour, look.dashes, look.column])
     networks = networks_of(rest)
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
     for key, group in rest.groupby(_PAGE, sort=False):
         place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
-        told = [name for name in several if place[name] != ""]
-        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
+        named = [name for name in several if place[name] != ""]
+        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in named)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in told]
+        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in named]
         yield [labels.variant_words(place["variant"]), *of], here, suffix
 
 
@@ -192,15 +192,15 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
     above = 0 if named_at_ends else _lines_above(drawing)
-    style = SHARED.but(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
-    style = style.but(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
+    style = SHARED.replace(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
+    style = style.replace(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
     blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     drawn: list[tuple[Axes, _Named]] = []
     for row, column, ax in sheet:
-        one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
-        drawn.append((ax, _draw_panel(ax, one, one if apart else blocks[row], drawing)))
-    for ax, lines_of in drawn:  # limits that rows share hold every panel by now
+        rows_here = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
+        drawn.append((ax, _draw_panel(ax, rows_here, rows_here if apart else blocks[row], drawing)))
+    for ax, lines_of in drawn:  # only now do shared limits include every panel
         _write_slopes(ax, lines_of, drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     unit = "" if apart else labels.unit_label(quantity)
@@ -221,7 +221,7 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
 
 
 def _lines_above(drawing: _Lines) -> int:
-    """Return how many lines of a legend stand above the panels: 0 for a short one, which a panel holds."""
+    """Return how many lines of the legend are above the panels: 0 for a short legend, which fits into a panel."""
     entries = drawing.look.entries(drawing.curves)
     if not entries or (len(entries) <= _IN_PANEL and drawing.slopes.empty):
         return 0
@@ -238,9 +238,9 @@ _Named = list[tuple[str, pd.DataFrame]]  # the lines of a panel, with their name
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines) -> _Named:
-    """Draw the lines of one panel, and return those that have slopes: of two logarithmic scales.
+    """Draw the lines of one panel, and return those with slopes, which need two logarithmic scales.
 
-    `scale` are all points on its y axis, those of the drawing all on the page.
+    `scale` holds all points on the y axis, and the drawing all points of the page.
     """
     page, look = drawing.curves, drawing.look
     log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
@@ -266,7 +266,7 @@ _LISTED = 4  # lines whose slopes a panel lists
 def _fits(
     spec: FigureSpec, run: RecordedRun, table: pd.DataFrame, axis: Axis, quantities: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the slopes on the figure's first window; none where they are not wanted, or panels have other units."""
+    """Return the slopes on the figure's first window; empty if they are not wanted, or if panels differ in units."""
     settings = fits_of(spec, run)
     if not spec.switch("slopes", axis.is_sigma or bool(settings.predictions)) or len(quantities) > 1:
         return pd.DataFrame()
@@ -275,7 +275,7 @@ def _fits(
 
 
 def _fit_words(drawing: _Lines) -> str:
-    """Return the end of the note: how slopes were found."""
+    """Return the end of the note: how slopes were fitted."""
     slopes, spec = drawing.slopes, drawing.spec
     if slopes.empty or slopes["slope"].isna().all():
         return ""
@@ -284,7 +284,7 @@ def _fit_words(drawing: _Lines) -> str:
 
 
 def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: _Lines) -> None:
-    """Write the fitted slopes of a panel's lines into a corner, and draw predicted powers below the lowest of them."""
+    """Write the fitted slopes of a panel into a corner, and draw predicted powers below its lowest line."""
     if drawing.slopes.empty or not named:
         return
     ends, keep = ax.get_xlim(), ax.get_ylim()
@@ -310,15 +310,15 @@ def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: 
 
 
 def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
-    """Return the fit of one line as a named tuple; None where the line is of several curves, or has no slope."""
+    """Return the fit of one line as a named tuple; None if the line has several curves or no slope."""
     keys = curve[CURVE].drop_duplicates()
-    found = slopes.merge(keys, on=CURVE) if len(keys) == 1 else slopes[:0]
-    found = found[found["slope"].notna()]
-    return next(found.itertuples(), None)
+    fits = slopes.merge(keys, on=CURVE) if len(keys) == 1 else slopes[:0]
+    fits = fits[fits["slope"].notna()]
+    return next(fits.itertuples(), None)
 
 
 def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
-    """Return each slope with its error, or of many lines the lowest and the highest."""
+    """Return each slope with its error, or only the lowest and the highest if there are many lines."""
     if len(fits) > _LISTED:
         low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
         return f"slopes {low} to {high}".replace("-", "−") if low != high else f"slopes {low}".replace("-", "−")

@@ -1,4 +1,4 @@
-"""The layouts of the core: one row each with the function that draws it and what it takes."""
+"""The layouts of the core, each with its drawing function, options and requirements."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,7 @@ from hessfig.figures.parts.figure_spec import STEPS, FigureLayout, FigureSpec, R
 
 
 def _chosen_approximations(spec: FigureSpec) -> Collection[str]:
-    """Return the quantities of which the layout `approximations` needs one."""
+    """Return the quantities of which the layout `approximations` requires one."""
     from hessfig.figures.layouts.approximation_maps import number_of, rows_of
 
     return rows_of(number_of(spec))

@@ -1,4 +1,4 @@
-"""Quantities along training."""
+"""Figures of quantities along trainings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,8 +28,8 @@ STEP = "step"
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
-    """Set both scales of a panel to what all its rows need."""
-    every = pd.concat([one[[STEP, "value"]] for one in rows])
+    """Set both scales of a panel so that they fit all of its rows."""
+    every = pd.concat([frame[[STEP, "value"]] for frame in rows])
     if len(every):
         set_x_scale(ax, every[STEP])
         if not set_y_scale(ax, every["value"]):
@@ -37,14 +37,14 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 
 
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
-    """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
+    """Return the note of a sheet: `words`, then repeats, how their spread is drawn, estimators, excluded numbers."""
     table = along(table, Axis(STEP))
     means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
     return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return titles of columns for variants: their settings, or their values alone where there is less room."""
+    """Return titles of columns for variants: their settings, or only the values if there is less room."""
     values = [labels.plain(", ".join(settings_of(variant).values())) for variant in variants]
     words = [labels.variant_words(variant) for variant in variants]
     return [(long, short) if long else ("as configured",) for long, short in zip(words, values, strict=True)]
@@ -100,10 +100,10 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    panels = [(title, found) for title, lines in _PANELS.items() if (found := _found(counted(table), lines))]
+    panels = [(title, filled) for title, lines in _PANELS.items() if (filled := _found(counted(table), lines))]
     columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    style = APART.but(height=1.25, across=0.58, most=columns)
+    style = APART.replace(height=1.25, across=0.58, most=columns)
     sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), style)
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
@@ -125,7 +125,7 @@ def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str
 
 
 def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one number a seed and step: of several the first (digits, eigenvalues), of layers the mean."""
+    """Return one number per seed and step: the first of several (digits, eigenvalues), the mean over layers."""
     first = rows[rows["index"] == rows["index"].min()]
     return first.groupby(["seed", "step"], as_index=False)["value"].mean()
 
@@ -136,12 +136,12 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
         ax.set_yscale("linear")
     elif _UNITS.get(title) == "eigenvalue" and all((rows["value"] > 0).any() for *_, rows in lines):
         set_decades(ax, "y")
-    found = []
+    means_of = []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
         style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | ({"marker": ""} if guide else {})
         means = draw_means(ax, rows, STEP, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
-        found.append(means.assign(panel=title, quantity=quantity, line=name))
+        means_of.append(means.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
@@ -150,7 +150,7 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
         ax.legend(loc="best")
-    return pd.concat(found)
+    return pd.concat(means_of)
 
 
 def _colour(name: str, rank: int) -> str:
@@ -160,7 +160,7 @@ def _colour(name: str, rank: int) -> str:
 
 
 def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
-    """End the axis above what is compared with a threshold: a rate that falls to zero has none in the end."""
+    """End the axis above the curves that are compared with a threshold, which diverges if the rate falls to zero."""
     if len(rows) and ax.get_ylim()[1] > _HEADROOM * rows["value"].max() > 0:
         ax.set_ylim(top=_HEADROOM * rows["value"].max())
 
@@ -199,8 +199,8 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     note = how(table, words, "bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
-    tallest = max((one["place"].nunique() for one in points), default=0)
-    style = APART.but(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
+    tallest = max((rows["place"].nunique() for rows in points), default=0)
+    style = APART.replace(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
     sheet = Sheet.grid(spec.paper, names, note, style)
     for row, column, ax in sheet:
         if points[row].empty:
@@ -212,13 +212,14 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     last = sheet.lines[-2:] if sheet.is_folded else sheet.lines[-1:]
     for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
         ax.set_xlabel("at the last step" if column else "step")
-    found = [one.drop(columns="colour").assign(quantity=name) for one, name in zip(points, wanted, strict=True)]
-    numbers = pd.concat([pd.DataFrame(), *(one for one in found if len(one))], ignore_index=True)
+    frames = [frame.drop(columns="colour").assign(quantity=name) for frame, name in zip(points, wanted, strict=True)]
+    shown = [frame for frame in frames if len(frame)]
+    numbers = pd.concat([pd.DataFrame(), *shown], ignore_index=True)
     return sheet.page(suffix, numbers, ChartEncoding(y="log10", series=("place",)))
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the geometric mean with its interval by place (weight or layer) and step, places in order."""
+    """Return the geometric mean with its interval by place (weight or layer) and step, in the order of places."""
     rows = table[(table["quantity"] == name) & (table["index"] <= 1)]
     if name == _RESIDUAL:
         rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
@@ -229,15 +230,15 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
         rank = name_order(rows["row"].unique())
         rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
     rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
-    found = []
-    for (place, step), one in rows.groupby(["place", "step"], sort=False):
-        interval = student_interval(np.log10(one["value"]))
-        found.append((place, one["colour"].iloc[0], step, interval.mean, interval.low, interval.high, interval.count))
-    return pd.DataFrame(found, columns=["place", "colour", "step", "log10", "low", "high", "count"])
+    means = []
+    for (place, step), group in rows.groupby(["place", "step"], sort=False):
+        interval = student_interval(np.log10(group["value"]))
+        means.append((place, group["colour"].iloc[0], step, interval.mean, interval.low, interval.high, interval.count))
+    return pd.DataFrame(means, columns=["place", "colour", "step", "log10", "low", "high", "count"])
 
 
 def _decades(low: float, high: float) -> dict[float, str]:
-    """Return ticks of a scale of logarithms and their labels: whole decades, or both ends where fewer than two fit."""
+    """Return ticks and labels of a scale of logarithms: whole decades, or both ends if fewer than two decades fit."""
     fit = [tick for tick in MaxNLocator(4, integer=True).tick_values(low, high) if low <= tick <= high]
     whole = {tick: f"$10^{{{tick:.0f}}}$" for tick in fit if tick == round(tick)}
     return whole if len(whole) > 1 else {end: f"{10**end:.2g}" for end in (low, high)}
@@ -292,7 +293,7 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
     note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
-    style = APART.but(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
+    style = APART.replace(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
     sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
     maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []
@@ -302,8 +303,8 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
             continue
         rows, place = (sink, STEP) if column == 1 else (where(key, step=last), "index")
         set_x_scale(ax, rows[place].astype(float))
-        for layer, one in rows.groupby("layer"):
-            heads = one.groupby(["seed", place], as_index=False)["value"].mean()
+        for layer, of_layer in rows.groupby("layer"):
+            heads = of_layer.groupby(["seed", place], as_index=False)["value"].mean()
             means = draw_means(ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
             named = means.rename(columns={place: "place"})
             curves.append(named.assign(layer=layer, panel="steps" if column == 1 else "keys"))

@@ -1,4 +1,4 @@
-"""Growth-rate figures: log axes, linear axes, one panel."""
+"""Figures of growth rates: logarithmic axes, linear axes, all layers in one panel."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ from hessfig.terms import PARTS, Matrix, Part
 
 
 def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
-    """Draw predicted power laws below their curves, or, where theory is silent, the fits themselves."""
+    """Draw predicted power laws below their curves, or the fits themselves if there is no prediction."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     if (measured.slopes["prediction"] == Prediction.unknown).all():
         _draw_fits(ax, measured)
@@ -45,7 +45,7 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
 
 
 def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
-    """Write the predicted powers, and which layers they are for, into the right corner that the curve leaves free."""
+    """Write the predicted powers and their layers into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
     words = [panels.power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
@@ -57,15 +57,15 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw the fitted power law of every window along that window, below the curve unless it spans the grid."""
     for style, window in enumerate(measured.windows):
         for layer in measured.layers():
-            one = measured.of(layer=layer)
-            slope = float(one.slopes["slope"].iloc[style])
-            x = one.curves[X].to_numpy()
-            c = panels.coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
+            curves = measured.of(layer=layer)
+            slope = float(curves.slopes["slope"].iloc[style])
+            x = curves.curves[X].to_numpy()
+            c = panels.coefficient(curves.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
             panels.draw_guide(ax, x[within(x, window)], slope, c, style=style)
 
 
 def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
-    """Return which layers an exponent is for, when it is not for all."""
+    """Return the layers of an exponent in words, unless it applies to all layers."""
     if set(layers) == set(measured.layers()):
         return ""
     return f" (layer {layers[0]})" if len(layers) == 1 else f" (layers {min(layers)}–{max(layers)})"
@@ -85,15 +85,15 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
-    """Draw a page for each network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    for suffix, one in measured.pages():
-        sheet = _blocks_by(_PARTS, one, draw_panel, _set_row_range, how(one))
-        label_parts(sheet, one)
-        yield sheet.page(suffix, drawn_numbers(one))
+    """Draw one page per network: rows W_V, W_Q (and other measured weights), columns H_o, H_f, H."""
+    for suffix, network in measured.pages():
+        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network))
+        label_parts(sheet, network)
+        yield sheet.page(suffix, drawn_numbers(network))
 
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:
-    """Return the weights that have a row, W_V and W_Q where none was measured."""
+    """Return the weights that have a row; W_V and W_Q if none was measured."""
     return measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
 
 
@@ -110,7 +110,7 @@ def _blocks_by(
 ) -> Sheet:
     """Return a sheet with a row for each weight and a column for each choice of numbers: W_V:H_o, ..."""
     matrices = shown_matrices(measured)
-    names = [[f"{one}:{name}" for name in columns] for one in matrices]
+    names = [[f"{matrix}:{name}" for name in columns] for matrix in matrices]
     sheet = Sheet.grid(measured.paper, names, note, style)
     rows = [measured.of(row=matrix, col=matrix) for matrix in matrices]
     for number, block in enumerate(rows):
@@ -138,7 +138,7 @@ def _norms(measured: MeasuredCurves) -> list[str]:
 
 
 def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
-    """Draw one block's curves, a shade per layer, with guides and fitted slopes; never an empty panel."""
+    """Draw the curves of one block, one shade per layer, with guides and fitted slopes, or why there is no curve."""
     panels.mark_one(ax, measured.axis)
     if not panels.positive(measured.curves).any():
         say(ax, panels.why_empty(measured))
@@ -153,11 +153,11 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         panels.corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
     else:
         place = "upper left" if rising else "lower left"
-        _legend(ax, title=f"Layer: {measured.said}", loc=place, alignment="left", handlelength=0.9)
+        _legend(ax, title=f"Layer: {measured.printed}", loc=place, alignment="left", handlelength=0.9)
 
 
 def _legend(ax: Axes, **style: Any) -> None:
-    """Write a legend with lines of one width, whatever those of the curves."""
+    """Write a legend whose lines all have the same width."""
     for line in ax.legend(**style).get_lines():
         line.set_linewidth(1.2)
 
@@ -170,14 +170,14 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     it (sigma > 1), attention saturates and the power law ends.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, source).pages():
-        crosses = one.axis.is_sigma and one.curves[X].min() < 1 < one.curves[X].max()
-        note = how(one) + (" They average over the bend at σ = 1." if crosses else "")
-        sheet = _blocks_by(_PARTS, one, _draw_linear_panel, None, note, OWN_Y.but(top=0.36, down=0.3))
-        label_parts(sheet, one)
+    for suffix, network in read_measured(spec, source).pages():
+        crosses = network.axis.is_sigma and network.curves[X].min() < 1 < network.curves[X].max()
+        note = how(network) + (" They average over the bend at σ = 1." if crosses else "")
+        sheet = _blocks_by(_PARTS, network, _draw_linear_panel, None, note, OWN_Y.replace(top=0.36, down=0.3))
+        label_parts(sheet, network)
         for ax in sheet.axes:
             ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
-        yield sheet.page(suffix, drawn_numbers(one))
+        yield sheet.page(suffix, drawn_numbers(network))
 
 
 def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
@@ -216,7 +216,7 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
 
 
 _AT_ONE = 0.03  # of a panel: from the line at sigma = 1 to words
-_BESIDE = 1.9  # inches for a legend of depths and slopes
+_BESIDE = 1.9  # width in inches of a legend of depths and slopes
 
 
 def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -228,15 +228,15 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for predictions.
     """
     measured = read_measured(spec, source)
-    found = parts_of(measured.curves)
-    part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
-    for suffix, one in measured.pages(by_depth=False):
-        yield draw_depths(one.of(part=part), part, suffix=suffix)
+    parts = parts_of(measured.curves)
+    part = Part(spec.choice("part", parts, Part.H if Part.H in parts else parts[0]))
+    for suffix, network in measured.pages(by_depth=False):
+        yield draw_depths(network.of(part=part), part, suffix=suffix)
 
 
 def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
-    """Draw a panel per weight with all layers of all depths, and their slopes next to it."""
-    columns, style = {part.value: {"part": part}}, SHARED.but(height=2.2, right=_BESIDE, down=0.3)
+    """Draw one panel per weight with all layers of all depths, and their slopes next to it."""
+    columns, style = {part.value: {"part": part}}, SHARED.replace(height=2.2, right=_BESIDE, down=0.3)
     sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, how(measured), style)
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
     sheet.label(measured.axis.symbol, [(part_title(part), symbol(part))], _norms(measured), weights)
@@ -244,7 +244,7 @@ def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Pa
 
 
 def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
-    """Draw a shade per depth, early layers wide and later ones narrow: curves that coincide can still be counted."""
+    """Draw one shade per depth, with wide early and narrow later layers, so that coinciding curves remain visible."""
     panels.mark_one(ax, measured.axis)
     if not panels.positive(measured.curves).any():
         say(ax, panels.why_empty(measured))
@@ -259,16 +259,16 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
             panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
-    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
+    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.printed} of each")
 
 
 def _depth_words(measured: MeasuredCurves, depth: int) -> str:
-    """Return the depth with the slope (or level) of every layer; lowest and highest where there are many."""
+    """Return the depth with the slope (or level) of every layer, or the lowest and highest if there are many."""
     words = [layer_words(measured.of(layer=layer), layer).partition(": ")[2] for layer in measured.layers()]
     return f"{depth}: {words[0] if len(words) == 1 else f'{min(words)} to {max(words)}'}"
 
 
-_NAME = 0.27  # inches that a layer takes in the legend
+_NAME = 0.27  # width in inches of a layer in the legend
 _STEP = 0.14  # between the layers of one network, in units of one depth
 
 
@@ -283,12 +283,12 @@ def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     measured = read_measured(spec, source)
     yield from growth_pages(measured)
-    for suffix, one in measured.pages(by_depth=False):
-        yield draw_overview(one, suffix=f"{suffix}_overview")
+    for suffix, network in measured.pages(by_depth=False):
+        yield draw_overview(network, suffix=f"{suffix}_overview")
 
 
 def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Page:
-    """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
+    """Draw one slope per curve against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
     measured = replace(measured, slopes=measured.telling_slopes())
     note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
     sheet = _blocks_by(_PARTS, measured, _draw_depth_panel, _set_ranges, note)
@@ -348,7 +348,7 @@ def _set_ranges(axes: list[Axes], block: MeasuredCurves) -> None:
 
 def _name_layers(ax: Axes, count: int, colour: str) -> None:
     if not count:
-        return  # nothing but weights without a layer
+        return  # only weights without a layer
     tones = shades(colour, count)
     handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
     names = [str(layer) for layer in range(1, count + 1)]

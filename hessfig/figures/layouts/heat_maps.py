@@ -27,7 +27,7 @@ from hessfig.figures.parts.saving import file_words
 _ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
 _WEIGHTS = {"False": "trained", "True": "random"}
-_OUTSIDE = "outside"  # the row of weights that belong to no layer
+_OUTSIDE = "outside"  # the row of weights outside the layers
 
 
 def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -42,8 +42,8 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     quantities = spec.words("quantities") or [spec.quantity]
     for quantity in quantities:
-        one = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(one, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
+        chosen = replace(spec, options={**spec.options, "quantity": quantity})
+        yield from _pages(chosen, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
 
 
 def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
@@ -66,7 +66,7 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         yield sheet.page(suffix + end, as_written(rows, run.axis))
 
 
-_RANDOM = "model.random"  # trained weights and random ones of one network stand on one page
+_RANDOM = "model.random"  # trained and random weights of a network are on one page
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
@@ -74,13 +74,13 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
     layers, names, states = sorted(points["layer"].unique()), in_order(points["row"]), list(points["variant"].unique())
     parts = [*map(str, parts_of(points))] or [""]
     words = [labels.weight_words(name) for name in names]
-    longest = max((len(one) for one in words if "$" not in one), default=6)
-    style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
+    longest = max((len(text) for text in words if "$" not in text), default=6)
+    style = ONE_SCALE.replace(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
-    style = style.but(narrowest=narrowest, height=height)
-    kinds = [settings_of(one).get(_RANDOM, "") for one in states]
+    style = style.replace(narrowest=narrowest, height=height)
+    kinds = [settings_of(state).get(_RANDOM, "") for state in states]
     rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
-    sheet = Sheet.grid(spec.paper, rows, note, style.but(down=0.12 if len(states) > 1 else style.down))
+    sheet = Sheet.grid(spec.paper, rows, note, style.replace(down=0.12 if len(states) > 1 else style.down))
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
     in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())
@@ -101,7 +101,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
 
 
 def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return means by layer and weight, nan where there is none, and which of the blocks vanish identically."""
+    """Return means by layer and weight (nan if there is none), and which of the blocks vanish identically."""
     square = np.full((len(layers), len(names)), np.nan)
     zero = np.zeros(square.shape, dtype=bool)
     for row in points.itertuples():
@@ -111,7 +111,7 @@ def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -
 
 
 def _scale(means: pd.Series, signed: bool) -> Normalize:
-    """Return a scale for log10 of the means, or for the means themselves where some are negative."""
+    """Return a scale for log10 of the means, or for the means themselves if some are negative."""
     if signed:
         largest = float(means.abs().max())
         smallest = float(means.abs().where(means != 0).min())
@@ -142,5 +142,5 @@ def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
     repeats = labels.seeds_words(numbers)
     over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
-    told = ", ".join(filter(None, (what, place)))
-    return f"{told}; grey: no such weight. {labels.estimator_words(numbers)}."
+    about = ", ".join(filter(None, (what, place)))
+    return f"{about}; grey: no such weight. {labels.estimator_words(numbers)}."

@@ -45,12 +45,12 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         f"{describe(opaque)}{setting_words_of(source.folder)} Opaque:"
         f" {variant_words(opaque.variant)}; faded: {variant_words(faded.variant)}; where bars overlap, colours mix."
     )
-    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.but(height=1.9, right=0.15))
+    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.replace(height=1.9, right=0.15))
     yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)), _BINS)
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
-    """Return the weights whose blocks are counted (option `blocks`), W_V and W_Q unless told otherwise."""
+    """Return the weights of the blocks in the histograms (option `blocks`); W_V and W_Q by default."""
     return spec.words("blocks") or list(BLOCKS)
 
 
@@ -85,19 +85,19 @@ def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: ND
 
 
 def describe(hessian: StoredHessian) -> str:
-    """Return which Hessian is drawn, for the note."""
+    """Return in words which Hessian is drawn, for the note."""
     where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
     when = "" if np.isnan(hessian.step) else f", step {hessian.step:g}"
     return f"Full Hessian{where}, seed {hessian.seed}{when}."
 
 
 def setting_words_of(folder: Path) -> str:
-    """Return the settings that matter, for the note."""
+    """Return width, layers and batch in words, for the note."""
     return setting_words((read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA)
 
 
 def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHessian]:
-    """Return the Hessians of a variant (None: all). Raises UserError when there is none."""
+    """Return the Hessians of a variant (None: all). Raises UserError if there are none."""
     chosen = [hessian for hessian in hessians if variant in (None, hessian.variant)]
     if not chosen:
         raise UserError(
@@ -112,8 +112,8 @@ def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHes
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
-_STYLE = APART.but(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
-_SMALLEST_LABEL = 0.1  # inches: parameters that own less of the axis than this, a line of words, carry no name
+_STYLE = APART.replace(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
+_SMALLEST_LABEL = 0.1  # inches: parameters with a smaller share of the axis have no name
 
 
 def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -138,16 +138,16 @@ def draw_entries(
     hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], spec: FigureSpec, *, note: str
 ) -> tuple[Sheet, pd.DataFrame]:
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
-    some = "attention" if set(weights) == set(ATTENTION) else "some"
+    subset = "attention" if set(weights) == set(ATTENTION) else "some"
     side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
-    sheet = Sheet.grid(spec.paper, [["whole", some], ["histogram"]], note, _STYLE.but(height=[side, 1.1]))
-    words = "some weights" if some == "some" else some
+    sheet = Sheet.grid(spec.paper, [["whole", subset], ["histogram"]], note, _STYLE.replace(height=[side, 1.1]))
+    words = "some weights" if subset == "some" else subset
     pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
     for row, column, ax in sheet:
         if row == 0:
-            one, title = pictures[column]
-            image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
-            ax.set_title(f"{title}: {len(one.matrix)} parameters")
+            drawn, title = pictures[column]
+            image = draw_heat_map(ax, drawn.matrix, drawn.borders(), drawn.names)
+            ax.set_title(f"{title}: {len(drawn.matrix)} parameters")
     numbers = draw_bars(sheet.panels.get((1, 0)) or Figure().subplots(), [hessian], blocks)
     heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
     if heat_maps:
@@ -180,7 +180,7 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
 
 
 def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
-    """Average over squares of neighbours until a side has at most _PIXELS: more cannot be printed."""
+    """Average over squares of neighbours until a side has at most _PIXELS entries, the limit of print."""
     edges = np.arange(0, len(logs), -(-len(logs) // _PIXELS))
     widths = np.diff([*edges, len(logs)])
     sums = np.add.reduceat(np.add.reduceat(logs, edges, axis=0), edges, axis=1)

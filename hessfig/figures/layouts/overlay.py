@@ -1,4 +1,4 @@
-"""The values of a reference under ours, and their ratio: what `hessfig compare` draws."""
+"""Figure of `hessfig compare`: the values of a reference and of a sweep, and their ratio."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ _NOTE = (
 )
 _ONE_BATCH, _TWO_BATCHES = "nothing else, for both sides share one batch", "between batches"
 _MOST_ROWS = 6  # weights on a page
-_FACTORS = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 2.5)  # where the ratio axis may have its ticks
+_FACTORS = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 2.5)  # possible ticks of the ratio axis
 _NORMAL = 1.96  # standard errors that a 95 % interval reaches: ratios of means over many repeats
 _WIDEST = np.log(3.0)  # the ratio panels show at most a factor of 3 either way
 
@@ -47,7 +47,7 @@ def draw_overlay(comparison: Comparison, figure_dir: Path) -> list[Path]:
 def draw_page(
     comparison: Comparison, depth: int, blocks: Sequence[str], *, paper: Paper | None = None, suffix: str = ""
 ) -> Page:
-    """Draw some weights of one depth, each with a row of overlays and a row of ratios; a column for each part."""
+    """Draw some weights of one depth, with a row of overlays and a row of ratios per weight, and a column per part."""
     here = comparison.points["num_layers"] == depth
     numbers = comparison.points[here & comparison.points["block"].isin(blocks)]
     points = numbers.assign(**{X: numbers["sigma"]})
@@ -56,7 +56,7 @@ def draw_page(
     names = [[f"{block}:{part}{kind}" for part in parts] for block in blocks for kind in ("", ":ratio")]
     batches = _TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
     note = _NOTE.format(reference=plain(comparison.reference), batches=batches)
-    style = SHARED.but(down=0.11, height=[1.25, 0.55] * len(blocks))
+    style = SHARED.replace(down=0.11, height=[1.25, 0.55] * len(blocks))
     sheet = Sheet.grid(paper or Paper(), names, note, style)
     for index, matrix in enumerate(blocks):
         above, below = sheet.row(2 * index), sheet.row(2 * index + 1)

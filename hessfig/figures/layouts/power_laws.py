@@ -29,15 +29,15 @@ _ROWS = 6  # of panels on a page
 _BLOCK = ["layer", "row_layer", "row", "col"]
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 _COLOUR = "#4575b4"
-_LINE = 0.125  # inches that a line of a legend takes
-_MOST = 0.6  # share of a panel that a legend gets at most
+_LINE = 0.125  # height in inches of a line of the legend
+_MOST = 0.6  # largest share of a panel for the legend
 _STROKES: Sequence[Any] = ((0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_STRAIGHT = 0.9  # share of the variance that a line explains at least where a slope is written
+_STRAIGHT = 0.9  # smallest share of the variance that a line explains if a slope is written
 
 
 @dataclass(frozen=True)
 class Laws:
-    """Curves of one sweep with a slope each; `nulls` are the quantities that chance alone gives, by quantity."""
+    """Curves of one sweep with one slope each; `nulls` maps quantities to those that chance alone gives."""
 
     curves: pd.DataFrame
     slopes: pd.DataFrame
@@ -88,12 +88,12 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
 
 
 def _of_whole(table: pd.DataFrame) -> pd.DataFrame:
-    """Return numbers with those of the network (an accuracy, say) as numbers of its whole Hessian: in one row."""
+    """Return the numbers, with those of the network (such as an accuracy) in the row of its whole Hessian."""
     return table.assign(row=table["row"].replace("", Group.all.value), col=table["col"].replace("", Group.all.value))
 
 
 def _repeats_words(asked: str) -> str:
-    """Return what the repeats are where they are the values of a setting: batches of a task's seed."""
+    """Return in words what the repeats are if they are values of a setting, such as batches of a task's seed."""
     words = asked and f"values of {labels.plain(setting_name(asked))}"
     return "batches" if asked == "task.seed" else words
 
@@ -115,7 +115,7 @@ def _law_sheet(
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
     names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
-    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.but(height=1.3, down=0.2, narrowest=None))
+    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None))
     drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
     set_x_scale(sheet.axes[-1], laws.curves[X])
     sheet.label(
@@ -156,7 +156,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
 
 
 def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
-    """Make the y axis logarithmic, with ticks that its length holds; linear for shares."""
+    """Make the y axis logarithmic, with ticks that fit its length, or linear for shares."""
     if quantity.endswith("accuracy"):
         return
     set_decades(ax, "y")
@@ -172,14 +172,14 @@ def _labelled(name: str, curve: pd.DataFrame, slope: pd.Series, laws: Laws) -> s
 
 
 def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
-    """Return whether a power law describes a curve on the window: by the share of variance that a line explains."""
+    """Return whether a power law describes a curve on the window, by the share of variance that a line explains."""
     drawn = curve[positive(curve) & within(curve[X], laws.window)]
     logs = np.log(drawn[[X, "mean"]].to_numpy(float))
     return len(drawn) > 2 and bool((logs.std(axis=0) > 0).all() and np.corrcoef(logs.T)[0, 1] ** 2 >= _STRAIGHT)
 
 
 def _write_slopes(ax: Axes, published: float | None) -> None:
-    """Write the legend, in room of its own: names and slopes, and the published one."""
+    """Write the legend with names, slopes and the published slope into a reserved part of the panel."""
     title = f"published slope {published:g}".replace("-", "−") if published is not None else None
     if not ax.get_legend_handles_labels()[1] and title is None:
         return
@@ -189,14 +189,14 @@ def _write_slopes(ax: Axes, published: float | None) -> None:
 
 
 def _make_room(ax: Axes, lines: int) -> None:
-    """Lower the end of a logarithmic axis so that `lines` of words stand below what is drawn."""
+    """Lower the end of a logarithmic axis so that `lines` lines of words fit below the curves."""
     low, high = ax.get_ylim()
     share = min(lines * _LINE / height_in(ax), _MOST)
     ax.set_ylim(high * (low / high) ** (1 / (1 - share)), high)
 
 
 def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> None:
-    """Draw what chance gives of every variant in grey, dashed; the first is named, with its slope."""
+    """Draw the values that chance gives for every variant in grey dashes; the first has a name and a slope."""
     slope = _of(laws.slopes, block, str(null["quantity"].iloc[0])).iloc[0]
     label = f"chance: slope {fitted(slope['slope'], slope['slope_se'])}"
     for first, (_, line) in enumerate(null[positive(null)].groupby("variant", sort=False)):

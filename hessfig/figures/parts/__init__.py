@@ -1,1 +1,1 @@
-"""What every layout shares: style, panels, saving, and the sweep it draws from."""
+"""Shared parts of all layouts: style, panels, saving, and the sweep that a figure draws."""

@@ -1,4 +1,4 @@
-"""Colours: of weights, of parts of the Hessian, and of lines that are of neither."""
+"""Colours of weights, of parts of the Hessian, and of all other lines."""
 
 from matplotlib.colors import to_rgb
 
@@ -24,14 +24,14 @@ _PART_COLOURS = {
     Part.H_fT: "#f29ac6",
 }
 _OTHER = "#a6761d"
-# Of kinds of networks and of rules: none of a weight or of a part (blues, yellow, black, browns).
+# Colours of networks and of update rules (blues, yellow, black, browns). No weight and no part has one of them.
 TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#003f5c", "#8b1a1a")
 GUIDE = "#808080"
 PUBLISHED = "#222222"
 
 
 def matrix_colour(name: str) -> str:
-    """Return the colour of a weight (the published ones for W_V and W_Q)."""
+    """Return the colour of a weight; W_V and W_Q have the colours of the paper."""
     return _MATRIX_COLOURS.get(name, _OTHER)
 
 
@@ -41,19 +41,19 @@ def part_colour(part: str) -> str:
 
 
 def tone(rank: int) -> str:
-    """Return the colour of the `rank`-th line of a panel whose lines are of no weight and no part."""
+    """Return the colour of line number `rank` in a panel whose lines show neither weights nor parts of the Hessian."""
     return TONES[rank % len(TONES)]
 
 
 def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
-    """Return `count` shades of a colour, light to dark (later layers); a single one is the colour itself."""
+    """Return `count` shades of a colour from light to dark (later layers); a single shade is the colour itself."""
     if count == 1:
         return [to_rgb(colour)]
     return [_shade(colour, 0.6 - 1.05 * index / (count - 1)) for index in range(count)]
 
 
 def _shade(colour: str, lightness: float) -> tuple[float, float, float]:
-    """Mix with white (lightness > 0) or black (lightness < 0)."""
+    """Mix a colour with white (lightness > 0) or black (lightness < 0)."""
     target, weight = (1.0, lightness) if lightness > 0 else (0.0, -lightness)
     red, green, blue = (channel + (target - channel) * weight for channel in to_rgb(colour))
     return red, green, blue

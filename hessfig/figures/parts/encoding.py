@@ -1,4 +1,4 @@
-"""What colours and dashes tell apart."""
+"""Encoding of a figure: what its colours, dashes and columns of panels show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,16 +29,16 @@ from hessfig.figures.parts.lettering import width_of
 from hessfig.terms import Matrix
 
 COLUMNS = ("layer", "num_layers", "part", "index")
-WEIGHT = "weight"  # diagonal blocks together in one panel, a colour each
+WEIGHT = "weight"  # all diagonal blocks in one panel, one colour per block
 VARIANT = "variant"  # whole variants, which may differ in several settings at once
 MOST_DASHES = 4
-PLAIN = "plain"  # the variant that changes nothing
+PLAIN = "plain"  # the variant that changes no setting
 
 
 def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
-    """Return what colour and dashes stand for: what the figure names, else what varies first; "" for nothing.
+    """Return what colour and dashes show: the figure's settings, otherwise the first names that vary; "" for nothing.
 
-    Raises UserError for names of nothing that varies, and when both are the same.
+    Raises UserError for a name that does not vary, and when both show the same.
     """
     named = {key: _canonical(spec, key, curves) for key in ("colour", "dashes")}
     if named["colour"] and named["colour"] == named["dashes"]:
@@ -48,38 +48,38 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
             allowed=", ".join(_varying(curves)) or "nothing varies here",
             remedy="leave one of them out",
         )
-    told = {"part", *_told_by(curves, list(named.values()))}
-    told |= set(varied_settings(curves["variant"].unique())) if VARIANT in named.values() else set()
-    free = [name for name in _varying(curves) if name not in told]
+    shown = {"part", *_told_by(curves, list(named.values()))}
+    shown |= set(varied_settings(curves["variant"].unique())) if VARIANT in named.values() else set()
+    free = [name for name in _varying(curves) if name not in shown]
     colour = named["colour"] or next(iter(free), "")
     few = [name for name in free if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES]
     return colour, named["dashes"] or next(iter(few), "")
 
 
 def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
-    """Return what `name` is for each point: a column's value, or the value of a setting as text."""
+    """Return the value of `name` for each point: the value of a column, or that of a setting as text."""
     if name in (*COLUMNS, WEIGHT, VARIANT):
         return curves["row" if name == WEIGHT else name]
     return with_settings(curves, name)[name].astype(object)
 
 
 def ordered(values: pd.Series) -> list[Any]:
-    """Return the different values, numbers in rising order, words as they come."""
-    found = list(values.unique())
-    numbers = as_numbers(map(str, found))
-    return found if numbers is None else [found[k] for k in sorted(range(len(found)), key=numbers.__getitem__)]
+    """Return the distinct values: numbers in rising order, words in the order of their appearance."""
+    unique = list(values.unique())
+    numbers = as_numbers(map(str, unique))
+    return unique if numbers is None else [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
 
 
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
-    """Return what else tells the points apart, in columns variant, num_layers, layer, part and index."""
-    told = _told_by(curves, used)
-    rest = {name: curves[name] if name not in told else 0 for name in COLUMNS}
+    """Return what still distinguishes the points, in the columns variant, num_layers, layer, part and index."""
+    shown = _told_by(curves, used)
+    rest = {name: curves[name] if name not in shown else 0 for name in COLUMNS}
     variants = curves["variant"].map(lambda one: "" if VARIANT in used else without(one, *used))
     return pd.DataFrame({"variant": variants, **rest})
 
 
 def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
-    """Return what `used` tells apart: weights tell layers apart where each belongs to one layer."""
+    """Return the names that `used` distinguishes. Weights distinguish layers where each belongs to a single layer."""
     one_each = curves[["row", "layer"]].drop_duplicates()["row"].is_unique
     return {*used, *(["layer"] if WEIGHT in used and one_each else [])}
 
@@ -99,19 +99,19 @@ def _varying(curves: pd.DataFrame) -> list[str]:
 
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_NAMED = 8  # so many values are named in a legend
+_NAMED = 8  # largest number of values that a legend names
 _NEUTRAL = "#555555"
 _DISTINCT = [TONES[rank] for rank in (0, 1, 3, 2, 4, 5, 6)]  # blues and browns last: neighbours differ most
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _MARK_SIZE = 3.0  # points: a square or a triangle of 2 points is a dot
-_HANDLE = 0.5  # inches of a legend's entry beside its words
+_HANDLE = 0.5  # inches of a legend's entry next to its words
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What lines run along, and what colour, dashes and columns of panels stand for ("": nothing).
+    """The axis of the lines, and what colour, dashes and columns of panels show ("" for nothing).
 
-    `unchanged`: the values of settings in variants that do not change them.
+    `unchanged` holds the values of settings for the variants that do not change them.
     """
 
     axis: Axis
@@ -121,9 +121,9 @@ class Encoding:
     unchanged: Mapping[str, str] = field(default_factory=dict)
 
     def tones(self, page: pd.DataFrame, weight: str) -> dict[Any, Any]:
-        """Return the colour of each value: words of a setting have one each, the same in every panel.
+        """Return the colour of each value. The words of a setting keep their colours in every panel.
 
-        Numbers are shades of the weight's own colour (of grey for ""), darker for later ones.
+        Numbers are shades of the weight's colour (grey for ""), darker for later numbers.
         """
         values = ordered(values_of(page, self.colour))
         if self.colour == "part":
@@ -136,7 +136,7 @@ class Encoding:
         return dict(zip(values, shades(colour, len(values)), strict=True))
 
     def widths(self, page: pd.DataFrame) -> dict[Any, float]:
-        """Return the width of each colour's lines, narrower for later values: lines that coincide stay countable."""
+        """Return the line width of each colour, narrower for later values, so that coinciding lines remain visible."""
         values = ordered(values_of(page, self.colour))
         return dict(zip(values, np.linspace(1.6, 0.8, len(values)) if len(values) > 1 else [1.0], strict=True))
 
@@ -146,7 +146,7 @@ class Encoding:
         return {value: _DASHES[rank % MOST_DASHES] for rank, value in enumerate(values)}
 
     def marks(self, page: pd.DataFrame) -> dict[Any, Any]:
-        """Return how the points of each value of the dashes (without these, of the colours) are marked."""
+        """Return the marker of each value of the dashes, or of the colours where there are no dashes."""
         name = self.dashes or self.colour
         values = ordered(values_of(page, name))
         apart = name != WEIGHT and 1 < len(values) <= len(_MARKS)
@@ -154,7 +154,7 @@ class Encoding:
         return {value: kinds[rank] if apart else {} for rank, value in enumerate(values)}
 
     def style(self, page: pd.DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
-        """Return dashes, width and mark of the line of two values."""
+        """Return dashes, width and marker of the line of one colour value and one dash value."""
         mark = self.marks(page)[dashes if self.dashes else colour]
         return {"linestyle": self.strokes(page)[dashes], "linewidth": self.widths(page)[colour], **mark}
 
@@ -165,29 +165,29 @@ class Encoding:
         )
 
     def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
-        """Return (last mean, words, colour) of every colour's line."""
+        """Return (last mean, name, colour) of the line of every colour."""
         drawn = page[np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)].sort_values(X)
         lasts = drawn.groupby(values_of(drawn, self.colour).rename("colour"), sort=False)["mean"].last()
         tones = self.tones(page, "")
         return [(float(y), self._words(self.colour, value), tones[value]) for value, y in lasts.items()]
 
     def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
-        """Return the lines and words of the legend: a few of the colours when there are many, every kind of dashes."""
+        """Return the handles and words of the legend: all dashes, and at most a few of the colours."""
         tones, strokes, marks = self.tones(page, ""), self.strokes(page), self.marks(page)
         step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
         dot = {"marker": "o"}
-        found = []
+        entries = []
         for value in list(tones)[::step] if self.colour else []:
             mark = {"marker": ""} if self.dashes and len(marks) > 1 else marks.get(value) or dot
-            found.append((Line2D([], [], color=tones[value], **mark), self._words(self.colour, value)))
+            entries.append((Line2D([], [], color=tones[value], **mark), self._words(self.colour, value)))
         for value in strokes if self.dashes else ():
             words = f"{plain(setting_name(self.dashes))} {self._words(self.dashes, value)}"
-            found.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
-        return found
+            entries.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
+        return entries
 
     @property
     def title(self) -> str | None:
-        """What colours stand for, above a legend."""
+        """The title of the legend: what the colours show."""
         return f"{plain(setting_name(self.colour))}:" if self.colour else None
 
     def name(self, ax: Axes, page: pd.DataFrame) -> None:
@@ -198,7 +198,7 @@ class Encoding:
             ax.legend(handles, names, title=self.title, loc="best", **style)
 
     def name_above(self, figure: Figure, page: pd.DataFrame, inches: float) -> None:
-        """Write the legend above all panels of a page of this width, in as many lines as `lines_above` says."""
+        """Write the legend above all panels of a page of this width. It takes `lines_above` lines."""
         entries, columns = self._all_named(page), self._columns(page, inches)
         by_column = [entry for column in range(columns) for entry in entries[column::columns]]  # matplotlib's order
         handles, names = zip(*by_column, strict=True)
@@ -209,7 +209,7 @@ class Encoding:
         return -(-len(self._all_named(page)) // self._columns(page, inches))
 
     def _words(self, name: str, value: Any) -> str:
-        """Return a value in words; of a setting that a variant does not change, the one that it has."""
+        """Return a value in words. Where a variant does not change the setting, this is the setting's own value."""
         if name == "part":
             return symbol(value) or "(whole)"
         if name == VARIANT:
@@ -223,6 +223,6 @@ class Encoding:
         return min(len(entries), max(1, int(inches / widest)))
 
     def _all_named(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
-        """Return the entries of a legend without a title: the first says what the colours are."""
+        """Return the entries of a legend without a title. The first entry names what the colours show."""
         (line, words), *rest = self.entries(page)
         return [(line, f"{self.title} {words}" if self.title else words), *rest]

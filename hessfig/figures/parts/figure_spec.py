@@ -1,4 +1,4 @@
-"""What is asked of a figure, the sweep that it is drawn from, and what its layout requires of that."""
+"""Specification of a figure: its settings, the sweep that it draws, and what its layout requires of the sweep."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +22,12 @@ from hessfig.record import FROBENIUS
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options.
+    """The name of a figure, its sweep, its layout (see sheets.LAYOUTS), the settings of its fits, and its options.
 
     `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting; so does `where`, with the
-    values that are drawn. `seed` is that of the bootstrap (None: the first seed of the run, as in slopes.csv). `preset`
-    is the shipped sweep whose network and task these are, whose published slopes are told, "" for others. `paper`:
-    width, note, formats, panels and style, which panel_sheet and save_page obey for every layout.
+    values to draw. `seed` is the seed of the bootstrap (None: the first seed of the run, as in slopes.csv). `preset`
+    names the shipped sweep with this network and task, whose published slopes are printed; "" for other sweeps.
+    `paper` holds width, note, formats, panels and style, which panel_sheet and save_page apply to every layout.
     """
 
     name: str
@@ -47,12 +47,12 @@ class FigureSpec:
 
     @property
     def quantity(self) -> str:
-        """The quantity to draw, frobenius unless told otherwise (figure.options.quantity)."""
+        """The quantity to draw (figure.options.quantity); frobenius by default."""
         return str(self.options.get("quantity", FROBENIUS))
 
     @property
     def index(self) -> int | None:
-        """Which of a quantity's several values to draw (figure.options.index); None: the first."""
+        """Index of the value to draw, for quantities with several values (figure.options.index); None: the first."""
         wanted = self.number("index")
         return None if wanted is None else int(wanted)
 
@@ -66,10 +66,10 @@ class FigureSpec:
         values = self.options.get(key)
         if values is None:
             return None
-        found = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
-        if not all(value > 0 for value in found):
+        numbers = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
+        if not all(value > 0 for value in numbers):
             raise _bad_option(key, values, "numbers > 0", f"for example 'figure.options.{key}=[0.1,1]'")
-        return found
+        return numbers
 
     def words(self, key: str) -> list[str] | None:
         """Return an option that is one text or a list of texts, or None."""
@@ -105,14 +105,14 @@ def _bad_option(key: str, value: Any, allowed: str, remedy: str) -> UserError:
 
 @dataclass(frozen=True)
 class Source:
-    """A sweep's folder; its table and manifest are read when they are first needed, and rows picked by `where`."""
+    """The folder of a sweep. Its table and manifest are read on first use, and `where` selects rows."""
 
     folder: Path
     where: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def run(self) -> RecordedRun:
-        """The sweep. Raises UserError when it was not run, its table is bad, or `where` picks nothing of it."""
+        """The sweep. Raises UserError if it was not run, if its table is invalid, or if `where` selects no rows."""
         run = read_run(self.folder)
         return replace(run, table=_picked(run.table, self.where))
 
@@ -126,24 +126,24 @@ _COLUMNS = ("sigma", "step", "seed", "num_layers", "layer", "row", "col", "part"
 
 
 def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows with these values (one or a list each) in columns of the table or settings that vary.
+    """Return the rows that have these values (one value or a list) in columns of the table or in varied settings.
 
-    Raises UserError for a name of neither, and for values that no row has.
+    Raises UserError for a name that is neither, and for values that no row has.
     """
     for word, wanted in where.items():
         key = word if word in _COLUMNS else "num_layers" if word in DEPTHS else ""
         key = key or varied_key(word, table["variant"].unique(), asked="figure.where", others=_COLUMNS)
         column = (table if key in _COLUMNS else with_settings(table, key))[key]
-        values, asked = [_as_text(one) for one in column], wanted if isinstance(wanted, list | tuple) else [wanted]
-        for one in asked:
-            if _as_text(one) not in values:
+        values, asked = [_as_text(item) for item in column], wanted if isinstance(wanted, list | tuple) else [wanted]
+        for item in asked:
+            if _as_text(item) not in values:
                 raise UserError(
                     f"figure.where: no number has this {word}",
-                    got=f"{word}: {one}",
+                    got=f"{word}: {item}",
                     allowed=", ".join(filter(None, dict.fromkeys(values))) or "nothing",
                     remedy=f"for example 'figure.where={{{word}: {values[0]}}}'",
                 )
-        table = table[[one in set(map(_as_text, asked)) for one in values]]
+        table = table[[item in set(map(_as_text, asked)) for item in values]]
     return table
 
 
@@ -158,10 +158,11 @@ def _as_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Requires:
-    """What a layout requires of a table: finite numbers of the quantity `name`, in rows of one of the `quantities`.
+    """Requirement of a layout: the table has finite numbers of the quantity `name` in rows of one of the `quantities`.
 
-    `quantities` is `name` itself by default, or follows from the figure's options. `sweep` is the shipped one that
-    measures it (by default the command of the same sweep is told, with this quantity), `what` the numbers in words.
+    `quantities` is `name` by default, or follows from the figure's options. `sweep` names the shipped sweep that
+    measures the quantity (by default the message suggests the same sweep with this quantity); `what` describes the
+    numbers in words.
     """
 
     name: str
@@ -170,7 +171,7 @@ class Requires:
     what: str = ""
 
     def check(self, spec: FigureSpec, source: Source) -> None:
-        """Raise UserError when the table of a sweep lacks what is required."""
+        """Raise UserError if the table of the sweep does not meet the requirement."""
         wanted = self.quantities(spec) if callable(self.quantities) else self.quantities or (self.name,)
         table = source.table
         if not (table["quantity"].isin(wanted) & np.isfinite(table["value"])).any():
@@ -185,10 +186,10 @@ class Requires:
 
 
 class RequiresSteps(Requires):
-    """Numbers at steps of a training."""
+    """Requirement of a layout: the table has numbers at steps of a training."""
 
     def check(self, spec: FigureSpec, source: Source) -> None:
-        """Raise UserError when no number of the table has a step."""
+        """Raise UserError if no number of the table has a step."""
         if source.table["step"].isna().all():
             raise UserError(
                 f"{source.table['sweep'].iloc[0]}: no number of this table has a step",
@@ -210,11 +211,11 @@ class FigureLayout:
     drawn_by : str
         "MODULE:FUNCTION" of the function that yields its pages, imported when a figure is drawn.
     options : tuple of str
-        The names of figure.options that it takes.
+        The names of figure.options that it accepts.
     requires : tuple of Requires
-        What it requires of the table.
+        The requirements that the table must meet.
     takes : tuple of str
-        Those of x, colour and dashes that it takes.
+        Which of x, colour and dashes it accepts.
     """
 
     drawn_by: str
@@ -223,7 +224,7 @@ class FigureLayout:
     takes: tuple[str, ...] = ()
 
     def draw(self, spec: FigureSpec, folder: Path) -> Iterator[Page]:
-        """Yield the pages of a sweep. Raises UserError where it lacks what the layout requires."""
+        """Yield the pages of a sweep. Raises UserError if the sweep does not meet the layout's requirements."""
         source = Source(folder, spec.where)
         for requirement in self.requires:
             requirement.check(spec, source)

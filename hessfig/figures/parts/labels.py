@@ -1,4 +1,4 @@
-"""Words about what was measured: labels of weights and quantities, and where the numbers come from."""
+"""Labels of weights, blocks and quantities, and the words of notes: repeats, settings, estimators."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -13,7 +13,7 @@ from hessfig.registry import facts_of
 from hessfig.terms import Group, Matrix, Part, weight_label
 
 ONE_SEED = "one seed"
-_FEW_SEEDS = 5  # so many are drawn as lines of their own
+_FEW_SEEDS = 5  # up to this number, each seed is drawn as a line
 OWN_KIND = "python"  # a network of the user's own
 _PART_SYMBOLS = {
     Part.H_o: r"H_\mathrm{o}",
@@ -42,20 +42,20 @@ _SETTINGS = {
 _OF_CNN = {("model.norm", "post"): "GroupNorm"}
 _ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
 _ESTIMATORS |= dict.fromkeys(("unseen sums", "unseen examples"), "held-out examples")
-_FEW = 3  # quantities that a caption names; of more the panels say what they show
+_FEW = 3  # largest number of quantities that a note names one by one
 _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP", "W_head": "head"}
 
 
 def plain(text: str) -> str:
-    """Return a text that anybody may have chosen: no dollar sign in it starts a formula, and nothing steers a terminal.
+    """Return untrusted text in a form that is safe to print: without formulas and without control characters.
 
-    (Matplotlib warns of letters that a font lacks by printing them.)
+    (Matplotlib prints the letters that a font lacks in its warnings.)
     """
     return plain_lines(text).replace("$", r"\$")
 
 
 def symbol(part: str) -> str:
-    """Return mathtext for a part of the Hessian; nothing for what is of no block."""
+    """Return mathtext for a part of the Hessian; "" for quantities without a block."""
     return f"${_PART_SYMBOLS[Part(part)]}$" if part else ""
 
 
@@ -68,7 +68,7 @@ def block_words(row: str, col: str) -> str:
 
 
 def block_name(row: str, col: str) -> str:
-    """Return a block as panels are named: W_Q, or W_Q-W_V for a pair."""
+    """Return the name of a block in names of panels: W_Q, or W_Q-W_V for a pair."""
     return row if row == col else f"{row}-{col}"
 
 
@@ -80,9 +80,9 @@ def pair_words(row: str, col: str) -> str:
 
 
 def weight_words(name: str, layer: int = 0) -> str:
-    """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is.
+    """Return mathtext for a weight of the paper's networks (also for a sum such as W_E+W_U); other names are unchanged.
 
-    Its `layer`, if it is not 0, stands behind it.
+    The number of its `layer`, if it is not 0, follows the name.
     """
     roles, behind = name.split("+"), f" {layer}" if layer else ""
     if name == Group.query_key:
@@ -97,7 +97,7 @@ def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
 
 
 def block_title(row: str, col: str, across: str = "", *, quantity: str = FROBENIUS) -> str:
-    """Return the label of a block and quantity; `across` holds the two layers 'r,c' of a pair across layers."""
+    """Return the label of a block and quantity; `across` holds the two layers, 'r,c', for a pair of two layers."""
     if across:
         row_layer, layer = across.split(",")
         name = f"{weight_words(row)} of layer {row_layer}, {weight_words(col)} of layer {layer}"
@@ -107,12 +107,12 @@ def block_title(row: str, col: str, across: str = "", *, quantity: str = FROBENI
 
 
 def part_title(part: str) -> str:
-    """Return symbol and words for a part of the Hessian; nothing for what is of no part."""
+    """Return symbol and words for a part of the Hessian; "" for quantities without a part."""
     return f"{symbol(part)}: {Part(part).label}" if part else ""
 
 
 def part_words(part: str) -> str:
-    """Return a part of the Hessian in words that begin a sentence (a note knows no formulas); nothing for no part."""
+    """Return a part of the Hessian in words that begin a sentence (notes have no formulas); "" without a part."""
     return Part(part).label[:1].upper() + Part(part).label[1:] if part else ""
 
 
@@ -141,43 +141,43 @@ def note_words(
     several_points: bool = False,
     config: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the note of a general sheet: which page, place, repeats, marks, settings, estimator, what is left out."""
+    """Return the note of a general sheet: page, place, repeats, marks, settings, estimator, exclusions."""
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
     page = "".join(f"{name[:1].upper()}{name[1:]}. " for name in [", ".join(filter(None, names))] if name)
-    made = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
-    return f"{page}{_marks(table, several_points)}{dotted}.{made}"
+    about = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
+    return f"{page}{_marks(table, several_points)}{dotted}.{about}"
 
 
 def made_words(table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str | None = None) -> str:
-    """Return the end of every note: where all numbers stand, settings, how they were measured, what is left out."""
+    """Return the end of every note: place on the axis, settings, estimator, excluded numbers."""
     fixed = fixed_words(table, axis) if where is None else where
     return f"{fixed}{setting} {estimator_words(table)}.{left_out_words(table)}"
 
 
 def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) -> str:
-    """Return the settings that matter and are the same for all numbers, as a sentence; nothing without a manifest.
+    """Return width, layers and batch as a sentence, as far as all numbers share them; "" without a manifest.
 
-    Width, layers and batch; what the sweep varies or runs along is shown elsewhere, and they are not known for a
-    network of one's own.
+    Settings that the sweep varies, or that are its axis, are shown elsewhere. For a user's own network these settings
+    are unknown.
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
     depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
-    told = {axis.name, *(sweep.get("vary") or {})}
+    shown = {axis.name, *(sweep.get("vary") or {})}
     layers = " to ".join(map(str, dict.fromkeys([*depths[:1], *depths[-1:]])))
     words = {
         "model.d_model": f"width {model.get('d_model')}",
         "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}" if depths else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }
-    kept = ", ".join(text for key, text in words.items() if key not in told and text and not text.endswith("None"))
+    kept = ", ".join(text for key, text in words.items() if key not in shown and text and not text.endswith("None"))
     return f" {kept[:1].upper()}{kept[1:]}." if model and model.get("kind") != OWN_KIND else ""
 
 
 def variant_words(variant: str) -> str:
-    """Return a variant in words fit for a panel: 'softmax, pre-LN', 'temperature 0.5'.
+    """Return a variant in words for a panel: 'softmax, pre-LN', 'temperature 0.5'.
 
-    What a kind of network has not is left out: an MLP's attention.
+    Settings that the kind of network does not have, such as the attention of an MLP, are left out.
     """
     kind = settings_of(variant).get("model.kind")
     settings = settings_of(without(variant, "model.attention")) if kind == "mlp" else settings_of(variant)
@@ -187,12 +187,12 @@ def variant_words(variant: str) -> str:
 
 
 def _in_words(key: str, value: str) -> str:
-    """Return a setting without a word of its own: of a path its last part alone."""
+    """Return a setting that has no words of its own; for a path, its last part."""
     return PurePath(value).name if last_word(key) == "path" else f"{setting_name(key)} {value}"
 
 
 def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return changed settings in words: 'post-LN', 'n_heads 2'; where a file lies is no word for a figure."""
+    """Return changed settings in words, 'post-LN' or 'n_heads 2', without the folders of files."""
     layers = "1 layer" if settings.get("model.n_layers") == "1" else "{} layers"
     named = {"task.batch_size": "batch {}", "model.n_layers": layers}
     return tuple(
@@ -203,7 +203,7 @@ def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def seeds_words(table: pd.DataFrame) -> str:
-    """Return how many seeds a point rests on."""
+    """Return the number of seeds behind each point, in words."""
     per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
     fewest, most = int(per_point.min()), int(per_point.max())
     if fewest != most:
@@ -212,22 +212,22 @@ def seeds_words(table: pd.DataFrame) -> str:
 
 
 def are_few(seeds: int) -> bool:
-    """Return whether so many seeds are drawn as thin lines, and not by the band of their interval."""
+    """Return whether this number of seeds is drawn as thin lines instead of an interval band."""
     return 1 < seeds <= _FEW_SEEDS
 
 
 def spread_words(seeds: int) -> str:
-    """Return how the spread of so many seeds is shown."""
+    """Return in words how a figure shows the spread over this number of seeds."""
     return "thin: the seeds" if are_few(seeds) else "band: 95% interval (Student's t)"
 
 
 def interval_words(table: pd.DataFrame) -> str:
-    """Return how the spread over the seeds of a table is shown next to their means."""
+    """Return in words how a figure shows the spread over the seeds of a table."""
     return "thin: the seeds" if are_few(table["seed"].nunique()) else "band: 95% interval of the mean"
 
 
 def estimator_words(table: pd.DataFrame) -> str:
-    """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
+    """Return estimators, dtypes and probes of the numbers in words, by quantity if there are at most three."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
     how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
@@ -236,7 +236,7 @@ def estimator_words(table: pd.DataFrame) -> str:
 
 
 def left_out_words(table: pd.DataFrame) -> str:
-    """Return how many numbers enter no mean, and why; nothing if there are none."""
+    """Return how many numbers are excluded from means, and why; "" if none are."""
     bad, rough = ((table["status"] == status).sum() for status in (Status.nonfinite, Status.not_converged))
     words = f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
     return words + (f" Left out: {rough} of {len(table)} numbers that did not converge." if rough else "")

@@ -1,4 +1,4 @@
-"""Lettering: sizes of type, and how wide words are in it."""
+"""Font sizes, and the width of words in print."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,26 +9,26 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.cbook import is_math_text
 from matplotlib.font_manager import FontProperties
 
-SMALLEST, LARGEST = 7.0, 9.0  # points: nothing is set smaller, whatever a style asks for
+SMALLEST, LARGEST = 7.0, 9.0  # points: limits of the font sizes that a style may ask for
 SMALL = TINY = SMALLEST  # points: ticks, legends and words in panels
 BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}  # behind words on lines
-_DOTS = 300  # per inch, at which words are measured
+_DOTS = 300  # dots per inch at which text is measured
 
 
 def points(key: str) -> float:
-    """Return a size of the present type, such as axes.titlesize, in points."""
+    """Return a font size of the current style, such as axes.titlesize, in points."""
     sizes: Any = mpl.rcParams
     return float(FontProperties(size=sizes[key]).get_size_in_points())
 
 
 def width_of(words: str, size: float = TINY) -> float:
-    """Return how many inches the widest line of some words takes in the present type, `size` in points."""
+    """Return the width of the widest line of a text in inches, in the current font at `size` points."""
     family = tuple(mpl.rcParams["font.family"])
     return max((_width(line, size, family) for line in words.split("\n")), default=0.0)
 
 
 def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
-    """Return the first of some words that fit into `room` inches; else the last, cut in its middle if plain."""
+    """Return the first text that fits into `room` inches, otherwise the last one, cut in its middle if it is plain."""
     for words in candidates:
         if width_of(words, size) <= room:
             return words

@@ -1,4 +1,4 @@
-"""What a figure draws: curves of a table, and the numbers that are written next to the picture."""
+"""Data of a figure: the curves of a table, and the numbers that are saved next to the picture."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hessfig.terms import Matrix
 
 
 def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str) -> list[str]:
-    """Return the quantities to draw: those `asked` for, else the `usual` ones that were measured.
+    """Return the quantities to draw: those `asked` for, otherwise those of the `usual` ones that were measured.
 
-    Raises UserError where one of them was not measured, or none is left: `found` says what was got then.
+    Raises UserError if one of them was not measured, or if there is none; the message then reports `found`.
     """
     measured = list(table["quantity"].unique())
     wanted = asked or [name for name in usual if name in measured]
@@ -48,7 +48,7 @@ def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Seque
 def read_numbers(spec: FigureSpec, source: Source) -> tuple[RecordedRun, pd.DataFrame]:
     """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
 
-    Raises UserError when there are none: the general layouts draw whatever a table has.
+    Raises UserError if the table has none, and then names the general layouts, which draw any table.
     """
     run = source.run
     table = along(of_quantity(run.table, spec.quantity, spec.index), run.axis)
@@ -73,8 +73,8 @@ _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 class MeasuredCurves:
     """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
 
-    One quantity along one axis, its places in the columns x. Panels print what is `said`: slopes or levels on the
-    windows. `paper` is that of the figure, `config` holds the run's settings.
+    The numbers are of one quantity along one axis, whose places are in the column x. Panels print slopes or levels on
+    the windows, as `printed` says. `paper` is the figure's page, `config` holds the settings of the run.
     """
 
     table: pd.DataFrame
@@ -86,13 +86,13 @@ class MeasuredCurves:
     axis: Axis
     quantity: str
     levels: pd.DataFrame
-    said: str = SLOPE
+    printed: str = SLOPE
     paper: Paper = field(default_factory=Paper)
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
-        """The settings that matter, for the note."""
+        """Width, layers and batch in words, for the note."""
         return setting_words(self.config, self.table, self.axis)
 
     def of(self, **choice: object) -> MeasuredCurves:
@@ -104,8 +104,8 @@ class MeasuredCurves:
         variants = [(variant, 0) for variant in self.curves["variant"].unique()]
         networks = networks_of(self.curves) if by_depth else variants
         for variant, depth in networks:
-            one = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
-            yield page_suffix(variant, depth, networks), self.of(**one)
+            choice = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
+            yield page_suffix(variant, depth, networks), self.of(**choice)
 
     def matrices(self) -> list[str]:
         """Return the weights whose diagonal blocks were measured, W_V and W_Q first as in the paper."""
@@ -119,14 +119,14 @@ class MeasuredCurves:
         return sorted(int(layer) for layer in self.curves["layer"].unique())
 
     def telling_slopes(self) -> pd.DataFrame:
-        """Return one slope a curve: on the first window, or on that of the smallest sigmas for limits of sigma -> 0."""
+        """Return one slope per curve: on the first window, or on that of the smallest sigmas for sigma -> 0."""
         slopes = self.slopes.reset_index(drop=True)
         is_limit = (slopes["prediction"] == Prediction.exponent) & (slopes["regime"] == Regime.small_sigma)
         rank = slopes["window_high"].fillna(np.inf).where(is_limit & slopes["slope"].notna(), slopes.index)
         return slopes.iloc[rank.groupby([slopes[name] for name in CURVE], sort=False).idxmin()]
 
     def how(self, *, guides: bool = True) -> str:
-        """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
+        """Return the note: repeats, meaning of the marks, estimator, excluded numbers."""
         broken = "dashed and dotted grey: power laws" if self._has_several_laws() else "dashed: power law"
         dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
@@ -136,7 +136,7 @@ class MeasuredCurves:
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
     def _has_several_laws(self) -> bool:
-        """Whether a panel has more than one power law: by layers or regimes, or fits of several windows."""
+        """Whether a panel has several power laws: for layers, for regimes, or for windows."""
         predicted = self.slopes[self.slopes["prediction"] == Prediction.exponent]
         if predicted.empty:
             return len(self.windows) > 1
@@ -150,23 +150,23 @@ def _sentence(variant: str) -> str:
 
 
 def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
-    """Read a sweep's table (and its manifest if there), average over seeds, fit slopes on the windows.
+    """Read the table of a sweep and its manifest, if any; average over seeds and fit slopes on the windows.
 
-    Raises UserError when the table has no curves of blocks within layers.
+    Raises UserError if the table has no curves of blocks within layers.
     """
     run, table = read_numbers(spec, source)
     check_places(table, run.axis)
-    used, said = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    used, printed = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
     of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
     slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
-    levels = window_levels(table, used, **of, average=spec.average) if said == LEVEL else slopes[:0]
+    levels = window_levels(table, used, **of, average=spec.average) if printed == LEVEL else slopes[:0]
     curves = growth_curves(table, **of)
-    of |= {"levels": levels, "said": said, "paper": spec.paper, "config": run.config}
+    of |= {"levels": levels, "printed": printed, "paper": spec.paper, "config": run.config}
     return MeasuredCurves(table, curves, slopes, run.architectures, used, spec.average, **of)
 
 
 def fits_of(spec: FigureSpec, run: RecordedRun) -> FitSettings:
-    """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
+    """Return the settings of the fits: those of the figure, with the first seed of the run by default."""
     seed = run.first_seed if spec.seed is None else spec.seed
     of_run = own_predictions(run.config)
     return FitSettings(spec.average, spec.resamples, seed=seed, preset=spec.preset, predictions=of_run)
@@ -178,11 +178,11 @@ def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
 
 
 def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
-    """Return the drawn means, with the telling slope (or the first level) and its window next to every point."""
+    """Return the drawn means. Every row also holds the printed slope (or the first level) and its window."""
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
-    if measured.said == LEVEL:
+    if measured.printed == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]
-    telling = measured.levels.drop_duplicates(CURVE) if measured.said == LEVEL else measured.telling_slopes()
+    telling = measured.levels.drop_duplicates(CURVE) if measured.printed == LEVEL else measured.telling_slopes()
     fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)

@@ -1,4 +1,4 @@
-"""A page as the settings ask for it: its width, type and style; title and labels of the reader's own."""
+"""Setup of a page: its width, fonts and style, and the title and labels that the user sets."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 
 @dataclass(frozen=True)
 class Paper:
-    """What the settings of a page ask of every layout: figure.width, note, formats, panels, title ..., and `style`.
+    """The settings of a page that apply to every layout: figure.width, note, formats, panels, title ..., and `style`.
 
-    `width` in inches; None: the style's. Without `note` the words stand in a .txt next to the figure. `panels` are
-    names of panels, none: all. `title`, `xlabel`, `ylabel` and `legend` (a place of matplotlib's, or none) replace the
-    layout's where they are given. `changed`: what is drawn is not of the preset's network, but of one with these
-    settings, as every note then says.
+    `width` is in inches; None means the width of the style. Without `note` the note is written to a .txt file next to
+    the figure. `panels` names the panels to draw; empty for all. `title`, `xlabel`, `ylabel` and `legend` (a location
+    of matplotlib, or none) replace those of the layout. `changed` lists settings in which the network differs from the
+    preset's; every note then names them.
     """
 
     width: float | None = None
@@ -55,22 +55,22 @@ class Paper:
 
     @property
     def labels(self) -> dict[str, str | None]:
-        """What `relabel` puts in place of the layout's."""
+        """The arguments of `relabel`."""
         return {"title": self.title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
 
     @property
     def inches(self) -> float:
-        """The width of the page."""
+        """The width of the page in inches."""
         return self.width or (_bundle(self.style)["figure.figsize"][0] if self.style in _BUNDLES else TEXT_WIDTH)
 
     def type_settings(self) -> dict[str, Any]:
-        """Return sizes and family of the style as rcParams, sizes held between SMALLEST and LARGEST; no LaTeX."""
+        """Return font sizes, clipped to SMALLEST and LARGEST, and family of the style as rcParams; never LaTeX."""
         if self.style not in _BUNDLES:
             return {}
-        found = _bundle(self.style)
-        sizes = {key: min(max(float(found[key]), SMALLEST), LARGEST) for key in _SIZES}
+        bundle = _bundle(self.style)
+        sizes = {key: min(max(float(bundle[key]), SMALLEST), LARGEST) for key in _SIZES}
         sizes["legend.title_fontsize"] = sizes["legend.fontsize"]
-        return {**sizes, "font.family": [*_installed(found["font.serif"]), *_FAMILIES]}
+        return {**sizes, "font.family": [*_installed(bundle["font.serif"]), *_FAMILIES]}
 
 
 def _bundle(style: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _bundle(style: str) -> dict[str, Any]:
 
 
 def _installed(families: Sequence[str]) -> list[str]:
-    """Return the families that this machine has; a missing one would be warned of at every letter."""
+    """Return the font families that are installed: matplotlib would warn of a missing one at every letter."""
     from matplotlib.font_manager import fontManager
 
     known = {font.name for font in fontManager.ttflist}
@@ -104,7 +104,7 @@ RC = {
 
 @contextmanager
 def styled(paper: Paper | None = None) -> Iterator[None]:
-    """The context in which figures are built and saved, for a paper; the caller's settings come back after it."""
+    """Context in which figures of a page are built and saved. The caller's rcParams are restored at its end."""
     settings: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
     with mpl.rc_context(settings | RC | (paper or Paper()).type_settings()):
         yield
@@ -114,10 +114,10 @@ _TITLE = 0.25  # inches
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows, whatever drawing backend it has, and whose files hold its title too."""
+    """A figure that notebooks display with any backend, and whose saved files include its title."""
 
     def savefig(self, fname: Any, **settings: Any) -> None:
-        """Save as matplotlib does: the page with its title, as on the command line, unless `bbox_inches` is given."""
+        """Save as matplotlib does; without `bbox_inches`, save the page with its title, as the command line does."""
         super().savefig(fname, **{"bbox_inches": page_box(self), **settings})
 
     def _repr_png_(self) -> bytes:
@@ -128,13 +128,13 @@ class ShownFigure(Figure):
 
 
 def page_box(figure: Figure) -> Bbox | None:
-    """Return what of a figure is saved: with a title, which stands above the page as it was laid out, a higher page."""
+    """Return the area of a figure that is saved. A title stands above the page, so that the area is higher."""
     width, height = figure.get_size_inches()
     return Bbox([[0, 0], [width, height + _TITLE]]) if figure.get_suptitle() else None
 
 
 def shown(figure: Figure) -> ShownFigure:
-    """Return the same figure as one that a notebook shows."""
+    """Return the figure as one that notebooks display."""
     figure.__class__ = ShownFigure
     assert isinstance(figure, ShownFigure)
     return figure
@@ -148,9 +148,9 @@ def relabel(
     ylabel: str | None = None,
     legend: Any = None,
 ) -> None:
-    """Replace what is given: a line above the panels, labels of axes that have one, places of legends (or none).
+    """Replace the title, the labels of axes that have one, and the location of legends, as far as they are given.
 
-    A panel whose y label names what its row shows is called so; the name stays before a label of the reader's own.
+    Where the y label of a panel names its row, the name stays in front of the user's own label.
     """
     if title is not None:
         figure.suptitle(title, y=1.0, va="bottom")
@@ -163,17 +163,17 @@ def relabel(
             row = str(ax.get_label())  # matplotlib's own names of axes are in angle brackets
             ax.set_ylabel(ylabel if not row or row.startswith("<") else f"{row}: {ylabel}")
     legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
-    for one in legends if legend is not None else ():
-        if one is not None and legend == "none":
-            one.remove()
-        elif one is not None:
-            one.set_loc(legend)
+    for drawn in legends if legend is not None else ():
+        if drawn is not None and legend == "none":
+            drawn.remove()
+        elif drawn is not None:
+            drawn.set_loc(legend)
 
 
 def check_words(key: str, words: str) -> None:
-    """Raise UserError for words that cannot be set in type: a formula that matplotlib cannot read, a control character.
+    """Raise UserError for text that cannot be drawn: formulas that matplotlib cannot parse, and control characters.
 
-    The setting `key` is named, and the place where reading ends.
+    The message names the setting `key` and the position of the error.
     """
     wrong = next((letter for letter in words if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")), None)
     if wrong is not None:
@@ -197,8 +197,8 @@ def _unreadable(words: str) -> tuple[str, int]:
             if is_math_text(line):
                 _parser().parse(line)
         except ValueError as error:
-            found = re.search(r"\(at char (\d+)\)", str(error))
-            return "this formula cannot be read", start + (int(found[1]) if found else 0)
+            position = re.search(r"\(at char (\d+)\)", str(error))
+            return "this formula cannot be read", start + (int(position[1]) if position else 0)
         start += len(line) + 1
     return "", 0
 

@@ -1,4 +1,4 @@
-"""Panels arranged on a sheet, chosen and folded to its width."""
+"""Arrangement of panels on a sheet: selection of panels, and folding to the width of the page."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
-_EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
+_EDGE, _LABEL = 0.05, 0.38  # inches from the page's edge to the note, and from a panel to the middle of its y label
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
-_STRETCH = 1.5  # times as long as it was: no axis is made longer for a legend
+_STRETCH = 1.5  # largest factor by which a legend may stretch an axis
 Cell = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class SheetStyle:
-    """How panels are arranged: inches around them, between them and of their height, and which axes they share.
+    """Arrangement of panels: margins, gaps and heights in inches, and which axes the panels share.
 
-    The note comes below `bottom`. `height` is that of every panel, or of those of each row. A sheet is folded where
-    panels would be narrower than `narrowest` (None: than they are on a page of the usual width). A row of fewer panels
-    fills the width, unless rows have places for `most`.
+    The note is below `bottom`. `height` is the height of every panel, or a list with one height per row. A sheet is
+    folded if its panels would be narrower than `narrowest` (None: narrower than on a page of the usual width). A row
+    with fewer panels fills the width, unless rows have places for `most` panels.
     """
 
     left: float = 0.54
@@ -51,34 +51,34 @@ class SheetStyle:
     share_y: Literal["row", "all", False] = "row"
     most: int = 0
 
-    def but(self, **changes: Any) -> SheetStyle:
-        """Return the style with some changes."""
+    def replace(self, **changes: Any) -> SheetStyle:
+        """Return the style with the given attributes changed."""
         return replace(self, **changes)
 
     def width(self, paper: Paper, columns: int) -> float:
-        """Return the inches of each of some columns of panels."""
+        """Return the width in inches of each of `columns` columns of panels."""
         return (paper.inches - self.left - self.right - (columns - 1) * self.across) / columns
 
     def columns(self, paper: Paper) -> int:
-        """Return how many columns of panels the page holds; at least one."""
+        """Return how many columns of panels fit on the page, at least one."""
         room = paper.inches - self.left - self.right + self.across
         return max(1, int((room + 1e-9) / ((self.narrowest or NARROWEST) + self.across)))
 
 
 SHARED = SheetStyle()  # one x axis, and one y axis a row
-BY_COLUMN = SHARED.but(narrowest=None)  # columns of which a usual page holds any number
-ONE_SCALE = SHARED.but(share_y="all")
-OWN_Y = SHARED.but(share_y=False, across=0.36)
-APART = SHARED.but(share_x=False, share_y=False, across=0.42, down=0.34)  # nothing shared
+BY_COLUMN = SHARED.replace(narrowest=None)  # columns of which a usual page holds any number
+ONE_SCALE = SHARED.replace(share_y="all")
+OWN_Y = SHARED.replace(share_y=False, across=0.36)
+APART = SHARED.replace(share_x=False, share_y=False, across=0.42, down=0.34)  # nothing shared
 
 
 def in_rows(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
-    """Return a sequence in pieces of at most `most`; a single empty one for none."""
+    """Return the sequence in pieces of at most `most` items; a single empty piece for an empty sequence."""
     return [items[start : start + most] for start in range(0, max(len(items), 1), most)]
 
 
 def in_sheets(items: Sequence[Any], most: int, name: str = "sheet") -> Iterator[tuple[Sequence[Any], str]]:
-    """Yield pieces of at most `most`, and what their pages' names end with: _sheet1, ..., nothing for a single one."""
+    """Yield pieces of at most `most` items with the suffixes of their pages: _sheet1, ..., or "" for a single piece."""
     pieces = in_rows(items, most)
     for number, piece in enumerate(pieces, start=1):
         yield piece, f"_{name}{number}" if len(pieces) > 1 else ""
@@ -97,20 +97,20 @@ def height_in(ax: Axes) -> float:
 
 
 def label_side(ax: Axes, words: str) -> None:
-    """Write a y label at a fixed distance from its panel, as long as the panel is high and a little more."""
+    """Write a y label at a fixed distance from its panel, at most a little longer than the panel is high."""
     size = points("axes.labelsize")
     ax.set_ylabel(fitting([words], height_in(ax) + 0.15, size))
     ax.yaxis.set_label_coords(-_LABEL / width_in(ax), 0.5)
 
 
 def whole_note(paper: Paper, note: str) -> str:
-    """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
+    """Return the note with the settings that differ from the preset at its end, unless it names them already."""
     untold = [one for one in paper.changed if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)]
     return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
 
 
 def note_lines(paper: Paper, note: str) -> list[str]:
-    """Return a note broken into lines that the page holds."""
+    """Return the note broken into lines that fit the page."""
     room, lines = paper.inches - 2 * _EDGE, [""]
     for word in plain(note).split(" ") if note else []:
         longer = f"{lines[-1]} {word}".strip()
@@ -122,14 +122,14 @@ def note_lines(paper: Paper, note: str) -> list[str]:
 
 
 def say(ax: Axes, words: str) -> None:
-    """Write words in the middle of a panel that has no curve: an empty panel explains itself."""
+    """Write words in the middle of a panel without a curve, so that the panel explains why it is empty."""
     backing, place = {**BACKING, "facecolor": ax.get_facecolor()}, {"ha": "center", "va": "center"}
     ax.text(0.5, 0.5, words, transform=ax.transAxes, color="#555555", bbox=backing, fontdict=place)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A drawn sheet: what to add to the figure's name ("" for a single sheet), the figure, its numbers.
+    """A drawn sheet: the suffix of its file name ("" for a single sheet), the figure and its numbers.
 
     `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
     `encoding` tells what a chart of the numbers shows.
@@ -144,9 +144,9 @@ class Page:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A figure and the axes of its panels by their place in the matrix of names; `lines` are they as they stand.
+    """A figure and the axes of its panels by their position in the matrix of names; `lines` holds them as drawn.
 
-    `names` are those of all panels, drawn or not; `across` are the inches between panels.
+    `names` are the names of all panels, drawn or not; `across` is the gap between panels in inches.
     """
 
     figure: Figure
@@ -166,13 +166,13 @@ class Sheet:
         *,
         left_out: Sequence[str] = (),
     ) -> Sheet:
-        """Return a sheet of the paper's width with an axes for each name, and `note` in small print below them.
+        """Return a sheet of the paper's width with axes for each name, and with `note` in small print below them.
 
-        Panels `left_out` are not drawn where the sheet is folded. The figure's label is the note, for its .txt. The
-        paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
+        Panels `left_out` are not drawn if the sheet is folded. The label of the figure holds the note for its .txt
+        file. The paper's `panels` select panels; a sheet with none of them is complete, but invisible and not saved.
         """
         if style.narrowest is None:
-            style = style.but(narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names)))))
+            style = style.replace(narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names)))))
         lines, is_folded = _arranged(paper, names, style, left_out)
         style = _with_room(lines, style) if is_folded else style
         heights = style.height if isinstance(style.height, Sequence) else [style.height] * len(names)
@@ -206,12 +206,12 @@ class Sheet:
 
     @property
     def first(self) -> Axes:
-        """The panel at the upper left."""
+        """The upper left panel."""
         return self.panels[self.lines[0][0]]
 
     @property
     def outermost(self) -> Axes:
-        """The last panel of the first line, which has room for a colour bar at its right."""
+        """The last panel of the first line; there is room for a colour bar to its right."""
         return self.panels[self.lines[0][-1]]
 
     def label(
@@ -222,16 +222,16 @@ class Sheet:
         names: Sequence[str] | None = None,
         unit: str = "",
     ) -> None:
-        """Write what columns and rows are: titles above and y labels at the left, or all of it above each panel.
+        """Label columns by titles and rows by y labels; on a folded sheet, write both above each panel.
 
-        A column may have candidates for its title, from the longest to the shortest; `names` are short words for rows,
-        `unit` is the y label where they stand in titles.
+        A column may have several candidates for its title, from the longest to the shortest. `names` are short words
+        for rows; where titles contain them, `unit` is the y label.
         """
         short = rows if names is None else names
-        titles = [(one,) if isinstance(one, str) else one for one in columns]
+        titles = [(title,) if isinstance(title, str) else title for title in columns]
         titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
         before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
-        self._title({(i, j): [", ".join(filter(None, [before[i], one])) for one in titles[j]] for i, j in titled})
+        self._title({(i, j): [", ".join(filter(None, [before[i], title])) for title in titles[j]] for i, j in titled})
         self.label_sides(sides)
         if not self.is_folded and len(self.lines) > 1:
             for line in self.lines:  # where a y label of the reader's own stands, the row keeps its name
@@ -240,23 +240,23 @@ class Sheet:
             self.label_below(x)
 
     def label_sides(self, rows: Sequence[str]) -> None:
-        """Write the y labels of rows at the left of every line."""
+        """Write the y labels of rows to the left of every line."""
         for line in self.lines:
             label_side(self.panels[line[0]], rows[line[0][0]])
 
     def name_above(self, ax: Axes, *, long: float = 2.0) -> None:
-        """Write what the lines of a panel are above all of them; its handles are so `long`."""
+        """Write the legend of a panel above all panels; `long` is the length of its handles."""
         handles, names = ax.get_legend_handles_labels()
         self.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=long)
 
     def label_below(self, x: str) -> None:
-        """Write the x label under every panel that has none below it: a last line may be shorter than the others."""
+        """Write the x label below every panel without a panel below it; the last line may be a shorter one."""
         for line, below in zip(self.lines, [*self.lines[1:], []], strict=True):
             for cell in line[len(below) :]:
                 self.panels[cell].set_xlabel(x)
 
     def _title(self, candidates: Mapping[Cell, Sequence[str]]) -> None:
-        """Give panels titles of one length: the longest that fits every one of them; they may end in the next gap."""
+        """Set the titles: for all panels the longest candidates that fit. Titles may extend into the next gap."""
         size = points("axes.titlesize")
         for rank in range(max(map(len, candidates.values()))):
             titles = {cell: words[min(rank, len(words) - 1)] for cell, words in candidates.items()}
@@ -272,10 +272,10 @@ _BETWEEN = 9  # places on a line between two of its points
 
 
 def _make_room(ax: Axes) -> None:
-    """Stretch the y axis until the curves and those of single seeds stand clear of the legend, which keeps its corner.
+    """Stretch the y axis until no curve of means or of single seeds runs below the legend, which keeps its corner.
 
-    Guides, which are neither marked nor thin, may run below it. A legend that would need an axis much longer than the
-    data is left where it stands.
+    Guides, which have no markers and are not thin, may run below the legend. A legend that would need an axis much
+    longer than the data stays as it is.
     """
     legend, figure = ax.get_legend(), ax.get_figure(root=True)
     lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
@@ -304,7 +304,7 @@ def _is_curve(line: Line2D) -> bool:
 
 
 def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
-    """Return places along a line, as shares of its panel: its points, and those between them where they are joined."""
+    """Return points along a line in axes coordinates: its own, and points between them where a line joins them."""
     drawn = np.asarray(line.get_xydata(), dtype=float)
     points = ax.transAxes.inverted().transform(ax.transData.transform(drawn))
     if line.get_linestyle() == "None":
@@ -315,7 +315,7 @@ def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
 
 
 def _page(paper: Paper, note: str, tall: float) -> Figure:
-    """Return an empty page with room for panels of so many inches above its note."""
+    """Return an empty page with room for panels of this height in inches above the note."""
     words = whole_note(paper, note)
     written = note_lines(paper, words) if paper.note else []
     total = tall + (_LINE * len(written) + _EDGE if written else 0.0)
@@ -330,7 +330,7 @@ def _page(paper: Paper, note: str, tall: float) -> Figure:
 def _arranged(
     paper: Paper, names: Sequence[Sequence[str]], style: SheetStyle, left_out: Sequence[str]
 ) -> tuple[list[list[Cell]], bool]:
-    """Return the places of the panels line by line, and whether they are other lines than those of the matrix."""
+    """Return the positions of the panels line by line, and whether the lines differ from the rows of the matrix."""
     cells = {name: (i, j) for i, row in enumerate(names) for j, name in enumerate(row)}
     picked = [cells[name] for name in paper.panels if name in cells]
     whole = [[(i, j) for j in range(len(row))] for i, row in enumerate(names)]
@@ -342,7 +342,7 @@ def _arranged(
     if is_matrix and max(map(len, whole)) <= style.columns(paper):
         return whole, False
     own_scales = style.share_y is False or (style.share_y == "row" and len(whole) > 1)
-    most = (style.but(across=max(style.across, _INNER)) if own_scales else style).columns(paper)
+    most = (style.replace(across=max(style.across, _INNER)) if own_scales else style).columns(paper)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
         chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
@@ -354,18 +354,18 @@ def _with_room(lines: list[list[Cell]], style: SheetStyle) -> SheetStyle:
     inner = any(not _same(line[at], line[at - 1], style) for line in lines for at in range(1, len(line)))
     ragged = any(len(line) > len(below) for line, below in pairwise(lines))
     down = _TITLE + (_TICKS if ragged else 0.0) if style.share_x else _TITLE + _TICKS + _PANEL_LABEL
-    return style.but(across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down))
+    return style.replace(across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down))
 
 
 def _same(cell: Cell, other: Cell, style: SheetStyle) -> bool:
-    """Whether two panels have one y axis."""
+    """Whether two panels share their y axis."""
     return style.share_y == "all" or (style.share_y == "row" and cell[0] == other[0])
 
 
 def _placed(
     figure: Figure, lines: list[list[Cell]], widths: Sequence[float], heights: Sequence[float], style: SheetStyle
 ) -> Iterator[tuple[Cell, Axes]]:
-    """Yield the panels line by line, with ticks where an axis is not named by the panel below or at the left."""
+    """Yield the panels line by line, with tick labels unless the panel below or to the left has the same ones."""
     page, tall, panels = figure.get_figwidth(), figure.get_figheight(), dict[Cell, Axes]()
     top = tall - style.top
     for line, below, width, high in zip(lines, [*lines[1:], []], widths, heights, strict=True):

@@ -1,4 +1,4 @@
-"""The contents of a panel: curves with error bands, guides, text in corners; matrices of numbers as colours."""
+"""Contents of a panel: curves with error bands, guides, text in corners, and matrices of numbers as colours."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from hessfig.figures.parts.rows import counted
 from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, part_ticks, set_decades
 from hessfig.predictions.growth_rates import Prediction
 
-_BELOW = 0.06  # of a panel: from a curve to its guide
+_BELOW = 0.06  # distance from a curve to its guide, as a share of the panel
 _GAP = 0.05  # inches between words and the line at sigma = 1
 _LINE = 0.11  # inches from one line of small words to the next
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
@@ -33,33 +33,33 @@ Ends = tuple[Any, Any, Any]  # x, low and high
 
 
 def draw_mean(ax: Axes, x: Any, mean: Any, ends: Ends, *, colour: Any, alpha: float = 0.2, **line: Any) -> None:
-    """Draw means against x, and a band of the same colour."""
+    """Draw means against x with a band of the same colour."""
     ax.plot(x, mean, **{"marker": "o", "markeredgewidth": 0, "color": colour, **line})
     ax.fill_between(*ends, color=colour, alpha=alpha, linewidth=0)
 
 
 def draw_curve(ax: Axes, curve: pd.DataFrame, numbers: pd.DataFrame | None = None, *, colour: Any, **line: Any) -> None:
-    """Draw mean over seeds against x, and the spread of its `numbers`; zeros and holes are left out."""
+    """Draw the mean over seeds against x and the spread of its `numbers`; zeros and missing values are left out."""
     draw_errors(ax, curve[positive(curve)], numbers, colour=colour, **line)
 
 
 def draw_errors(
     ax: Axes, drawn: pd.DataFrame, numbers: pd.DataFrame | None = None, *, colour: Any, **line: Any
 ) -> None:
-    """Draw means over seeds of `numbers`: few seeds as thin lines, more by the band of their 95 % interval.
+    """Draw means over seeds of `numbers`. A few seeds are drawn as thin lines, more as a band, their 95 % interval.
 
-    Intervals are Student's t over seeds, as factors on a logarithmic axis.
+    Intervals use Student's t over seeds. On a logarithmic axis they are symmetric as factors.
     """
-    seeds = [] if numbers is None else [one for _, one in counted(numbers).sort_values(X).groupby("seed")]
+    seeds = [] if numbers is None else [rows for _, rows in counted(numbers).sort_values(X).groupby("seed")]
     known = drawn[(drawn["sem"] > 0) & (not are_few(len(seeds)))]
     ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
     draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
-    for one in seeds if are_few(len(seeds)) else ():
-        draw_seed(ax, one[X], one["value"], colour=colour)
+    for rows in seeds if are_few(len(seeds)) else ():
+        draw_seed(ax, rows[X], rows["value"], colour=colour)
 
 
 def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
-    """Return (2, points): how far the 95 % interval of each mean reaches down and up; nan for a single seed."""
+    """Return an array (2, points): the distances from each mean to the ends of its 95 % interval; nan for one seed."""
     ends = np.array(band(points["mean"], points["sem"], points["count"], logs=logs))
     return np.abs(ends - points["mean"].to_numpy())
 
@@ -67,34 +67,34 @@ def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
 def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
     """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
 
-    With `logs` the mean is geometric, and so is its interval; what is not positive is left out then.
+    With `logs`, mean and interval are geometric, and values that are not positive are left out.
     """
     values = rows[name].where(rows[name] > 0) if logs else rows[name]
-    found = []
-    for key, one in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
-        interval = student_interval(np.log10(one["used"]) if logs else one["used"])
+    means = []
+    for key, group in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
+        interval = student_interval(np.log10(group["used"]) if logs else group["used"])
         ends = np.array([interval.mean, interval.low, interval.high])
         mean, low, high = 10**ends if logs else ends
         place = dict(zip(by, key, strict=True))
-        found.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
-    return pd.DataFrame(found, columns=[*by, "mean", "low", "high", "count"])
+        means.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
+    return pd.DataFrame(means, columns=[*by, "mean", "low", "high", "count"])
 
 
 def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any) -> None:
-    """Draw `seed_means` against the column `x`; on logarithmic axes what is positive."""
+    """Draw `seed_means` against the column `x`; logarithmic axes show positive values only."""
     drawn, is_log = points[np.isfinite(points["mean"])].sort_values(x), ax.get_yscale() == "log"
     drawn = drawn[drawn["mean"] > 0] if is_log else drawn
     low, high = drawn["low"], drawn["high"]
-    if is_log:  # as factors: an interval of few seeds on a logarithmic axis must not reach zero
+    if is_log:  # as factors, so that the interval of a few seeds never reaches zero
         high = np.maximum(high, drawn["mean"])
         low = np.where(low > 0, low, drawn["mean"] ** 2 / high)
     draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, high), colour=colour, **line)
 
 
 def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any) -> pd.DataFrame:
-    """Draw `seed_means` by the columns `by` against the last of them, and return them; scale the axes beforehand.
+    """Draw `seed_means` by the columns `by` against the last of them, and return them. Set the scales before.
 
-    Few seeds are drawn as thin lines, more by the band of their interval; means are geometric on logarithmic axes.
+    A few seeds are drawn as thin lines, more as the band of their interval. Means are geometric on logarithmic axes.
     """
     x, means = by[-1], seed_means(rows, by, logs=ax.get_yscale() == "log")
     if not means["mean"].notna().any():
@@ -103,14 +103,14 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
     if not are_few(len(seeds)):
         draw_interval(ax, means, x, colour=colour, **line)
         return means
-    for _, one in seeds:
-        draw_seed(ax, one[x], one["value"], colour=colour)
+    for _, of_seed in seeds:
+        draw_seed(ax, of_seed[x], of_seed["value"], colour=colour)
     draw_interval(ax, means.assign(low=np.nan, high=np.nan), x, colour=colour, **line)
     return means
 
 
 def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
-    """Draw the curve of one seed, thin, with gaps where a logarithmic axis has no place for a value."""
+    """Draw the curve of one seed as a thin line, with gaps at values that a logarithmic axis cannot show."""
     seen = np.where(np.asarray(values) > 0, values, np.nan) if ax.get_yscale() == "log" else values
     ax.plot(x, seen, color=colour, linewidth=0.4, alpha=0.6)
 
@@ -124,9 +124,9 @@ def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, 
 
 
 def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
-    """Draw a single curve's power law of the first window: predicted exponent, else the fitted one.
+    """Draw the power law of a single curve on the first window, with the predicted or else the fitted exponent.
 
-    It runs along the whole grid, lowered by the factor `drop`.
+    The line runs along the whole grid, lowered by the factor `drop`.
     """
     first = measured.slopes.iloc[0]
     exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
@@ -135,9 +135,9 @@ def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
 
 
 def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
-    """Return c of c * x^exponent: through the curve's points in the window, on average in logs.
+    """Return the c of c * x^exponent that fits the curve's points in the window, by their mean logarithm.
 
-    The whole curve is used when the window holds none of it; nan if nothing is positive.
+    If the window holds no point, the whole curve is used. The result is nan if no value is positive.
     """
     drawn = curve[positive(curve)]
     inside = drawn[within(drawn[X], window)]
@@ -148,7 +148,7 @@ def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
 
 
 def positive(curves: pd.DataFrame) -> pd.Series:
-    """Return which points can stand on logarithmic axes."""
+    """Return which points can be drawn on logarithmic axes."""
     return np.isfinite(curves["mean"]) & (curves["mean"] > 0) & (curves[X] > 0)
 
 
@@ -159,7 +159,7 @@ def is_rising(curves: pd.DataFrame) -> bool:
 
 
 def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA) -> None:
-    """Give panels logarithmic scales and the range of the data, so that guides cannot stretch the axes."""
+    """Set logarithmic scales and limits from the data, so that guides do not stretch the axes."""
     for ax in axes:
         if ax.get_xscale() != "log":
             set_decades(ax, "x")
@@ -182,7 +182,7 @@ def _padded(values: pd.Series, share: float) -> tuple[float, float]:
 
 
 def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
-    """Mark sigma = 1, the end of the practical range, by a dotted vertical line; other axes have no such place."""
+    """Mark sigma = 1, the end of the practical range, by a dotted vertical line. Other axes are left unchanged."""
     if axis.is_sigma:
         ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
@@ -197,7 +197,7 @@ def corner(ax: Axes, words: str, where: str, *, colour: str = "black", left: flo
 
 
 def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:
-    """Write words of guides at the lower (or upper) right, on one line or several, never on the line at sigma = 1."""
+    """Write the words of guides at the lower (or upper) right, on one or more lines, next to the line at sigma = 1."""
     line = ax.transAxes.inverted().transform(ax.transData.transform((1.0, ax.get_ylim()[0])))[0]
     lines = "\n".join(words)
     texts = (",  ".join(words), lines, lines.replace("layers ", "").replace("layer ", ""))
@@ -219,7 +219,7 @@ def fitted(slope: float, error: float) -> str:
 
 
 def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
-    """Write words to the right of a panel, each (y, words, colour) at its y, apart where they would collide."""
+    """Write each (y, words, colour) to the right of a panel at its y; words that would overlap are moved apart."""
     if not ends:
         return
     ends = sorted(ends, key=lambda end: end[0])
@@ -240,7 +240,7 @@ def _inches_high(ax: Axes) -> float:
 
 
 def in_tens(value: float) -> str:
-    """Return a number with two digits, as 1.9 × 10⁴ where it is large or small."""
+    """Return a number with two digits, in the form 1.9 × 10⁴ if it is large or small."""
     digits, _, exponent = f"{value:.1e}".partition("e")
     if not exponent or -2 < int(exponent) < 3:
         return f"{float(f'{value:.1e}'):g}".replace("-", "−")
@@ -253,20 +253,20 @@ def power(exponent: float, axis: Axis = SIGMA) -> str:
 
 
 def dropped(ax: Axes) -> float:
-    """Return the factor by which guides run below their curve: slopes can be told apart by eye."""
+    """Return the factor by which guides run below their curve, so that the slopes can be compared by eye."""
     low, high = ax.get_ylim()
     return float((low / high) ** _BELOW)
 
 
 def why_empty(measured: MeasuredCurves) -> str:
-    """Return why there is no line to draw."""
+    """Return in words why the panel has no line."""
     predicted = (measured.slopes["prediction"] == Prediction.structural_zero).all()
     is_zero = not measured.curves.empty and measured.curves["is_zero"].all()
     return "= 0 (theorem)" if is_zero and predicted else why_no_line(measured.curves)
 
 
 def why_no_line(curves: pd.DataFrame) -> str:
-    """Return why none of these points can be drawn."""
+    """Return in words why none of these points can be drawn."""
     if curves.empty:
         return "(not measured)"
     if curves["is_zero"].all():
@@ -289,10 +289,10 @@ def draw_matrix(
     missing: str = "",
     **image: Any,
 ) -> AxesImage:
-    """Draw finite numbers as colours, and `words` in the cells; other numbers leave a cell grey.
+    """Draw finite numbers as colours, with `words` in the cells. Cells of other numbers are grey.
 
-    Where these have a colour of their own (`missing`), which may be that of the page, the panel keeps its frame. Words
-    are white on cells of less than the share `dark` of the scale, black on others.
+    With a colour `missing` for these, which may be that of the page, the panel keeps its frame. Words are white on
+    cells below the share `dark` of the scale, and black on all others.
     """
     shown = np.where(np.isfinite(square), square, np.nan)
     drawn = ax.imshow(shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image})
@@ -307,7 +307,7 @@ def draw_matrix(
 
 
 def name_sides(ax: Axes, *, rows: Sequence[str] = (), columns: Sequence[str] = (), upright: bool = True) -> None:
-    """Write names next to rows and below columns, without ticks; those of columns run upwards if `upright`."""
+    """Write names next to rows and below columns, without ticks. Names of columns are vertical if `upright`."""
     ax.tick_params(length=0)
     if columns:
         ax.set_xticks(range(len(columns)), columns, rotation=90 if upright else 0)
@@ -316,7 +316,7 @@ def name_sides(ax: Axes, *, rows: Sequence[str] = (), columns: Sequence[str] = (
 
 
 def colour_bar(ax: Axes, drawn: AxesImage, *, gap: float = 0.08, wide: float = 0.08, label: str = "") -> Colorbar:
-    """Draw the scale of a matrix at the right of a panel, as far from it and as wide (in inches) on every page."""
+    """Draw the colour bar to the right of a panel, with the same gap and width in inches on every page."""
     figure: Any = ax.figure
     box, page = ax.get_position(), figure.get_figwidth()
     place = figure.add_axes((box.x1 + gap / page, box.y0, wide / page, box.height), label="<colorbar>")

@@ -1,4 +1,4 @@
-"""Rows of a table: of one network, part or block, at one place on the axis, in order."""
+"""Selection and order of the rows of a table: by network, part, block or place on the axis."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +17,9 @@ BLOCK_KEY = ["row", "col", "across"]
 
 
 def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
-    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1); nan finds nan."""
-    found = [frame[key].isna() if value != value else frame[key].to_numpy() == value for key, value in choice.items()]
-    return frame[np.logical_and.reduce(found)]
+    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1); nan matches nan."""
+    matches = [frame[key].isna() if value != value else frame[key].to_numpy() == value for key, value in choice.items()]
+    return frame[np.logical_and.reduce(matches)]
 
 
 def of_network(frame: pd.DataFrame, network: Network) -> pd.DataFrame:
@@ -28,15 +28,15 @@ def of_network(frame: pd.DataFrame, network: Network) -> pd.DataFrame:
 
 
 def different(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    """Return what the rows have in some columns, each once, as they come."""
+    """Return the distinct values of the rows in some columns, in the order of their appearance."""
     return list(frame[list(names)].drop_duplicates().itertuples(index=False, name=None))
 
 
 def networks_of(frame: pd.DataFrame) -> list[Network]:
-    """Return every network, variants in natural order."""
-    found = different(frame, *NETWORK)
-    rank = variants_in_order(variant for variant, _ in found).index
-    return sorted(found, key=lambda network: rank(network[0]))
+    """Return all networks, with variants in natural order."""
+    networks = different(frame, *NETWORK)
+    rank = variants_in_order(variant for variant, _ in networks).index
+    return sorted(networks, key=lambda network: rank(network[0]))
 
 
 def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
@@ -54,19 +54,19 @@ def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that count."""
+    """Return the rows that enter means."""
     return table[~table["status"].isin(LEFT_OUT)]
 
 
 def numbers_behind(curve: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the numbers of a table along an axis whose means are the points of a curve."""
+    """Return the numbers of a table along an axis over which the points of a curve are means."""
     return curve[POINT].merge(table, on=POINT)
 
 
 def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:
-    """Return the points nearest to the place `wanted`, and the words for it; all of them where there is no place.
+    """Return the points nearest to the place `wanted`, and this place in words; all points if they have no place.
 
-    By default it is sigma = 1, or the end of another axis.
+    The default is sigma = 1, or the end of another axis.
     """
     places = np.sort(curves[X].dropna().unique())
     if not places.size:
@@ -79,25 +79,25 @@ def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tupl
 
 
 def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
-    """Return drawn numbers with their places in a column of the axis' own name."""
+    """Return drawn numbers with their places in a column that is named like the axis."""
     return frame.drop(columns=axis.name, errors="ignore").rename(columns={X: axis.name})
 
 
 def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the points with a column `across`: the layers of a pair across layers, which is a block of its own."""
+    """Return the points with a column `across`, the two layers of a pair across layers, which is a separate block."""
     pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
     return curves.assign(across=pairs.where(curves["row_layer"] != curves["layer"], "")).reset_index(drop=True)
 
 
 def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
     """Return (row, col, across) of every block, in the order of the weights."""
-    found = different(curves, *BLOCK_KEY)
-    rank = name_order([name for row, col, _ in found for name in (row, col)])
-    return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
+    keys = different(curves, *BLOCK_KEY)
+    rank = name_order([name for row, col, _ in keys for name in (row, col)])
+    return sorted(keys, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
 
 
 def in_order(names: pd.Series) -> list[str]:
-    """Return the different names: the paper's weights as they are listed, others as they come, then groups."""
+    """Return the distinct names: the paper's weights in their order, then other names as they appear, then groups."""
     return sorted(names.unique(), key=name_order(names.unique()))
 
 

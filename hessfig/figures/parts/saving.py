@@ -1,4 +1,4 @@
-"""Saving: what is written of a page, under which name, and what tells the pages of several networks apart."""
+"""Saving of pages: the files of a page, their names, and the suffixes that distinguish several networks."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from hessfig.figures.parts.panel_sheet import Page
 from hessfig.files import write_bytes
 from hessfig.register import publish
 
-# No dates and no version of the drawing library: they would change the bytes from run to run.
+# No dates and no version of matplotlib, so that files are the same bytes in every run.
 _FORMATS: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": "hessfig"},
     "png": {"Software": None},
@@ -36,10 +36,10 @@ def save_sheets(pages: Iterable[Page], folder: Path, name: str, paper: Paper) ->
 def save_each(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> Iterator[tuple[Page, list[Path]]]:
     """Write every sheet of a figure by save_page; yield the page with its paths.
 
-    Raises UserError, before anything is written, for panels that no sheet has.
+    Raises UserError for panels that no sheet has, before any file is written.
     """
     if paper.panels:
-        pages = list(pages)  # what panels there are is known when all sheets are laid out
+        pages = list(pages)  # the names of all panels are known once all sheets are drawn
         _check_panels(paper.panels, list(dict.fromkeys(panel for page in pages for panel in page.panels)))
     for page in pages:
         yield page, save_page(page, folder, name, paper)
@@ -62,8 +62,8 @@ def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
 def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
     """Write folder/fig<name><suffix>.{pdf,png,svg,csv}, all or none; return the paths. Call it inside `styled()`.
 
-    The formats are the paper's; the note that a paper leaves out is written to .txt. A sheet without any of the panels
-    that the paper asks for is left out. Names are made of plain characters: nothing leads out of `folder`.
+    The paper names the formats. A note that the paper leaves out is written to .txt. A sheet without any of the
+    paper's panels is skipped. File names consist of plain characters, so that no name leads out of `folder`.
     """
     if not page.figure.get_visible():
         return []
@@ -82,13 +82,13 @@ def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] 
 
 
 def file_words(text: str) -> str:
-    """Return `text` with every character that is not a letter, digit or one of ._=- as _, cut if very long."""
+    """Return `text` with _ in place of every character except letters, digits and ._=-; a very long text is cut."""
     words = _UNSAFE.sub("_", text)
     return words if len(words) <= _LONGEST else f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) -> str:
-    """Return what tells this network's file name from the others': the variant's values, the depth."""
+    """Return the suffix that distinguishes this network's files from the others': the variant's values, the depth."""
     variants = list(dict.fromkeys(name for name, _ in networks))
     several_depths = len({depth for _, depth in networks}) > 1
     words = f"_{_distinct(variant, variants)}" if len(variants) > 1 else ""
@@ -96,8 +96,8 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
 
 
 def panel_names(networks: list[tuple[str, int]]) -> list[str]:
-    """Return a name for the panels of each network: what its file would be called, 'network' for a single one."""
-    return [page_suffix(*one, networks).lstrip("_") or "network" for one in networks]
+    """Return a name for the panels of each network: the suffix of its file, or 'network' for a single network."""
+    return [page_suffix(*network, networks).lstrip("_") or "network" for network in networks]
 
 
 def variant_names(variants: Sequence[str]) -> list[str]:
@@ -117,7 +117,7 @@ def _drawn_as(kind: str, figure: Figure) -> bytes:
 
 
 def _distinct(variant: str, variants: list[str]) -> str:
-    """Return a variant's words, with a number where another variant has the same ones."""
+    """Return a variant in words, with a number if another variant has the same words."""
     words = _words(variant)
     same = [other for other in variants if _words(other) == words]
     return words if len(same) == 1 else f"{words}_{same.index(variant) + 1}"

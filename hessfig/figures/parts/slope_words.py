@@ -1,4 +1,4 @@
-"""Slopes and levels in words: what panels print of a curve, and what notes say of how it was found."""
+"""Slopes and levels in words: the text in panels, and the sentences of notes about the fits."""
 
 import math
 from collections.abc import Sequence
@@ -14,62 +14,64 @@ from hessfig.figures.parts.panels import fitted, positive, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.record import NETWORK
 
-DAGGER = "†"  # a slope on another window than the first, which the note names
+DAGGER = "†"  # marks a slope on a later window than the first; the note names that window
 
 
 def how(measured: MeasuredCurves) -> str:
-    """Return the note of a growth sheet: how the numbers were measured, and how what is printed was found."""
-    if measured.said == LEVEL:
+    """Return the note of a growth sheet: how the numbers were measured, and how the printed slopes were fitted."""
+    if measured.printed == LEVEL:
         means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
         windows = windows_in_words(measured.windows, measured.axis)
         return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
     layers = dagger = ""
     if len(measured.layers()) > 1:
-        others = [one for one in map(window_of, rows_of(measured.telling_slopes())) if one != measured.windows[0]]
+        fitted_on = map(window_of, rows_of(measured.telling_slopes()))
+        others = [window for window in fitted_on if window != measured.windows[0]]
         dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
-        several = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"].agg(lambda one: len(set(one)) > 1)
+        predicted = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"]
+        several = predicted.agg(lambda powers: len(set(powers)) > 1)
         layers = " Beside powers: their layers." if several.any() else ""
     return f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}{dagger}{layers}"
 
 
 def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
-    """Return how slopes were found."""
+    """Return in words how slopes were fitted."""
     means, windows_told = "" if average == ARITHMETIC else " of geometric means", windows_in_words(windows, axis)
     return f"Slopes: least squares{means} in log-log, {windows_told}; ± bootstrap over seeds (statistical only)."
 
 
 def window_words(measured: MeasuredCurves) -> list[str]:
-    """Return 'slope ± error' (or the level) of a single curve on each window."""
-    rows = rows_of(measured.levels if measured.said == LEVEL else measured.slopes)
+    """Return 'slope ± error' (or the level) for a single curve on each window."""
+    rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
-        return [f"{measured.said} {number_of(rows[0], measured)}", *_published(rows[0], measured)]
+        return [f"{measured.printed} {number_of(rows[0], measured)}", *_published(rows[0], measured)]
     return [f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}" for row in rows]
 
 
 def _published(row: Any, measured: MeasuredCurves) -> list[str]:
-    """Return the published slope with its error in words, where one is on record for this curve and window."""
-    known = measured.said != LEVEL and not math.isnan(row.published)
+    """Return the published slope with its error in words, if there is one for this curve and window."""
+    known = measured.printed != LEVEL and not math.isnan(row.published)
     return [f"published {fitted(row.published, row.published_se)}"] if known else []
 
 
 def layer_words(measured: MeasuredCurves, layer: int) -> str:
-    """Return the layer and its telling slope (or its level in the first window)."""
+    """Return the layer and its slope (or its level in the first window) in words."""
     if not positive(measured.curves).any():
         return f"{layer}: {why_empty(measured)}"
-    telling = measured.levels if measured.said == LEVEL else measured.telling_slopes()
+    telling = measured.levels if measured.printed == LEVEL else measured.telling_slopes()
     row = rows_of(telling)[0]
     return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
 
 
 def number_of(row: Any, measured: MeasuredCurves) -> str:
     """Return the slope (or level) of a row with its error."""
-    if measured.said == LEVEL:
+    if measured.printed == LEVEL:
         return in_digits(row.level, row.level_se)
     return fitted(row.slope, row.slope_se)
 
 
 def in_digits(value: float, error: float) -> str:
-    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
+    """Return 'value ± error' with a common power of ten; the error has two digits and sets those of the value."""
     if not math.isfinite(value):
         return "not known"
     scale = math.floor(math.log10(abs(value))) if value else 0

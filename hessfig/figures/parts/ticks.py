@@ -1,4 +1,4 @@
-"""Scales of axes, logarithmic where numbers span them, and their ticks: at powers of ten, or between them."""
+"""Scales of axes and their ticks: logarithmic scales for wide ranges, ticks at powers of ten or between them."""
 
 import math
 from collections.abc import Iterable
@@ -10,18 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 _SHORT, _SHORTEST = 0.7, 0.5  # decades: a shorter axis may have only one of 1, 2 and 5, and of 1, 2, 3, 4, 6, 8
-_TICKED = 8  # so many places on an axis have a tick of their own
-_WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
-_LETTER = 0.045  # inches of a figure in a tick's label
+_TICKED = 8  # up to this number of places, each has a tick
+_WIDE_X, _WIDE_Y = 8, 30  # ratios of largest to smallest value from which a scale is logarithmic
+_LETTER = 0.045  # width in inches of a digit in the label of a tick
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _APART = 0.11  # inches between the middles of two labels of a y axis
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def set_x_scale(ax: Axes, places: pd.Series) -> bool:
-    """Make the x axis logarithmic if the places span it (linear below the first of them where one is 0).
+    """Make the x axis logarithmic if the places span a wide range (linear below the first positive one if one is 0).
 
-    A few places have a tick each. Return whether the axis is logarithmic all along.
+    If there are only a few places, each has a tick. Return whether the whole axis is logarithmic.
     """
     different = np.sort(places.unique())
     positive = different[different > 0]
@@ -39,7 +39,7 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
 
 
 def set_y_scale(ax: Axes, means: pd.Series) -> bool:
-    """Make the y axis logarithmic if the means are positive (or zero, which is left out) and span it."""
+    """Make the y axis logarithmic if the means, zeros left out, are positive and span a wide range."""
     finite = means[np.isfinite(means)]
     positive = finite[finite > 0]
     is_log = bool(len(positive) and finite.min() >= 0 and positive.max() >= _WIDE_Y * positive.min())
@@ -51,12 +51,12 @@ def set_y_scale(ax: Axes, means: pd.Series) -> bool:
 
 
 def _is_round(place: float) -> bool:
-    """Return whether a place reads as a number that was chosen: whole, or of two digits; others get no tick."""
+    """Return whether a place is a round number: whole, or with two digits. Other places get no tick."""
     return float(place).is_integer() or float(f"{place:.1e}") == float(f"{place:.6e}")
 
 
 def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
-    """Return the places whose labels stand apart on the axis as it is scaled: all, or every second; else None."""
+    """Return the places whose labels do not overlap on the current scale: all, or every second; otherwise None."""
     drawn = ax.xaxis.get_transform().transform(places)
     spanned = drawn[-1] - drawn[0]
     if len(drawn) > 1 and np.diff(drawn).min() < _NARROW * spanned:
@@ -82,7 +82,7 @@ def set_decades(ax: Axes, which: str) -> None:
 
 
 def between_decades(ax: Axes, which: str) -> None:
-    """Put ticks between powers of ten on an axis (and those that share it), evenly apart on the shortest ranges."""
+    """Put ticks between powers of ten on an axis (and those that share it), at equal steps on the shortest ranges."""
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")
         low, high = np.log10(np.sort(axis.get_view_interval()))
@@ -93,7 +93,7 @@ def between_decades(ax: Axes, which: str) -> None:
 
 
 def name_two_ticks(axes: Iterable[Axes]) -> None:
-    """Put ticks between decades wherever a logarithmic axis in decades shows fewer than two of these."""
+    """Put ticks between powers of ten on every logarithmic axis that shows fewer than two powers of ten."""
     for ax in axes:
         for which in ("x", "y"):
             axis = getattr(ax, f"{which}axis")
@@ -104,7 +104,7 @@ def name_two_ticks(axes: Iterable[Axes]) -> None:
 
 
 def part_ticks(ax: Axes) -> None:
-    """Leave out ticks of a logarithmic or symlog y axis whose labels would touch: those at 0 and above come first."""
+    """Remove ticks of a logarithmic or symlog y axis whose labels would overlap; ticks at 0 and above win."""
     if ax.yaxis.get_scale() not in ("log", "symlog"):
         return
     low, high = sorted(ax.get_ylim())
@@ -130,5 +130,5 @@ def _digit_and_power(value: float, _: int) -> str:
 
 
 def _power_of_ten(value: float, _: int) -> str:
-    """Return '10⁻³' as plain text: laying out mathtext for every tick would take half the drawing time."""
+    """Return '10⁻³' as plain text, because mathtext in every tick would take half of the drawing time."""
     return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""

@@ -1,4 +1,4 @@
-"""The folder of one training: states by step, where to go on from, the log, and where it diverged."""
+"""The folder of one training: states by step, the state to resume from, the log, and the step of divergence."""
 
 import csv
 import hashlib
@@ -23,20 +23,20 @@ Tensors = dict[str, Tensor]
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be trusted: truncated, altered, or of another training or step."""
+    """An invalid checkpoint: truncated, altered, or of another training or step."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], *, key: str, step: int) -> None:
-    """Write tensors under their names, all or nothing."""
+    """Write named tensors atomically."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     about = {"key": key, "step": step, "version": _VERSION, "checksum": _checksum(plain, key, step)}
     write_bytes(path, save(plain, {_ABOUT: json.dumps(about, sort_keys=True)}))
 
 
 def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int] | None:
-    """Return the tensors and their step; None where there is no file.
+    """Return the tensors and their step; None if there is no file.
 
-    Raises Damaged, naming the file, when it is not what this training wrote (at `step`, if one is given).
+    Raises Damaged, with the name of the file, if this training did not write it (at `step`, if given).
     """
     if not path.is_file():
         return None
@@ -44,14 +44,14 @@ def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int
         with safe_open(path, framework="pt") as handle:
             about = json.loads((handle.metadata() or {})[_ABOUT])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        found = int(about["step"])
-        vouched = (key, found) if "version" in about else ()  # by 0.2.0, the numbers alone
+        written = int(about["step"])
+        vouched = (key, written) if "version" in about else ()  # version 0.2.0 hashed the numbers only
         sound = about["key"] == key and about["checksum"] == _checksum(tensors, *vouched)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path}: truncated or no checkpoint of a training ({type(error).__name__})") from error
-    if not sound or step not in (None, found):
+    if not sound or step not in (None, written):
         raise Damaged(f"{path}: its checksum, key or step is not that of its content")
-    return tensors, found
+    return tensors, written
 
 
 def _checksum(tensors: Mapping[str, Tensor], *about: object) -> str:
@@ -69,7 +69,7 @@ _WEIGHT, _LOG = "weight/", "log"
 
 @dataclass
 class TrainingState:
-    """A training after `step` updates: weights and moments by name, and the log up to there (steps x COLUMNS)."""
+    """A training after `step` updates: weights and moments by name, and the log so far (steps x COLUMNS)."""
 
     step: int
     weights: Tensors
@@ -78,29 +78,29 @@ class TrainingState:
 
 
 class Folder:
-    """What is kept of `trajectory`. Files that cannot be trusted are named on stderr and count as not there."""
+    """The stored states of `trajectory`. Invalid files are reported on stderr and treated as missing."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory, self.path, self.key = trajectory, trajectory.folder, trajectory.key
 
     def weights_path(self, step: int) -> Path:
-        """Where the weights after `step` updates are, under the network's own names."""
+        """Path of the weights after `step` updates, under the network's own names."""
         return self.path / f"step_{step:06d}.safetensors"
 
     def optimiser_path(self, step: int) -> Path:
-        """Where the moments after `step` updates are, and the log up to there."""
+        """Path of the moments after `step` updates, and of the log so far."""
         return self.path / f"step_{step:06d}.optimiser.safetensors"
 
     def weights(self, step: int) -> Tensors | None:
-        """Return the weights after `step` updates, if they are there and sound."""
+        """Return the weights after `step` updates, if they are stored and valid."""
         return self._read(self.weights_path(step), step)[0]
 
     def missing(self, steps: Iterable[int]) -> list[int]:
-        """Return those of `steps` that are not there, or not sound, in rising order."""
+        """Return the `steps` whose states are missing or invalid, in ascending order."""
         return [step for step in sorted(steps) if self.at(step) is None]
 
     def at(self, step: int) -> TrainingState | None:
-        """Return the training after `step` updates, if that state is kept."""
+        """Return the training after `step` updates, if this state is stored."""
         weights = self.weights(step)
         beside = self._read(self.optimiser_path(step), step)[0]
         if weights is None or beside is None or not _reaches(beside, step):
@@ -109,55 +109,55 @@ class Folder:
         return TrainingState(step, weights, moments, beside[_LOG])
 
     def nearest(self, step: int) -> TrainingState | None:
-        """Return the latest point of the training at or before `step` to go on from: a kept state, or `resume`."""
+        """Return the latest state at or before `step` from which the training can resume: a stored one, or `resume`."""
         on_the_way = self._resume()
         if on_the_way is not None and on_the_way.step > step:
             on_the_way = None
         least = on_the_way.step if on_the_way else -1
-        for kept in sorted((one for one in self._steps() if least < one <= step), reverse=True):
-            found = self.at(kept)
-            if found is not None:
-                return found
+        for kept in sorted((kept_step for kept_step in self._steps() if least < kept_step <= step), reverse=True):
+            state = self.at(kept)
+            if state is not None:
+                return state
         return on_the_way
 
     def keep(self, now: TrainingState) -> None:
-        """Keep a state for good: moments first, so that a state that is there can be gone on from."""
+        """Store a state permanently. Moments are written first, so that training can resume from every stored state."""
         write(self.optimiser_path(now.step), {**now.moments, _LOG: now.log}, key=self.key, step=now.step)
         write(self.weights_path(now.step), now.weights, key=self.key, step=now.step)
 
     def keep_for_resuming(self, now: TrainingState) -> None:
-        """Leave where this training is, unless another run of it is further."""
-        there = self._resume()
-        if there is None or there.step < now.step:
+        """Store the current state for resuming, unless another run of this training is further."""
+        latest = self._resume()
+        if latest is None or latest.step < now.step:
             weights = {f"{_WEIGHT}{name}": value for name, value in now.weights.items()}
             write(self._resume_path, {**weights, **now.moments, _LOG: now.log}, key=self.key, step=now.step)
 
     def forget_resuming(self, step: int) -> None:
-        """Remove what `keep_for_resuming` left, when it is not beyond `step`, or cannot be trusted."""
-        there = self._resume()
-        if there is None or there.step <= step:
+        """Remove the state of `keep_for_resuming` if it is not beyond `step`, or if it is invalid."""
+        latest = self._resume()
+        if latest is None or latest.step <= step:
             self._resume_path.unlink(missing_ok=True)
 
     def describe(self) -> None:
-        """Write training.json: what this training is."""
+        """Write training.json, the description of this training."""
         content = {"key": self.key, "label": self.trajectory.label, "settings": self.trajectory.science}
         self._write_json("training.json", content)
 
     def log(self, now: TrainingState) -> None:
-        """Write training.csv, unless it reaches further already."""
+        """Write training.csv, unless the file already reaches further."""
         path = self.path / "training.csv"
         if _last_step(path) <= now.step:
             write_text(path, log_text(now.log))
 
     def note_divergence(self, step: int, cause: str) -> None:
-        """Record that there is no state at `step` and beyond, and why."""
+        """Record that the training has no state at `step` and beyond, and the cause."""
         self._write_json("diverged.json", {"key": self.key, "step": step, "cause": cause})
 
     def divergence(self) -> tuple[int, str] | None:
-        """Return the first step that this training does not reach, and why; None if none is known."""
+        """Return the first step that this training does not reach, and the cause; None if none is known."""
         try:
-            found = read_checked(self.path / "diverged.json")
-            return (int(found["step"]), str(found["cause"])) if found["key"] == self.key else None
+            record = read_checked(self.path / "diverged.json")
+            return (int(record["step"]), str(record["cause"])) if record["key"] == self.key else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -174,7 +174,7 @@ class Folder:
         return TrainingState(step, weights, moments, tensors[_LOG])
 
     def _read(self, path: Path, step: int | None = None) -> tuple[Tensors, int] | tuple[None, int]:
-        """Return the tensors of a file and their step; no tensors, with a warning, where it cannot be trusted."""
+        """Return the tensors of a file and their step; without tensors, and with a warning, if the file is invalid."""
         try:
             return read(path, key=self.key, step=step) or (None, -1)
         except Damaged as error:
@@ -191,7 +191,7 @@ class Folder:
 
 
 def log_text(log: Tensor) -> str:
-    """Return the log as CSV; a step without a test has no accuracy."""
+    """Return the log as CSV; steps without a test have no accuracy."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -207,7 +207,7 @@ def _reaches(tensors: Tensors, step: int) -> bool:
 
 
 def _last_step(path: Path) -> int:
-    """Return the last step of a log; -1 where there is none that can be read."""
+    """Return the last step of a log; -1 if there is no readable log."""
     try:
         return int(path.read_text("utf-8").splitlines()[-1].partition(",")[0])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""The training itself: update by update to the requested steps, from the latest stored one."""
+"""The training loop: updates up to the requested steps, starting from the latest stored state."""
 
 import math
 import time
@@ -21,16 +21,16 @@ from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.tasks.examples import training_batch, unseen_batch
 
-AT_ONCE = 1000  # sums a forward pass; part of what the bits of their logits depend on
+AT_ONCE = 1000  # sums per forward pass; the bits of their logits depend on it
 
 
 def right_answers(
     network: nn.Module, task: TaskConfig, size: int, examples: Callable[..., Batch] = unseen_batch
 ) -> Bool[Tensor, "examples places"]:
-    """Return where answers to unseen examples are right: `size` sums, digit by digit, or the test pictures.
+    """Return which answers to held-out examples are right: `size` sums, digit by digit, or the test pictures.
 
-    A digit of a sum, the most significant first, is given those before it. Of text each scored character of `size`
-    windows of held-out text is an example of its own.
+    Each digit of a sum, starting with the most significant, is predicted from the true ones before it. For text, each
+    scored character of `size` windows of held-out text counts as an example.
     """
     answers = replace(task, loss=Loss.cross_entropy, scored=Scored.answer)
     right = right_in(network, examples(answers, size, DType.float64))
@@ -39,10 +39,10 @@ def right_answers(
 
 @torch.no_grad()
 def right_in(network: nn.Module, batch: Batch) -> Bool[Tensor, "examples places"]:
-    """Return where the likeliest output at a scored position is the target, which is a class."""
-    held = next(network.parameters())
-    inputs = batch.cast(held.dtype).inputs.split(AT_ONCE)
-    outputs = [scored_outputs(network, some.to(held.device), batch.scored).cpu() for some in inputs]
+    """Return at which scored positions the most likely output is the target class."""
+    parameter = next(network.parameters())
+    inputs = batch.cast(parameter.dtype).inputs.split(AT_ONCE)
+    outputs = [scored_outputs(network, piece.to(parameter.device), batch.scored).cpu() for piece in inputs]
     return torch.cat(outputs).argmax(dim=-1) == batch.targets
 
 
@@ -50,7 +50,7 @@ SAVE_EVERY, REPORT_EVERY = 5.0, 0.5  # seconds
 
 
 class Diverged(ArithmeticError):
-    """A training whose loss or weights are not finite: it has no state at `step` and beyond."""
+    """Raised for a training whose loss or weights are not finite: it has no state at `step` and beyond."""
 
     def __init__(self, step: int, cause: str) -> None:
         super().__init__(f"the training has no state at step {step} and beyond: {cause}")
@@ -59,7 +59,7 @@ class Diverged(ArithmeticError):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training is: updates done of those to do, loss, latest accuracy (NaN: none yet), updates a second."""
+    """Progress of a training: updates done and planned, loss, latest accuracy (NaN: none yet), updates per second."""
 
     step: int
     until: int
@@ -71,10 +71,10 @@ class Progress:
 def ensure(
     trajectory: Trajectory, steps: Iterable[int], report: Callable[[Progress], None] = lambda progress: None
 ) -> int:
-    """Train until the states at `steps` are kept; return how many updates that took here.
+    """Train until the states at `steps` are stored; return the number of updates that this call made.
 
-    The bits of a state depend on trajectory.science alone: not on where it went on from, nor on what else is kept.
-    Raises Diverged when one of them cannot be reached; those before it are kept.
+    The bits of a state depend on trajectory.science only, not on where the training resumed or on other stored states.
+    Raises Diverged if a state cannot be reached; those before it are stored.
     """
     folder = Folder(trajectory)
     missing, known = folder.missing(steps), folder.divergence()
@@ -92,7 +92,7 @@ def ensure(
 
 
 class _Run:
-    """A network on its way; `until` is where it will end."""
+    """A network in training; `until` is the last step."""
 
     def __init__(self, folder: Folder, until: int, report: Callable[[Progress], None]) -> None:
         self.folder, self.until, self.report = folder, until, report
@@ -105,7 +105,7 @@ class _Run:
         self.started = self.saved = self.reported = time.monotonic()
 
     def to(self, step: int) -> None:
-        """Go on to `step`, from where it is or from the latest point kept before it, and keep the state there."""
+        """Train to `step` from the current state or from the latest stored state before it, and store the result."""
         nearest = self.folder.nearest(step)
         if nearest is not None and nearest.step > self.step:
             self._restore(nearest)
@@ -134,7 +134,7 @@ class _Run:
         self.log.append([step, value, rate, float(norm), self._accuracy()])
 
     def _accuracy(self) -> float:
-        """Return the share of whole answers right on unseen examples, at the steps where that is looked at."""
+        """Return the share of held-out examples whose whole answer is right, at the steps of tests."""
         training, task = self.config.training, self.config.task
         if self.step % training.evaluate_every and self.step != training.steps:
             return math.nan
@@ -167,7 +167,7 @@ class _Run:
         raise Diverged(step, cause)
 
     def _now(self) -> TrainingState:
-        """Return copies of nothing: what is written is read at once. At step 0 weights are those drawn, unrounded."""
+        """Return the current state without copies, as it is written at once. At step 0 weights are unrounded draws."""
         weights = dict(self.network.named_parameters()) if self.step else self.drawn_weights
         log = torch.tensor(self.log, dtype=torch.float64).reshape(-1, len(COLUMNS))
         return TrainingState(self.step, {name: p.detach() for name, p in weights.items()}, self.rule.moments(), log)

@@ -21,25 +21,25 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
     V_l^T, without what belongs to singular values 0; sum tr S_l. What is 0 stays 0.
     """
     if norm == StepNorm.largest_entry:
-        return [one.sign() for one in slopes], math.fsum(float(one.abs().sum()) for one in slopes)
+        return [slope.sign() for slope in slopes], math.fsum(float(slope.abs().sum()) for slope in slopes)
     if norm == StepNorm.spectral:
-        pairs = [_orthogonalised(one) for one in slopes]
+        pairs = [_orthogonalised(slope) for slope in slopes]
         return [direction for direction, _ in pairs], math.fsum(size for _, size in pairs)
-    sizes = [float(one.norm()) for one in slopes]
+    sizes = [float(slope.norm()) for slope in slopes]
     if norm == StepNorm.blockwise:
-        return [_over(one, size) for one, size in zip(slopes, sizes, strict=True)], math.fsum(sizes)
+        return [_over(slope, size) for slope, size in zip(slopes, sizes, strict=True)], math.fsum(sizes)
     whole = math.hypot(*sizes)
-    return [_over(one, whole) for one in slopes], whole
+    return [_over(slope, whole) for slope in slopes], whole
 
 
 def length(tensors: Tensors, norm: StepNorm) -> float:
-    """Return the norm of a vector that is given as one tensor for each parameter, some without entries perhaps."""
-    tensors = [one for one in tensors if one.numel()]
+    """Return the norm of a vector that is given as one tensor per parameter; tensors may be empty."""
+    tensors = [tensor for tensor in tensors if tensor.numel()]
     if norm == StepNorm.largest_entry:
-        return max(float(one.abs().max()) for one in tensors)
+        return max(float(tensor.abs().max()) for tensor in tensors)
     if norm == StepNorm.spectral:
-        return max(float(torch.linalg.matrix_norm(_matrix(one), 2)) for one in tensors)
-    sizes = [float(one.norm()) for one in tensors]
+        return max(float(torch.linalg.matrix_norm(_matrix(tensor), 2)) for tensor in tensors)
+    sizes = [float(tensor.norm()) for tensor in tensors]
     return max(sizes) if norm == StepNorm.blockwise else math.hypot(*sizes)
 
 
@@ -68,11 +68,11 @@ class NormDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take a step along the gradients that are there; a parameter without one stays."""
+        """Take a step along the current gradients; parameters without a gradient do not move."""
         del closure
         for group in self.param_groups:
-            held = [one for one in group["params"] if one.grad is not None]
-            slopes = [one.grad + group["weight_decay"] * one for one in held]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            slopes = [parameter.grad + group["weight_decay"] * parameter for parameter in parameters]
             directions, dual = steepest(slopes, StepNorm(group["norm"]))
-            for one, direction in zip(held, directions, strict=True):
-                one -= group["lr"] * dual * direction
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter -= group["lr"] * dual * direction

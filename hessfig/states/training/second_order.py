@@ -1,4 +1,4 @@
-"""Steps divided by a curvature matrix: Newton, Gauss-Newton whole and by blocks, and K-FAC, each with damping."""
+"""Steps divided by a curvature matrix: Newton, Gauss-Newton (whole or in blocks) and K-FAC, all with damping."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -57,24 +57,24 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
     whole = gauss_newton(loss, parameters)
     if kind == Optimiser.gauss_newton:
         return _damped(whole, damping)
-    sizes = [one.numel() for one in parameters]
+    sizes = [parameter.numel() for parameter in parameters]
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
     blocks = [_damped(whole[a:b, a:b], damping) for a, b in pairwise(ends)]
     return lambda slopes: [solve([slope])[0] for solve, slope in zip(blocks, slopes, strict=True)]
 
 
 def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
-    """Return how many products with the Hessian or its Gauss-Newton part one curvature matrix takes.
+    """Return the number of products with the Hessian or its Gauss-Newton part that one curvature matrix takes.
 
-    One per entry of a parameter. For K-FAC: one per scored position and class, each a backward pass and cheaper than a
-    product, and one per entry of the parameters that have no Kronecker factors.
+    There is one product per entry of a parameter. K-FAC takes one backward pass, which is cheaper than a product, per
+    scored position and class, and one product per entry of the parameters without Kronecker factors.
     """
-    held = list(loss.network.parameters())
+    parameters = list(loss.network.parameters())
     if kind != Optimiser.kfac:
-        return sum(one.numel() for one in held)
+        return sum(parameter.numel() for parameter in parameters)
     outputs, calls = _calls(loss)
-    inside = {one for module in calls for one in module.parameters()}
-    return outputs[0].numel() + sum(one.numel() for one in held if one not in inside)
+    inside = {parameter for module in calls for parameter in module.parameters()}
+    return outputs[0].numel() + sum(parameter.numel() for parameter in parameters if parameter not in inside)
 
 
 def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
@@ -82,8 +82,8 @@ def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
     parameters = list(loss.network.parameters())
     with torch.enable_grad():
         slope = _flat(gradients(loss(), parameters, create_graph=True))
-        found = pulled_back(slope, parameters, torch.eye(len(slope)).to(slope))
-    return (found + found.T) / 2
+        hessian = pulled_back(slope, parameters, torch.eye(len(slope)).to(slope))
+    return (hessian + hessian.T) / 2
 
 
 def gauss_newton(loss: BatchLoss, parameters: Sequence[Tensor]) -> Float[Tensor, "n n"]:
@@ -93,12 +93,12 @@ def gauss_newton(loss: BatchLoss, parameters: Sequence[Tensor]) -> Float[Tensor,
         dual = torch.zeros_like(outputs, requires_grad=True)
         back = _flat(gradients(outputs, parameters, dual, create_graph=True))
         jacobian = pulled_back(back, [dual], torch.eye(len(back)).to(outputs))
-        found = jacobian @ _curved(loss, outputs, jacobian).T
-    return (found + found.T) / 2
+        product = jacobian @ _curved(loss, outputs, jacobian).T
+    return (product + product.T) / 2
 
 
 def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors, NaN where the matrix is not finite: so is the step then, and it is noted."""
+    """Return eigenvalues and eigenvectors; NaN if the matrix is not finite: then the training diverges."""
     if bool(matrix.isfinite().all()):
         values, vectors = torch.linalg.eigh(matrix)
         return values, vectors
@@ -106,18 +106,18 @@ def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
 
 
 def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
-    """Return the solver of (matrix + damping I); it gives NaN where that has no factors in this precision.
+    """Return the solver of (matrix + damping I); it returns NaN if there is no Cholesky factor in this precision.
 
-    That is where the matrix is not finite, or so large that rounding takes more than the damping gives.
+    This is the case if the matrix is not finite, or so large that rounding errors exceed the damping.
     """
     root, failed = torch.linalg.cholesky_ex(matrix + damping * torch.eye(len(matrix)).to(matrix))
     if not bool(matrix.isfinite().all()) or int(failed):
         return lambda slopes: [torch.full_like(one, math.nan) for one in slopes]
 
     def solve(slopes: Slopes) -> Slopes:
-        found = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
-        pieces = found.split([one.numel() for one in slopes])
-        return [piece.view_as(one) for piece, one in zip(pieces, slopes, strict=True)]
+        solution = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
+        pieces = solution.split([slope.numel() for slope in slopes])
+        return [piece.view_as(slope) for piece, slope in zip(pieces, slopes, strict=True)]
 
     return solve
 
@@ -134,10 +134,10 @@ def _curved(loss: BatchLoss, outputs: Tensor, vectors: Float[Tensor, "k m"]) -> 
 
 
 def _maps(network: nn.Module) -> list[nn.Module]:
-    """Return the linear maps and embeddings whose parameters no other one has."""
-    found = [one for one in network.modules() if type(one) in (nn.Linear, nn.Embedding)]
-    owners = [id(one) for module in found for one in module.parameters()]
-    return [one for one in found if all(owners.count(id(p)) == 1 for p in one.parameters())]
+    """Return the linear maps and embeddings whose parameters no other module shares."""
+    maps = [module for module in network.modules() if type(module) in (nn.Linear, nn.Embedding)]
+    owners = [id(p) for module in maps for p in module.parameters()]
+    return [module for module in maps if all(owners.count(id(p)) == 1 for p in module.parameters())]
 
 
 @dataclass
@@ -151,26 +151,26 @@ class _Kronecker:
     def solve(self, slopes: Mapping[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
         """Return (A (x) B + damping I)^-1 times the gradient, by parameter."""
         table = isinstance(self.module, nn.Embedding)
-        held = list(self.module.parameters())
-        matrix = slopes[held[0]].T if table else torch.cat([slopes[p].reshape(len(slopes[p]), -1) for p in held], dim=1)
+        own = list(self.module.parameters())
+        matrix = slopes[own[0]].T if table else torch.cat([slopes[p].reshape(len(slopes[p]), -1) for p in own], dim=1)
         (b, ub), (a, ua) = self.left, self.right
-        found = ub @ ((ub.T @ matrix @ ua) / (b[:, None] * a + damping)) @ ua.T
-        pieces = [found.T] if table else found.split([p.numel() // len(p) for p in held], dim=1)
-        return {p: piece.reshape(p.shape) for p, piece in zip(held, pieces, strict=True)}
+        solution = ub @ ((ub.T @ matrix @ ua) / (b[:, None] * a + damping)) @ ua.T
+        pieces = [solution.T] if table else solution.split([p.numel() // len(p) for p in own], dim=1)
+        return {p: piece.reshape(p.shape) for p, piece in zip(own, pieces, strict=True)}
 
 
 def _kfac(loss: BatchLoss, parameters: list[nn.Parameter], damping: float) -> Solver:
     factored = _factored(loss)
-    inside = {p for one in factored for p in one.module.parameters()}
+    inside = {p for block in factored for p in block.module.parameters()}
     others = [p for p in parameters if p not in inside]
     whole = [_damped(gauss_newton(loss, [p]), damping) for p in others]
 
     def solve(slopes: Slopes) -> Slopes:
         at: dict[Tensor, Tensor] = dict(zip(parameters, slopes, strict=True))
-        found: dict[Tensor, Tensor] = {p: solve_one([at[p]])[0] for p, solve_one in zip(others, whole, strict=True)}
-        for one in factored:
-            found |= one.solve(at, damping)
-        return [found[p] for p in parameters]
+        steps: dict[Tensor, Tensor] = {p: solve_one([at[p]])[0] for p, solve_one in zip(others, whole, strict=True)}
+        for block in factored:
+            steps |= block.solve(at, damping)
+        return [steps[p] for p in parameters]
 
     return solve
 
@@ -188,7 +188,7 @@ def _factored(loss: BatchLoss) -> list[_Kronecker]:
 
 
 def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tensor]]]:
-    """Return the network's outputs, and input and output of every map that is used once on the way to them."""
+    """Return the network's outputs, and the input and output of every map that is used once in the forward pass."""
     calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
     def note(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The rule of a training's update: torch's optimisers, steps divided by curvature, and looks at the curvature."""
+"""Update rules of trainings: torch's optimisers, steps divided by curvature, and estimates of the curvature."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +18,9 @@ from hessfig.curvature.spectral.lanczos import largest_ritz
 from hessfig.rng import row_major, stream
 from hessfig.states.training.second_order import BatchLoss, Solver, solver
 
-PRODUCTS = 12  # Hessian products of a largest eigenvalue: enough for a few per cent
-FLATTEST = 1e-3  # of the largest: no block counts as flatter
-_EXPONENT = -0.25  # of the blog's rule
+PRODUCTS = 12  # Hessian products per largest eigenvalue, sufficient for an error of a few per cent
+FLATTEST = 1e-3  # share of the largest curvature below which no block counts as flatter
+_EXPONENT = -0.25  # exponent of the rule for gradient_norm
 _TINY = 1e-8
 
 Loss = Callable[[], Tensor]
@@ -36,24 +36,24 @@ def factors(
 ) -> Float[Tensor, " groups"]:
     """Return the factor of the learning rate of each group of parameters.
 
-    whole: 1 / largest eigenvalue of the Hessian. blocks: the same of each parameter's own block, divided by their
-    geometric mean; a block counts as no flatter than FLATTEST of the steepest. gradient_norm: the blog's stand-in,
-    min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)), from gradients that are there.
+    whole: 1 / largest eigenvalue of the Hessian. blocks: the same for each parameter's own block, divided by their
+    geometric mean; no block counts as flatter than FLATTEST times the steepest. gradient_norm: the estimate
+    min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)) from the current gradients.
     """
     if kind == Curvature.gradient_norm:
-        return _stand_in([one.grad for one in named.values() if one.grad is not None])
-    held = list(named.values())
-    groups = [[one] for one in held] if kind == Curvature.blocks else [held]
+        return _stand_in([parameter.grad for parameter in named.values() if parameter.grad is not None])
+    parameters = list(named.values())
+    groups = [[parameter] for parameter in parameters] if kind == Curvature.blocks else [parameters]
     with torch.enable_grad():
-        slopes = gradients(loss(), held, create_graph=True)
-    at = dict(zip(held, slopes, strict=True))
+        slopes = gradients(loss(), parameters, create_graph=True)
+    at = dict(zip(parameters, slopes, strict=True))
     steepest = [
-        _largest(group, [at[one] for one in group], seed=seed, step=step, number=number)
+        _largest(group, [at[parameter] for parameter in group], seed=seed, step=step, number=number)
         for number, group in enumerate(groups)
     ]
-    found = torch.tensor(steepest, dtype=torch.float64)
-    found = found.clamp(min=max(FLATTEST * float(found.max()), _TINY))
-    return 1 / found if kind == Curvature.whole else found.log().mean().exp() / found
+    curvatures = torch.tensor(steepest, dtype=torch.float64)
+    curvatures = curvatures.clamp(min=max(FLATTEST * float(curvatures.max()), _TINY))
+    return 1 / curvatures if kind == Curvature.whole else curvatures.log().mean().exp() / curvatures
 
 
 def _largest(group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int) -> float:
@@ -79,8 +79,8 @@ FACTORS, REFRESHED = "rate_factors", "refreshed"
 def learning_rate(training: TrainingConfig, step: int) -> float:
     """Return the learning rate of update `step` (1 to training.steps).
 
-    Linear over the warm-up, reaching training.learning_rate at its last update; then constant, or half a cosine that
-    would be zero at the update after the last.
+    It rises linearly during the warm-up and reaches training.learning_rate at the warm-up's last update. Then it is
+    constant, or half a cosine that would be zero at the update after the last.
     """
     done, warmup = step - 1, training.warmup
     if done < warmup:
@@ -92,7 +92,7 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
 
 
 def refreshes_curvature(training: TrainingConfig, step: int) -> bool:
-    """Whether the curvature is estimated anew before update `step`."""
+    """Whether the curvature is re-estimated before update `step`."""
     return (step - 1) % training.refresh == 0
 
 
@@ -103,8 +103,8 @@ def _by_block(training: TrainingConfig) -> bool:
 class StepRule:
     """The optimisers of the configured name over the parameters of `network`: torch.optim's, or pytorch_optimizer's.
 
-    A rule that divides is torch.optim.SGD along gradients divided by a curvature matrix, which stays as it is between
-    two refreshes. Muon takes the weight matrices of the layers; AdamW takes embeddings, the head and vectors.
+    A rule with a curvature matrix is torch.optim.SGD on gradients divided by this matrix, which is constant between
+    two refreshes. Muon updates the weight matrices of the layers; AdamW then updates embeddings, head and vectors.
     """
 
     def __init__(self, network: nn.Module, training: TrainingConfig) -> None:
@@ -120,9 +120,9 @@ class StepRule:
         return [group for one in self._optimisers for group in one.param_groups]
 
     def refresh_curvature(self, step: int, loss: BatchLoss, *, seed: int) -> None:
-        """Estimate the curvature before update `step` if due: at the first, and every training.refresh after it.
+        """Estimate the curvature before update `step` if due: at the first and after every training.refresh updates.
 
-        The gradients of `loss` are there; they stay.
+        The gradients of `loss` must exist; they are not changed.
         """
         kind, due = self._training.curvature, refreshes_curvature(self._training, step)
         if kind != Curvature.none and due:
@@ -134,7 +134,7 @@ class StepRule:
                 self._solver = solver(self._training.optimiser, loss, self._training.damping)
 
     def update(self, step: int) -> float:
-        """Take update `step` along the gradients that are there; return its learning rate (geometric mean)."""
+        """Take update `step` along the current gradients; return its learning rate (the geometric mean)."""
         rate = learning_rate(self._training, step)
         for group, factor in zip(self._groups, self._factors.tolist(), strict=True):
             group["lr"] = rate * factor
@@ -142,26 +142,26 @@ class StepRule:
         if self._training.clip_norm:
             nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
         if self._solver is not None:
-            slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-            for one, direction in zip(parameters, self._solver(slopes), strict=True):
-                one.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
+            slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            for parameter, direction in zip(parameters, self._solver(slopes), strict=True):
+                parameter.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
         for optimiser in self._optimisers:
             optimiser.step()
         self._put_back(self._kept())
         return rate * (1.0 if _by_block(self._training) else float(self._factors[0]))
 
     def moments(self) -> dict[str, Tensor]:
-        """Return {moment/parameter: tensor}; none before the first update, or where the rule keeps none.
+        """Return {moment/parameter: tensor}; empty before the first update, and for rules without moments.
 
-        A rule that uses the curvature adds FACTORS: by what it multiplies each group's learning rate; one that divides
-        by a curvature matrix adds the weights REFRESHED/parameter where that matrix is of.
+        A rule that uses the curvature adds FACTORS, the factors of the groups' learning rates. A rule that divides by a
+        curvature matrix adds REFRESHED/parameter, the weights at which the matrix was computed.
         """
         looked = {} if self._training.curvature == Curvature.none else {FACTORS: self._factors}
         looked |= {f"{REFRESHED}/{name}": one for name, one in self._refreshed.items()}
         return looked | self._kept()
 
     def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
-        """Put back what `moments` returned after `step` updates."""
+        """Restore what `moments` returned after `step` updates."""
         facts = self._training.optimiser.facts
         self._factors = moments.get(FACTORS, self._factors)
         refreshed = {key: one for key, one in moments.items() if key.startswith(f"{REFRESHED}/")}
@@ -179,7 +179,7 @@ class StepRule:
             group["step"] = step
 
     def _kept(self) -> dict[str, Tensor]:
-        """Return what the optimisers keep of the parameters."""
+        """Return the moments that the optimisers store for the parameters."""
         return {
             key: tensor
             for name, parameter in self._named.items()
@@ -188,20 +188,20 @@ class StepRule:
         }
 
     def _put_back(self, kept: Mapping[str, Tensor]) -> None:
-        """Hand what `_kept` returned to the optimisers: in one order in memory, in a run that is stopped or not."""
+        """Return the result of `_kept` to the optimisers, in one memory order even if a run was interrupted."""
         for key, tensor in kept.items():
             moment, _, name = key.partition("/")
             parameter = self._named[name]
             _put(self._state(parameter), moment, tensor.to(parameter.device), parameter.ndim)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
-        """Return the state of a parameter in the optimiser that has it."""
-        found: dict[str, Any] = self._owners[id(parameter)].state[parameter]
-        return found
+        """Return the state of a parameter in its optimiser."""
+        state: dict[str, Any] = self._owners[id(parameter)].state[parameter]
+        return state
 
     @contextmanager
     def _at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Hold the network at `weights`; its own are put back in the end."""
+        """Set the network to `weights` within the block; its own weights are restored at the end."""
         before = {name: one.detach().clone() for name, one in self._named.items()}
         try:
             _copy(weights, self._named)
@@ -217,7 +217,7 @@ def _copy(weights: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
 
 
 def _tensors(value: Any, moment: str, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield a moment under its name; one of several matrices, one per axis of the parameter, under moment.AXIS."""
+    """Yield a moment under its name; a list of matrices, one per axis of the parameter, under moment.AXIS."""
     if isinstance(value, list):
         yield from ((f"{moment}.{axis}/{name}", one) for axis, one in enumerate(value) if len(one))
     elif value is not None:
@@ -235,16 +235,16 @@ def _put(state: dict[str, Any], moment: str, tensor: Tensor | None, axes: int) -
 
 
 def laid_out(moment: str, tensor: Tensor) -> Tensor:
-    """Return a moment in the order in memory that it has in every run: by rows, eigenbases by columns.
+    """Return a moment in the memory order that it has in every run: by rows, but by columns for eigenbases.
 
-    LAPACK returns eigenbases so: by rows, a training would have other bits than in earlier versions.
+    LAPACK returns eigenbases by columns; by rows, trainings would differ in their bits from earlier versions.
     """
     return row_major(tensor.mT).mT if moment == EIGENBASES else row_major(tensor)
 
 
 def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> Iterator[torch.optim.Optimizer]:
     facts, parameters = training.optimiser.facts, list(named.values())
-    package = import_module(facts.package)  # slow where it is of an extra
+    package = import_module(facts.package)  # slow for optional packages
     every: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
     read = {name: getattr(training, name) for name in ("betas", "eps", "momentum") if name in facts.reads}
     if facts.of_matrices:
@@ -257,6 +257,6 @@ def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> 
 
 
 def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
-    """Return the matrices of the layers; every matrix of a network whose parameters are in no layers."""
-    found = {name: one for name, one in named.items() if one.ndim == 2}
-    return [one for name, one in found.items() if name.startswith("layers.")] or list(found.values())
+    """Return the matrices of the layers, or all matrices of a network without layers."""
+    matrices = {name: parameter for name, parameter in named.items() if parameter.ndim == 2}
+    return [parameter for name, parameter in matrices.items() if name.startswith("layers.")] or list(matrices.values())

@@ -1,4 +1,4 @@
-"""Which training a state belongs to: everything that changes its trajectory, under one hash; no torch."""
+"""Identity of a training: the hash of everything that changes its trajectory (no torch)."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,9 +22,9 @@ _MEASURING = ("batch_size", "seed")
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One training: the network of `seed` at `sigma` (None: it has none), trained as the settings say.
+    """One training: the network of `seed` at `sigma` (None: no sigma), trained with these settings.
 
-    `common`, if given, is `science(config)`, which takes longer than all else and is that of every sigma and seed.
+    `common`, if given, is `science(config)`, which is slow to compute and the same for all sigmas and seeds.
     """
 
     config: Config
@@ -34,22 +34,22 @@ class Trajectory:
 
     @cached_property
     def science(self) -> dict[str, Any]:
-        """Everything that changes a weight at some step, as plain values."""
+        """Everything that influences a weight at some step, as plain values."""
         return {**(self.common or science(self.config)), "sigma": self.sigma, "seed": self.seed}
 
     @cached_property
     def key(self) -> str:
-        """The name of its folder."""
+        """The name of the training's folder."""
         return digest(self.science)
 
     @property
     def folder(self) -> Path:
-        """Where its states are."""
+        """The folder of the training's states."""
         return Path(self.config.output_dir) / FOLDER / self.key
 
     @property
     def label(self) -> dict[str, Any]:
-        """What it is, in one line per setting, for those who find the folder."""
+        """Description of the training with one line per setting, for readers of the folder."""
         model, training = self.config.model, self.config.training
         words = {"model": model.kind, "n_layers": model.n_layers, "d_model": model.d_model, "norm": model.norm}
         optimiser = {"optimiser": training.optimiser, "learning_rate": training.learning_rate}
@@ -61,7 +61,7 @@ class Trajectory:
 
 
 def science(config: Config) -> dict[str, Any]:
-    """Return what tells the trainings of `config` from others, besides sigma and seed."""
+    """Return what identifies the trainings of `config` besides sigma and seed."""
     whole = replace(config, model=with_defaults(config.model))
     plain = in_key(whole)
     fixed = config.training.data == TrainingData.fixed
@@ -76,7 +76,7 @@ def science(config: Config) -> dict[str, Any]:
 
 
 def _read(config: Config, training: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that this training reads: a constant schedule has no end, a fixed set no enrichment."""
+    """Return the settings that this training uses: a constant schedule has no end, a fixed set no enrichment."""
     chosen = config.training
     looks = set() if chosen.curvature == Curvature.none else {"curvature", "refresh"}
     unread = {*_WATCHING, *RULE_SETTINGS, "curvature"} - {*chosen.optimiser.facts.reads} - looks

@@ -1,4 +1,4 @@
-"""Components compared: exponents predicted and fitted, ratios of query to value blocks along trainings, SGD's gap."""
+"""Figures that compare components: predicted and fitted exponents, block ratios along trainings, the gap of SGD."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,15 +27,15 @@ from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
-_LINE = 0.135  # inches of the page for a network
-_LONGEST = 1.7  # inches for its name
+_LINE = 0.135  # height in inches of the line of a network
+_LONGEST = 1.7  # largest width in inches of the name of a network
 _BASE = "base"
 _PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
 
 
 def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw exponents in sigma by component: open circles are predicted, dots with bars fitted; then the curves.
+    """Draw the exponents in sigma by component: open circles are predictions, dots with bars are fits; then the curves.
 
     How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
     block. Where the dot lies in the circle, counting powers of the input explains the growth of the block. A line
@@ -54,8 +54,8 @@ def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: W
     here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    style = ONE_SCALE.but(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
-    style = style.but(height=_LINE * len(variants) + 0.1)
+    style = ONE_SCALE.replace(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
+    style = style.replace(height=_LINE * len(variants) + 0.1)
     words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
     sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
     for _, column, ax in sheet:
@@ -88,7 +88,7 @@ def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], col
 
 
 def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
-    """Give the panels one range, which holds every exponent of the page."""
+    """Set a common range for all panels that includes every exponent of the page."""
     known = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(known).any():
         low, high = np.floor(np.nanmin(known)), np.ceil(np.nanmax(known))
@@ -97,19 +97,19 @@ def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
 
 
 def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
-    """Return the blocks by what is predicted of the first network, so that its circles rise from left to right."""
+    """Return the blocks in the order of the first network's predictions: its circles rise from left to right."""
     base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
     known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
     return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
 
 
 def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[Page]:
-    """Draw the norms of the value and the query block of every network, a small panel each."""
-    for number, some in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
-        lines = [list(line) for line in in_rows(some, _ACROSS)]
+    """Draw the norms of the value and the query block of every network in a small panel per network."""
+    for number, variants in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
+        lines = [list(line) for line in in_rows(variants, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
         note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
-        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.but(down=0.26, narrowest=0.6))
+        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.replace(down=0.26, narrowest=0.6))
         for row, column, ax in sheet:
             _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
         shown = where(measured.curves, part=part)
@@ -120,16 +120,16 @@ def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[
 def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
     ax.set_title(fitting([name_of(variant)], 1.0), fontsize=6)
     drawn = [measured.of(row=name, col=name) for name in _PAIR]
-    if not any(panels.positive(one.curves).any() for one in drawn):
+    if not any(panels.positive(block.curves).any() for block in drawn):
         say(ax, panels.why_no_line(measured.curves))
         return
     panels.mark_one(ax, measured.axis)
-    for name, one in zip(_PAIR, drawn, strict=True):
-        if panels.positive(one.curves).any():
-            panels.draw_curve(ax, one.curves, one.table, colour=matrix_colour(name))
+    for name, block in zip(_PAIR, drawn, strict=True):
+        if panels.positive(block.curves).any():
+            panels.draw_curve(ax, block.curves, block.table, colour=matrix_colour(name))
 
 
-# What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.
+# Words for values of settings, by the last word of the setting and by value; "" matches any value, which replaces {}.
 _NAMES: dict[str, dict[str, str]] = {
     "attention": {
         **{one: f"{one} attention" for one in ("linear", "sigmoid", "kernel", "differential")},
@@ -151,7 +151,7 @@ _NAMES: dict[str, dict[str, str]] = {
 
 
 def name_of(variant: str) -> str:
-    """Return what a network changes, in words: 'sigmoid attention, bias −log L'; 'base' where nothing changes."""
+    """Return the changes of a network in words: 'sigmoid attention, bias −log L'; 'base' for no changes."""
     return ", ".join(_worded(last_word(key), value) for key, value in settings_of(variant).items()) or _BASE
 
 
@@ -172,7 +172,7 @@ _MARKS = {0.25: "v", 1.0: "o", 4.0: "^"}  # by the scale of W_Q and W_K
 
 
 def _component(network: str) -> str:
-    """Return a network of the rules of trainings in words: 'sigmoid, bias −log L'."""
+    """Return the components of a trained network in words: 'sigmoid, bias −log L'."""
     return ", ".join(_WORDS.get(word, word) for word in network.split()).replace(" attention", "")
 
 
@@ -197,13 +197,13 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     note = f"Dots: mean over {runs['seed'].nunique()} seeds; thin: the seeds. Grey: the losses of the comparison."
     if lost := [_component(network) for network in every if network not in names]:
         note += f" Left out, as the best rate is an end of the grid: {', '.join(lost)}."
-    style = SHARED.but(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
+    style = SHARED.replace(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
     sheet = Sheet.grid(spec.paper, [["ratio"]], note, style)
     ax, levels = sheet.first, component_rules.equal_losses(runs)
     set_decades(ax, "y")
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.axvspan(levels.min(), levels.max(), color="#dddddd", zorder=0)
-    ends = [(_draw_course(ax, where(runs, network=one), _tone(one)), names[one], _tone(one)) for one in names]
+    ends = [(_draw_course(ax, where(runs, network=key), _tone(key)), names[key], _tone(key)) for key in names]
     ax.invert_xaxis()
     panels.name_ends(ax, ends)
     sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
@@ -211,16 +211,16 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
-    """Draw the trainings of a component; return where the mean over seeds ends."""
-    for _, one in runs.sort_values("step").groupby("seed"):
-        panels.draw_seed(ax, one["loss"], 10 ** one["ratio"], colour=colour)
+    """Draw the trainings of a component; return the last value of the mean over seeds."""
+    for _, run in runs.sort_values("step").groupby("seed"):
+        panels.draw_seed(ax, run["loss"], 10 ** run["ratio"], colour=colour)
     means = runs.groupby("step")[["loss", "ratio"]].mean()
     ax.plot(means["loss"], 10 ** means["ratio"], "o-", color=colour, markersize=3, markeredgewidth=0)
     return float(10 ** means["ratio"].iloc[-1])
 
 
 def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw how far SGD is behind Adam against how much query and value blocks differ before any training.
+    """Draw the gap between SGD and Adam against the ratio of query and value blocks before training.
 
     How to read it: a dot is a network, with 95 % intervals over seeds both ways; a line joins one component (colour)
     with its weights W_Q and W_K drawn a quarter, once and four times as large (triangle down, circle, triangle up). If
@@ -233,12 +233,12 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
     untrained = Source(source.folder.parent / "ratio_initial")
     evidence = Evidence(source.table, beside={"ratio_initial": Evidence(untrained.table)})
     gaps = {"losses": component_rules.loss_gaps(evidence), "rates": component_rules.rate_gaps(evidence)}
-    points = {panel: component_rules.next_to_ratios(one, evidence) for panel, one in gaps.items()}
-    networks = {one for both in points.values() for one in both.index.get_level_values("network")}
+    points = {panel: component_rules.next_to_ratios(gap, evidence) for panel, gap in gaps.items()}
+    networks = {name for both in points.values() for name in both.index.get_level_values("network")}
     if not networks:
         raise _lacks(spec, "losses of SGD and Adam whose best rates lie inside the grid", source)
-    words = [f"Slopes of {one}: {_slopes_words(both, evidence)}" for one, both in points.items()]
-    style = APART.but(height=1.7, top=0.55, across=0.6)
+    words = [f"Slopes of {title}: {_slopes_words(both, evidence)}" for title, both in points.items()]
+    style = APART.replace(height=1.7, top=0.55, across=0.6)
     sheet = Sheet.grid(spec.paper, [list(points)], f"Bars: 95% intervals over seeds. {' '.join(words)}", style)
     drawn = []
     for _, column, ax in sheet:
@@ -248,8 +248,8 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
         drawn.append(_draw_gaps(ax, _finite(points[panel])).assign(panel=panel))
         label_side(ax, ["log₁₀ loss of SGD / Adam", "log₁₀ stable rate of Adam / SGD"][column])
     style_of: dict[str, Any] = {"linestyle": "none", "color": GUIDE}
-    handles = [Line2D([], [], marker=mark, label=f"weights × {one:g}", **style_of) for one, mark in _MARKS.items()]
-    handles += [Line2D([], [], color=_tone(one), label=_component(one)) for one in _RANKS if one in networks]
+    handles = [Line2D([], [], marker=mark, label=f"weights × {scale:g}", **style_of) for scale, mark in _MARKS.items()]
+    handles += [Line2D([], [], color=_tone(name), label=_component(name)) for name in _RANKS if name in networks]
     sheet.figure.legend(handles=handles, loc="upper center", ncols=3, columnspacing=1.0, handlelength=1.2)
     sheet.label_below("decades between the untrained blocks")
     encoding = ChartEncoding(x="x", y="y", panels=("panel",))
@@ -257,33 +257,31 @@ def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
-    found = []
-    for (network, scale), one in both.groupby(level=["network", "scale"]):
-        x, y = student_interval(one["x"]), student_interval(one["y"])
+    rows = []
+    for (network, scale), group in both.groupby(level=["network", "scale"]):
+        x, y = student_interval(group["x"]), student_interval(group["y"])
         place = {"network": network, "scale": scale, "count": y.count}
-        found.append(
-            {**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high}
-        )
+        rows.append({**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high})
         style: dict[str, Any] = {"fmt": _MARKS.get(scale, "s"), "markersize": 4, "elinewidth": 0.6}
         ax.errorbar(x.mean, y.mean, y.reach, x.reach, color=_tone(str(network)), **style)
-    points = pd.DataFrame(found, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
-    for network, one in points.sort_values("scale").groupby("network"):
-        ax.plot(one["x"], one["y"], color=_tone(str(network)), linewidth=0.8)
+    points = pd.DataFrame(rows, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
+    for network, line in points.sort_values("scale").groupby("network"):
+        ax.plot(line["x"], line["y"], color=_tone(str(network)), linewidth=0.8)
     ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     return points
 
 
 def _finite(both: pd.DataFrame) -> pd.DataFrame:
-    """Return the points without those of a run that diverged at the rate which the other seeds chose."""
+    """Return the points without those of runs that diverged at the rate chosen by the other seeds."""
     return both[np.isfinite(both["y"])]
 
 
 def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
-    """Return the slopes of a panel with their intervals, and which networks it leaves out, in words."""
+    """Return in words the slopes of a panel with their intervals, and the networks that it leaves out."""
     if both.empty:
         return "none."
-    found = {name: student_interval(one) for name, one in component_rules.slopes(both).items()}
-    words = "; ".join(f"{name} {one.words}" for name, one in found.items())
+    intervals = {name: student_interval(values) for name, values in component_rules.slopes(both).items()}
+    words = "; ".join(f"{name} {interval.words}" for name, interval in intervals.items())
     absent = ", ".join(
         f"{_component(name)} × {scale:g}" for name, scale in component_rules.left_out(_finite(both), evidence)
     )

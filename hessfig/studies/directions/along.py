@@ -1,4 +1,4 @@
-"""Quantity along: blocks of H, H_o and H_f times directions that mean something, split by weight and layer."""
+"""Quantity `along`: blocks of H, H_o and H_f times named directions, split by weight and layer."""
 
 import math
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from hessfig.measurements.stability import Named, update_of
 from hessfig.terms import Block, Optimiser, Part
 from hessfig.weights import Weight
 
-_LEAST_VALUE = 1e-3  # of the largest singular value: smaller ones enter no exponent
-_FEWEST = 3  # points of an exponent
+_LEAST_VALUE = 1e-3  # share of the largest singular value below which values are left out of exponents
+_FEWEST = 3  # smallest number of points of an exponent
 _BY = "products"
 Numbers = dict[str, float]
 Vector = Float[Tensor, " n"]
 
 
 class StateDirections:
-    """The directions of a state, and their restrictions to the weights of any block; float64, on the CPU."""
+    """The named directions of a state, restricted to the weights of a block; float64, on the CPU."""
 
     def __init__(self, problem: Objective, request: Request) -> None:
         self._problem, self._request = problem, request
@@ -39,13 +39,13 @@ class StateDirections:
 
     @cached_property
     def gradient(self) -> Named:
-        """The gradient of the loss of the measuring batch, by parameter."""
+        """The gradient of the loss on the measuring batch, by parameter."""
         return LossGradient(self._problem).gradient
 
     @cached_property
     def _signs(self) -> Named:
-        told = above_rounding(self._problem)
-        return {name: slope.sign() * told[name] for name, slope in self.gradient.items()}
+        reliable = above_rounding(self._problem)
+        return {name: slope.sign() * reliable[name] for name, slope in self.gradient.items()}
 
     @cached_property
     def _updates(self) -> dict[Optimiser, Named]:
@@ -53,7 +53,7 @@ class StateDirections:
         return {rule: update_of(self._problem, at, rule, at.config.directions.gradients) for rule in self.rules}
 
     def of(self, block: Block, column: Column) -> Iterator[tuple[str, Vector, bool]]:
-        """Yield name, direction and whether it was found to the tolerance, for each but the singular directions."""
+        """Yield name, direction and whether its search converged, for all but the singular directions."""
         for heading in self.headings:
             if heading in list(End):
                 vector, is_found = self._eigenvector(End(heading.value), block, column)
@@ -64,14 +64,14 @@ class StateDirections:
                 yield f"{heading}_direction", self._plain(heading, block), True
 
     def entries(self, named: Named, block: Block) -> Vector:
-        """Return the entries of a block's weights of tensors by parameter."""
+        """Return the entries of a block's weights in tensors that are given by parameter."""
         side = self._problem.layout.side(block.layer, block.col)
         return entries_of(named, side).detach().double().cpu()
 
     def singular(self, block: Block) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]] | None:
         """Return singular values of the gradient of a block of one matrix, and u_k v_k^T as columns; None for others.
 
-        A tensor of more axes (the kernels of a convolution) is a matrix with a row for each entry of the first.
+        A tensor with more axes (the kernels of a convolution) is a matrix with one row per entry of the first axis.
         """
         side = self._problem.layout.side(block.layer, block.col)
         if NamedDirection.singular not in self.headings or len(side) > 1:
@@ -96,10 +96,10 @@ class StateDirections:
     def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
         square = Square(column, block, Part.H)
         try:
-            found = extremes_of(square, end, self._request.spectrum, self._stream(block))
+            extremes = extremes_of(square, end, self._request.spectrum, self._stream(block))
         except NotFinite:
             return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
-        return found.vectors[:, 0].cpu(), found.converged
+        return extremes.vectors[:, 0].cpu(), extremes.converged
 
     def _stream(self, block: Block) -> torch.Generator:
         return self._request.stream(block.layer, block.col)
@@ -147,28 +147,28 @@ def _rows(
     index: int | None = None,
     is_rough: bool = False,
 ) -> list[Row]:
-    found = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
-    return [block_row(number, request, block, part, one, index=index) for number, one in found.items()]
+    estimates = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
+    return [block_row(number, request, block, part, estimate, index=index) for number, estimate in estimates.items()]
 
 
 def _split(
     column: Column, block: Block, request: Request, side: tuple[Weight, ...], vector: Vector
 ) -> dict[Part, Numbers]:
-    """Return the numbers of a direction, by part; one product for each weight of the block gives all of them."""
+    """Return the numbers of a direction by part. They take one product per weight of the block."""
     pieces = torch.zeros(len(vector), len(side), dtype=torch.float64)
     for place, rows in enumerate(torch.arange(len(vector)).split([weight.size for weight in side])):
         pieces[rows, place] = vector[rows]
     products = _multiplied(column, block, request, pieces)
     squared = float(vector.square().sum())
-    found = {}
+    by_part = {}
     for part, product in products.items():
         shares = pieces.T @ product / squared if squared else torch.full((len(side),) * 2, math.nan)
-        found[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
-    return found
+        by_part[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
+    return by_part
 
 
 def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
-    """Return A V of every part, in float64 on the CPU."""
+    """Return the products A V of every part A, in float64 on the CPU."""
     products = multiplied(column, vectors, request.parts)
     return {part: products[block, part].double().cpu() for part in request.parts}
 
@@ -179,25 +179,25 @@ def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
 
 
 def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
-    """Return the curvature within weights and layers and across them; nothing for a single weight."""
+    """Return the curvature within weights and layers and across them; an empty dictionary for a single weight."""
     if len(side) == 1:
         return {}
     total, weights = float(shares.sum()), float(shares.trace())
-    found = {"within_weights": weights, "across_weights": total - weights}
+    shares_of = {"within_weights": weights, "across_weights": total - weights}
     keys = [weight.layer or weight.name for weight in side]
     if any(weight.layer for weight in side):
-        alike = torch.tensor([[one == other for other in keys] for one in keys])
+        alike = torch.tensor([[key == other for other in keys] for key in keys])
         layers = float(shares[alike].sum())
-        found |= {"within_layers": layers, "across_layers": total - layers}
-    return found
+        shares_of |= {"within_layers": layers, "across_layers": total - layers}
+    return shares_of
 
 
 def _singular(named: StateDirections, column: Column, block: Block, request: Request) -> Iterator[Row]:
     """Yield the rows of the singular directions of the gradient of a block, and their exponents."""
-    found = named.singular(block)
-    if found is None:
+    pair = named.singular(block)
+    if pair is None:
         return
-    values, vectors = found
+    values, vectors = pair
     name, places = "singular_direction", range(1, len(values) + 1)
     for k, value in zip(places, values.tolist(), strict=True):
         yield state_row(f"{name}_value", request, value, block=block, index=k)
@@ -217,7 +217,7 @@ def _singular(named: StateDirections, column: Column, block: Block, request: Req
 
 
 def _counts(values: Vector) -> Bool[Tensor, " n"]:
-    """Return which singular values enter exponents."""
+    """Return which singular values are used in exponents."""
     return (values > 0) & (values >= _LEAST_VALUE * values[0])
 
 

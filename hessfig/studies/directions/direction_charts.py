@@ -27,10 +27,10 @@ from hessfig.figures.parts.ticks import set_decades
 RATE = "directions.rate"
 _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
 _DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth": 0.8}
-_OWN_Y = OWN_Y.but(top=0.26, across=0.42, down=0.26)
-_APART = APART.but(top=0.26, down=0.26, narrowest=None)
+_OWN_Y = OWN_Y.replace(top=0.26, across=0.42, down=0.26)
+_APART = APART.replace(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
-_INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
+_INNER, _FAR = (0.05, 0.95), 20  # a range beyond this multiple of that between these quantiles has diverged
 _RAYS = {
     "largest": "largest eigenvalue's vector",
     "smallest": "smallest eigenvalue's vector",
@@ -49,8 +49,8 @@ def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
     the expansion at the same levels, red dots where it departs along rays from the state (black). The first seed is
     drawn, numbers of all are in the table. Requires: a sweep of the quantity slices.
     """
-    run, found = _first_seed(source, SLICES)
-    for suffix, states in _by_variant(found):
+    run, stored = _first_seed(source, SLICES)
+    for suffix, states in _by_variant(stored):
         yield _lines_page(spec, run, states, suffix)
         yield _plane_page(spec, run, states, f"{suffix}_plane")
 
@@ -70,7 +70,7 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
         f"{len(points)} searches whose gradient stayed above the tolerance (dotted): no critical points."
     )
     names = [["index", "gradient"]]
-    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.but(height=1.9))
+    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.replace(height=1.9))
     for _, column, ax in sheet:
         _draw_searches(ax, points, names[0][column])
         if column and np.isfinite(tolerance):
@@ -89,25 +89,25 @@ def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles
     at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
     """
-    run, found = _first_seed(source, DESCENT)
-    states = list(dict.fromkeys(one.where for one in found))
+    run, courses = _first_seed(source, DESCENT)
+    states = list(dict.fromkeys(course.where for course in courses))
     for state in states:
-        chosen = sorted((one for one in found if one.where == state), key=_rate)
+        chosen = sorted((course for course in courses if course.where == state), key=_rate)
         yield _descent_page(spec, run, chosen, f"_{file_words(state)}" if len(states) > 1 else "")
     yield _horizon_page(spec, run)
 
 
 def _first_seed(source: Source, quantity: str) -> tuple[RecordedRun, list[StoredLosses]]:
-    found = read_courses(source.folder, quantity)
-    first = min(one.seed for one in found)
-    return source.run, [one for one in found if one.seed == first]
+    courses = read_courses(source.folder, quantity)
+    first = min(course.seed for course in courses)
+    return source.run, [course for course in courses if course.seed == first]
 
 
-def _by_variant(found: Sequence[StoredLosses]) -> Iterator[tuple[str, list[StoredLosses]]]:
-    networks = list(dict.fromkeys((one.variant, one.num_layers) for one in found))
+def _by_variant(stored: Sequence[StoredLosses]) -> Iterator[tuple[str, list[StoredLosses]]]:
+    networks = list(dict.fromkeys((state.variant, state.num_layers) for state in stored))
     for number, network in enumerate(networks, 1):
-        states = [one for one in found if (one.variant, one.num_layers) == network]
-        yield (f"_network{number}" if len(networks) > 1 else ""), sorted(states, key=lambda one: (one.step, one.sigma))
+        states = [state for state in stored if (state.variant, state.num_layers) == network]
+        yield (f"_network{number}" if len(networks) > 1 else ""), sorted(states, key=lambda at: (at.step, at.sigma))
 
 
 def _setting(run: RecordedRun) -> str:
@@ -118,43 +118,43 @@ def _share(run: RecordedRun) -> str:
     return f"{100 * (run.config.get('directions') or {}).get('departure', math.nan):g}\u00a0%"
 
 
-def _note(run: RecordedRun, one: StoredLosses) -> str:
-    words = variant_words(without(one.variant, RATE))
+def _note(run: RecordedRun, state: StoredLosses) -> str:
+    words = variant_words(without(state.variant, RATE))
     network = f" {words}." if words else ""
-    return f"Blue: loss, first seed ({one.seed}); dashed: second order.{network}{_setting(run)}"
+    return f"Blue: loss, first seed ({state.seed}); dashed: second order.{network}{_setting(run)}"
 
 
 def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
     rays = states[0].names["rays"]
-    names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
+    names = [[f"{ray}:{state.where or 'state'}" for state in states] for ray in rays]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
     note += (
         " Rows, their directions u: eigenvectors of the largest, the smallest and a bulk eigenvalue; the others named."
     )
-    sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=0.95, down=0.36))  # words stand above each panel
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=0.95, down=0.36))  # words above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
-    sheet.label("distance from the state", [one.where for one in states], [f"loss: {ray}" for ray in rays])
+    sheet.label("distance from the state", [state.where for state in states], [f"loss: {ray}" for ray in rays])
     return sheet.page(suffix, pd.concat(drawn), ChartEncoding("distance", "loss", series=("direction",)))
 
 
-def _line(ax: Axes, run: RecordedRun, one: StoredLosses, k: int) -> pd.DataFrame:
-    ray = one.names["rays"][k]
-    t, losses, expansions = (one.numbers[name][k] for name in ("distances", "losses", "expansions"))
+def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> pd.DataFrame:
+    ray = state.names["rays"][k]
+    t, losses, expansions = (state.numbers[name][k] for name in ("distances", "losses", "expansions"))
     ax.plot(t, losses, color=_TRUE)
     ax.plot(t, expansions, **_DASHED)
     _hold(ax, losses)
     for side, sign in ((1, 1), (2, -1)):
-        departure = _number(run, one, f"{ray}_ray_departure", side)
+        departure = _number(run, state, f"{ray}_ray_departure", side)
         if np.isfinite(departure) and departure <= t[-1]:
             ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
-    bent = f"{_number(run, one, f'{ray}_ray_curvature'):.2g}".replace("-", "−")
+    bent = f"{_number(run, state, f'{ray}_ray_curvature'):.2g}".replace("-", "−")
     ax.set_title(f"u·Hu = {bent}", loc="right", fontsize=TINY, pad=2)
     numbers = {"distance": t, "loss": losses, "expansion": expansions}
-    return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, "direction": ray, **numbers})
+    return pd.DataFrame({"step": state.step, "sigma": state.sigma, "seed": state.seed, "direction": ray, **numbers})
 
 
 def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
-    """Give a panel the range of these numbers: an expansion may leave it, and so may a run that diverges."""
+    """Limit a panel to the range of these numbers. An expansion, and a run that diverges, may leave the panel."""
     finite = losses[np.isfinite(losses)]
     if not finite.size or np.ptp(finite) == 0:
         return
@@ -164,26 +164,26 @@ def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
     ax.set_ylim(float(drawn.min()) - room, float(drawn.max()) + room)
 
 
-def _number(run: RecordedRun, one: StoredLosses, quantity: str, index: int | None = None) -> float:
-    place = {name: getattr(one, name) for name in ("variant", "num_layers", "seed", "step", "sigma")}
+def _number(run: RecordedRun, state: StoredLosses, quantity: str, index: int | None = None) -> float:
+    place = {name: getattr(state, name) for name in ("variant", "num_layers", "seed", "step", "sigma")}
     rows = where(run.table, quantity=quantity, **place, **({} if index is None else {"index": index}))
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
 
 
 def _plane_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
-    names = [[f"plane:{one.where or 'state'}" for one in states]]
+    names = [[f"plane:{state.where or 'state'}" for state in states]]
     note = f"Colours and solid: loss, first seed ({states[0].seed}); dashed: second order, same levels.{_setting(run)} "
     note += f"Red: second order off by {_share(run)} along rays from the state (black)."
-    sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=2.2))
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=2.2))
     drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
     first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
-    sheet.label(f"along the first: {first}", [one.where for one in states], [f"along the second: {second}"])
+    sheet.label(f"along the first: {first}", [state.where for state in states], [f"along the second: {second}"])
     return sheet.page(suffix, pd.concat(drawn), MapEncoding(("second", ""), ("first", ""), "loss", "loss"))
 
 
-def _plane(ax: Axes, one: StoredLosses) -> pd.DataFrame:
-    x, y = one.numbers["plane_places"]
-    losses, expansions = one.numbers["plane_losses"], one.numbers["plane_expansions"]
+def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
+    x, y = state.numbers["plane_places"]
+    losses, expansions = state.numbers["plane_losses"], state.numbers["plane_expansions"]
     finite = losses[np.isfinite(losses)]
     if not finite.size or np.ptp(finite) == 0:
         say(ax, "the loss is constant, or not finite")
@@ -192,16 +192,16 @@ def _plane(ax: Axes, one: StoredLosses) -> pd.DataFrame:
         ax.contourf(x, y, losses, levels, cmap="Blues_r", alpha=0.8)
         ax.contour(x, y, losses, levels, colors=_TRUE, linewidths=0.5, linestyles="-")
         ax.contour(x, y, expansions, levels, colors=_MODEL, linewidths=0.5, linestyles="--")
-    ax.plot(*one.numbers["plane_edge"], ".", color=_OTHER, markersize=3.5)
+    ax.plot(*state.numbers["plane_edge"], ".", color=_OTHER, markersize=3.5)
     ax.plot(0, 0, "o", color="black", markersize=3)
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     places = {"first": np.tile(x, len(y)), "second": np.repeat(y, len(x))}
     numbers = {"loss": losses.ravel(), "expansion": expansions.ravel()}
-    return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, **places, **numbers})
+    return pd.DataFrame({"step": state.step, "sigma": state.sigma, "seed": state.seed, **places, **numbers})
 
 
 def _searches(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every search: loss, index, gradient, status."""
+    """Return one row per search: loss, index, gradient, status."""
     rows = table[table["quantity"].str.startswith("critical_") & (table["estimator"] == "least squares")]
     keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
     named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
@@ -213,33 +213,33 @@ def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
     tones = itertools.cycle(TONES)
     for (step, here), tone in zip(points.groupby("step", dropna=False), tones, strict=False):
         for is_found, fill in ((True, "full"), (False, "none")):
-            some = here[(here["status"] == "ok") == is_found]
+            dots = here[(here["status"] == "ok") == is_found]
             label = f"{step:g}" if is_found or not (here["status"] == "ok").any() else None
             style: dict[str, Any] = {"fillstyle": fill, "markersize": 4, "markeredgewidth": 0.7, "linestyle": "none"}
-            ax.plot(some["loss"], some[name], "o", color=tone, label=label if len(some) else None, **style)
+            ax.plot(dots["loss"], dots[name], "o", color=tone, label=label if len(dots) else None, **style)
     if name == "gradient":
         set_decades(ax, "y")
     else:
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _rate(one: StoredLosses) -> float:
-    return float(settings_of(one.variant).get(RATE, math.nan))
+def _rate(course: StoredLosses) -> float:
+    return float(settings_of(course.variant).get(RATE, math.nan))
 
 
-def _descent_page(spec: FigureSpec, run: RecordedRun, found: Sequence[StoredLosses], suffix: str) -> Page:
-    names = [[f"{row}:{_rate(one):g}" for one in found] for row in ("loss", "distance", "curvature")]
-    place = f" From {found[0].where}." if found[0].where else ""
+def _descent_page(spec: FigureSpec, run: RecordedRun, courses: Sequence[StoredLosses], suffix: str) -> Page:
+    names = [[f"{row}:{_rate(course):g}" for course in courses] for row in ("loss", "distance", "curvature")]
+    place = f" From {courses[0].where}." if courses[0].where else ""
     note = (
-        f"{_note(run, found[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change. Red: "
+        f"{_note(run, courses[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change. Red: "
         "the distance between the two; the curvature from three losses of the run."
     )
-    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.but(height=1.1, narrowest=None))
+    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.replace(height=1.1, narrowest=None))
     for row, column, ax in sheet:
-        _draw_descent(ax, run, found[column], row)
-    rates = [f"rate {_rate(one):g}" for one in found]
+        _draw_descent(ax, run, courses[column], row)
+    rates = [f"rate {_rate(course):g}" for course in courses]
     sheet.label("step", rates, ["loss", "distance", "curvature along the step"])
-    return sheet.page(suffix, pd.concat([_written(one) for one in found]))
+    return sheet.page(suffix, pd.concat([_written(course) for course in courses]))
 
 
 _DESCENT = (
@@ -249,21 +249,21 @@ _DESCENT = (
 )
 
 
-def _draw_descent(ax: Axes, run: RecordedRun, one: StoredLosses, row: int) -> None:
+def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses, row: int) -> None:
     true, model, *others = _DESCENT[row]
-    ax.plot(one.numbers[true], color=_TRUE)
-    ax.plot(one.numbers[model], **_DASHED)
+    ax.plot(course.numbers[true], color=_TRUE)
+    ax.plot(course.numbers[model], **_DASHED)
     for other in others:
-        ax.plot(one.numbers[other], color=_OTHER, linewidth=0.6)
-    _hold(ax, one.numbers[true])
-    horizon = _number(run, one, "descent_horizon")
+        ax.plot(course.numbers[other], color=_OTHER, linewidth=0.6)
+    _hold(ax, course.numbers[true])
+    horizon = _number(run, course, "descent_horizon")
     if np.isfinite(horizon) and row < 2:
         ax.axvline(horizon, color=GUIDE, linestyle=":", linewidth=0.8)
 
 
-def _written(one: StoredLosses) -> pd.DataFrame:
-    numbers = pd.DataFrame({name: pd.Series(array) for name, array in one.numbers.items()})
-    head = {"start": one.step, "sigma": one.sigma, "seed": one.seed, "rate": _rate(one), "step": numbers.index}
+def _written(walk: StoredLosses) -> pd.DataFrame:
+    numbers = pd.DataFrame({name: pd.Series(array) for name, array in walk.numbers.items()})
+    head = {"start": walk.step, "sigma": walk.sigma, "seed": walk.seed, "rate": _rate(walk), "step": numbers.index}
     return pd.concat([pd.DataFrame(head), numbers], axis=1)
 
 
@@ -274,7 +274,7 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     off = f"the quadratic model's loss is off by {_share(run)} of the largest change"
     note = f"Dots, each one of {rows['seed'].nunique()} seeds: the first step at which {off}; triangles: not within "
     note += f"{top:g} steps.{_setting(run)}"
-    sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.but(height=1.9, top=0.3))
+    sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.replace(height=1.9, top=0.3))
     ax = sheet.first
     set_decades(ax, "x")
     set_decades(ax, "y")

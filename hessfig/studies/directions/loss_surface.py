@@ -1,4 +1,4 @@
-"""The loss as a function of one vector of all weights at any point, and where its second-order expansion departs."""
+"""The loss as a function of the vector of all weights, and the distance at which its expansion departs from it."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _WHOLE = Block(0, Group.all.value, Group.all.value)
 
 
 class Surface:
-    """L(w) for a vector w of the weights of group `all`, in that group's order; `start` is the problem's own w.
+    """L(w) for a vector w of the weights of group `all`, in the order of the group; `start` is the problem's own w.
 
-    What weight decay adds to the loss (task.weight_decay) is part of L. Vectors are float64 whatever the network is.
-    The problem's own network is left as it is.
+    L includes the term of weight decay (task.weight_decay). Vectors are float64 for networks of any dtype. The
+    problem's own network is not changed.
     """
 
     def __init__(self, problem: Objective, model: ModelConfig, products: Products) -> None:
         self._problem = replace(problem, network=copy.deepcopy(problem.network))
         self._model, self._products = model, products
-        held, numbers, first = dict(problem.network.named_parameters()), dict[str, Tensor](), 0
-        for name, parameter in held.items():
+        parameters, numbers, first = dict(problem.network.named_parameters()), dict[str, Tensor](), 0
+        for name, parameter in parameters.items():
             numbers[name] = torch.arange(first, first + parameter.numel()).view(parameter.shape)
             first += parameter.numel()
         side = problem.layout.side(0, Group.all.value)
         self._places = entries_of(numbers, side)
-        self._flat = parameters_to_vector(held.values()).detach().clone()
+        self._flat = parameters_to_vector(parameters.values()).detach().clone()
         self.start = self._of(self._flat)
         self.rounding = 1e3 * torch.finfo(problem.dtype).eps
 
     @property
     def dim(self) -> int:
-        """How many weights there are."""
+        """The number of weights."""
         return len(self.start)
 
     def loss(self, w: Float[Tensor, " n"]) -> float:
@@ -61,7 +61,7 @@ class Surface:
         return LossPoint(w, LossGradient(self.moved(w)), self._places, self._problem.decay)
 
     def operator(self, w: Float[Tensor, " n"]) -> Square:
-        """Return the Hessian at w by its products, on the route that these settings take."""
+        """Return the Hessian at w as an operator, whose products take the route of these settings."""
         problem = replace(self.moved(w), network=copy.deepcopy(self._problem.network))
         engines = Engines(problem, self._model, self._products)
         return Square(engines.column(0, Group.all.value, [_WHOLE]), _WHOLE, Part.H)
@@ -78,7 +78,7 @@ class Surface:
         return torch.from_numpy(dense_matrix(self.operator(w)))
 
     def moved(self, w: Tensor) -> Objective:
-        """Return the problem with weights at w: one network, which the next call moves on."""
+        """Return the problem with weights w. All calls share one network, so that the next call changes its weights."""
         flat = self._flat.clone()
         flat[self._places.to(flat.device)] = w.to(flat)
         with torch.no_grad():
@@ -124,23 +124,23 @@ _HALVINGS = 6
 
 @dataclass(frozen=True)
 class ExpansionRule:
-    """Where a second-order expansion departs from the loss: one rule for slices, planes and descents.
+    """Criterion for the departure of a second-order expansion from the loss, for slices, planes and descents alike.
 
-    The expansion P departs from the loss L at the first point t with |L(t) - P(t)| > share * C(t), C(t) the largest
-    |L(s) - L(0)| for s up to t. The largest change so far, not the change at t alone: that one is zero where the loss
-    crosses its first value again. Gaps that are `rounding` beside |L(0)| do not count; a loss that is not finite has
-    departed.
+    The expansion P departs from the loss L at the first point t with |L(t) - P(t)| > share * C(t), where C(t) is the
+    largest |L(s) - L(0)| for s up to t. The criterion uses the largest change so far, because the change at t is zero
+    where the loss returns to its first value. Gaps below `rounding` times |L(0)| are ignored; a loss that is not finite
+    counts as departed.
     """
 
     share: float
     rounding: float
 
     def is_off(self, gap: float, change: float, start: float) -> bool:
-        """Whether a gap is too large; one that is not a number is."""
+        """Whether a gap is too large; nan counts as too large."""
         return not abs(gap) <= self.share * change + self.rounding * abs(start)
 
     def horizon(self, losses: Sequence[float], expansion: Sequence[float]) -> float:
-        """Return the first place at which the expansion has departed; infinite where it has at none."""
+        """Return the first place at which the expansion has departed, or infinity if there is none."""
         changes = np.fmax.accumulate(np.abs(np.subtract(losses, losses[0])))
         gaps = np.subtract(losses, expansion)
         each = (t for t in range(len(losses)) if self.is_off(float(gaps[t]), float(changes[t]), losses[0]))
@@ -151,15 +151,15 @@ class ExpansionRule:
     ) -> tuple[float, float]:
         """Return the distance at which the expansion departs, and half of its bracket; infinite beyond LAST / FIRST.
 
-        Distances rise from `first` by the fourth root of 2; the bracket is then halved six times.
+        Distances increase from `first` by factors of 2^(1/4); the bracket is then halved six times.
         """
         start, largest, change, low = loss(0.0), 0.0, 0.0, 0.0
 
         def is_off(t: float) -> bool:
             nonlocal change
-            found = loss(t)
-            change = max(largest, abs(found - start))
-            return self.is_off(found - expansion(t), change, start)
+            value = loss(t)
+            change = max(largest, abs(value - start))
+            return self.is_off(value - expansion(t), change, start)
 
         for high in (first * 2 ** (np.arange(np.log2(LAST / FIRST) * _PER_OCTAVE) / _PER_OCTAVE)).tolist():
             change = largest
@@ -170,7 +170,7 @@ class ExpansionRule:
 
 
 def _bisected(is_off: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Return the middle and half the length of what is left of a bracket after _HALVINGS."""
+    """Return the middle and half the length of a bracket after _HALVINGS bisections."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if is_off(middle) else (middle, high)

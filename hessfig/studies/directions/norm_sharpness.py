@@ -1,4 +1,4 @@
-"""Quantity norm_sharpness: the largest curvature in the unit balls of norms, as the lower bound that a search finds."""
+"""Quantity norm_sharpness: a lower bound, by searches, on the largest curvature in the unit balls of norms."""
 
 import math
 
@@ -15,19 +15,19 @@ from hessfig.measurements.stability import coming_rate
 from hessfig.states.training.norm_descent import length, steepest
 from hessfig.terms import Block, Group, Part, StepNorm
 
-_ITERATIONS, _GAP = 500, 1e-8  # of a search: at most, and the share of its value at which it ends
+_ITERATIONS, _GAP = 500, 1e-8  # largest number of iterations of a search, and the relative gap at which it ends
 Vector = Float[Tensor, " n"]
 
 
 def norm_sharpness(problem: Objective, request: Request) -> Measured:
     """Return max d.Hd over ||d|| <= 1 for several norms (generalised sharpness, arXiv 2603.05002), as a lower bound.
 
-    H is that of all parameters. `euclidean_sharpness` is the largest eigenvalue, with its residual as error. The others
-    are the best of conditional gradient searches from the steepest direction, the eigenvector, and directions.starts
-    random ones. A search ends where it is stationary: max (s - d).Hd over the ball, which is 0 there alone, is below
-    1e-8 of d.Hd (1e-5 in float32); one that is cut off is `not_converged`. How far another maximum is above it is not
-    known: there is no error. `NAME_steepest_curvature`: d.Hd of the steepest direction itself. `sharpness_edge`: 2 /
-    eta of a training's coming update, the threshold of steepest descent in any norm.
+    H is the Hessian of all parameters. `euclidean_sharpness` is its largest eigenvalue, with the residual as error. The
+    other numbers are the best results of conditional gradient searches from the steepest direction, the eigenvector and
+    directions.starts random directions. A search ends at a stationary point, where max (s - d).Hd over the ball is
+    below 1e-8 of d.Hd (1e-5 in float32); a search that is cut off is `not_converged`. The distance to a higher maximum
+    is unknown, so that no error is given. `NAME_steepest_curvature` is d.Hd for the steepest direction itself.
+    `sharpness_edge` is 2 / eta of the next update of a training, the threshold of steepest descent in any norm.
     """
     search = _Search(problem, request)
     rows = [row for norm in StepNorm for row in search.rows(norm)]
@@ -37,37 +37,37 @@ def norm_sharpness(problem: Objective, request: Request) -> Measured:
 
 
 class _Search:
-    """Products of the whole Hessian, and searches for its largest curvature in a ball."""
+    """Searches for the largest curvature of the whole Hessian in the unit ball of a norm."""
 
     def __init__(self, problem: Objective, request: Request) -> None:
         self._request, self._slope = request, LossGradient(problem)
-        self._shapes = [one.shape for one in self._slope.gradient.values()]
+        self._shapes = [slope.shape for slope in self._slope.gradient.values()]
         self._hessian = WholeHessian(self._slope)
         self._generator = request.stream(0, Group.all.value)
         self._largest = extremes_of(self._hessian, End.largest, request.spectrum, self._generator)
 
     def rows(self, norm: StepNorm) -> list[Row]:
-        """Return the sharpness of a norm, and the curvature along its steepest direction."""
+        """Return rows with the sharpness of a norm and the curvature along its steepest direction."""
         steep, _ = self._steepest(self._slope.flat.double().cpu(), norm)
         along = exact(float(steep @ self._product(steep)), "products")
-        found = outer_estimate(self._largest) if norm == StepNorm.euclidean else self._best(norm, steep)
-        numbers = {f"{norm}_sharpness": found, f"{norm}_steepest_curvature": along}
+        sharpness = outer_estimate(self._largest) if norm == StepNorm.euclidean else self._best(norm, steep)
+        numbers = {f"{norm}_sharpness": sharpness, f"{norm}_steepest_curvature": along}
         return state_rows(self._request, numbers, block=Block(0, Group.all.value, Group.all.value), part=Part.H)
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
         count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].cpu()
         drawn = torch.randn(count, self._hessian.dim, dtype=torch.float64, generator=self._generator)
-        found = [self._climbed(one, norm) for one in (steep, vector, *drawn)]
-        values = [value for value, _ in found]
+        climbs = [self._climbed(start, norm) for start in (steep, vector, *drawn)]
+        values = [value for value, _ in climbs]
         best = max(values)
-        is_cut = not next(done for value, done in found if value == best)
+        is_cut = not next(done for value, done in climbs if value == best)
         return Estimate(best, math.nan, 0, "conditional gradient", is_rough=is_cut)
 
     def _climbed(self, start: Vector, norm: StepNorm) -> tuple[float, bool]:
-        """Return d.Hd where a search from the direction `start` ends, and whether it ended by itself.
+        """Return d.Hd at the end of a search from the direction `start`, and whether the search converged.
 
-        On the line from d to the steepest ascent s in the ball the curvature is a + b t + c t^2, b >= 0: the best t of
-        [0, 1] is taken, so that it never falls.
+        On the line from d to the steepest ascent s in the ball, the curvature is a + b t + c t^2 with b >= 0. The
+        search takes the best t in [0, 1], so that the curvature never decreases.
         """
         size = length(self._shaped(start), norm)
         at = start / size if size else start
@@ -89,7 +89,7 @@ class _Search:
 
     def _steepest(self, slope: Vector, norm: StepNorm) -> tuple[Vector, float]:
         pieces, dual = steepest(self._shaped(slope), norm)
-        return torch.cat([one.flatten() for one in pieces]), dual
+        return torch.cat([piece.flatten() for piece in pieces]), dual
 
     def _shaped(self, vector: Vector) -> list[Tensor]:
         pieces = vector.split([shape.numel() for shape in self._shapes])

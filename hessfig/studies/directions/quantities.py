@@ -1,4 +1,4 @@
-"""The quantities of this study, and the settings under which they can be measured."""
+"""The quantities of this study, and checks that they can be measured with the given settings."""
 
 from operator import attrgetter
 
@@ -15,17 +15,17 @@ from hessfig.weights import Layout
 
 
 def check_rules(config: Config, layout: Layout) -> None:
-    """Raise UserError for a step rule of a package that is not installed."""
+    """Raise UserError for a step rule whose package is not installed."""
     del layout
     for rule in config.directions.rules:
         check_installed(rule, f"directions.rules: {rule}")
 
 
 def check_slices(config: Config, layout: Layout) -> None:
-    """Raise UserError for a direction of the bulk in a network whose eigenvectors are not all computed."""
+    """Raise UserError for a direction of the bulk in a network that is too large for a full eigendecomposition."""
     size, asked = layout.size(0, Group.all.value), {*config.directions.along, *config.directions.plane}
     if not is_dense(size) and SliceDirection.bulk in asked:
-        others = ",".join(one for one in config.directions.along if one != SliceDirection.bulk)
+        others = ",".join(direction for direction in config.directions.along if direction != SliceDirection.bulk)
         raise UserError(
             "directions.along, directions.plane: an eigenvector of the bulk takes all eigenvectors of the Hessian",
             got=f"bulk, with {size} weights",
@@ -35,7 +35,7 @@ def check_slices(config: Config, layout: Layout) -> None:
 
 
 def check_critical(config: Config, layout: Layout) -> None:
-    """Raise UserError for a network that is too large for a search that takes its whole Hessian at every step."""
+    """Raise UserError for a network that is too large for a search with the whole Hessian at every step."""
     del config
     size = layout.size(0, Group.all.value)
     if not is_dense(size):

@@ -18,8 +18,8 @@ from hessfig.studies.directions.loss_surface import ExpansionRule, LossPoint, Su
 from hessfig.terms import Group
 
 Array = NDArray[np.float64]
-_BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: times the farther departure; where neither side departs
-_ANGLES = 64  # of the rays in a plane along which the expansion departs
+_BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: multiple of the farther departure, and the distance if no side departs
+_ANGLES = 64  # number of rays in a plane along which departures are searched
 
 
 def slices(problem: Objective, request: Request) -> Measured:
@@ -39,14 +39,14 @@ def slices(problem: Objective, request: Request) -> Measured:
     lines = {ray: _Line(axes, ray) for ray in dict.fromkeys([*settings.along, *settings.plane])}
     rows = [row for ray in settings.along for row in lines[ray].rows(request)]
     drawn = [lines[ray].drawn(settings.points) for ray in settings.along]
-    arrays = {name: np.stack([one[name] for one in drawn]) for name in ("distances", "losses", "expansions")}
+    arrays = {name: np.stack([line[name] for line in drawn]) for name in ("distances", "losses", "expansions")}
     plane = _Plane(axes, [lines[ray] for ray in settings.plane])
     names = {"rays": [*map(str, settings.along)], "plane_rays": [*map(str, settings.plane)]}
     return Measured(rows + axes.counted(), {**names, **arrays, **plane.drawn(settings.points)})
 
 
 class _Axes:
-    """The directions at one state, each found when it is first asked for."""
+    """The directions at one state; each is computed on first use."""
 
     def __init__(self, surface: Surface, request: Request) -> None:
         self.surface, self.request = surface, request
@@ -59,17 +59,17 @@ class _Axes:
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor] | None:
-        """All eigenvalues, rising, with their vectors; None for a network that is too large, or not finite."""
+        """All eigenvalues in ascending order with their vectors; None if the network is too large or not finite."""
         if not is_dense(self.surface.dim):
             return None
         matrix = self.surface.hessian(self.surface.start)
         return tuple(torch.linalg.eigh(matrix)) if bool(matrix.isfinite().all()) else None
 
     def direction(self, ray: SliceDirection) -> Float[Tensor, " n"]:
-        """Return a unit vector that points downhill; the zero vector for a gradient that vanishes."""
-        found = self._drawn(ray)
-        length = float(found.norm())
-        unit = found / length if length else found
+        """Return a unit vector that points downhill, or the zero vector for a gradient that vanishes."""
+        direction = self._drawn(ray)
+        length = float(direction.norm())
+        unit = direction / length if length else direction
         return -unit if float(self.here.gradient @ unit) > 0 else unit
 
     def counted(self) -> list[Row]:
@@ -79,7 +79,7 @@ class _Axes:
         values = self.spectrum[0]
         cut = self.request.spectrum.cut * float(values.abs().max())
         counts = {"convex": values > cut, "flat": values.abs() <= cut, "concave": values < -cut}
-        return state_rows(self.request, {f"{name}_directions": float(one.sum()) for name, one in counts.items()})
+        return state_rows(self.request, {f"{name}_directions": float(chosen.sum()) for name, chosen in counts.items()})
 
     def _drawn(self, ray: SliceDirection) -> Tensor:
         if ray == SliceDirection.gradient:
@@ -95,7 +95,7 @@ class _Axes:
 
 
 def _place(ray: SliceDirection, values: Tensor, cut: float) -> int:
-    """Return which of the rising eigenvalues a ray is of; `bulk`: the median by size of those that are not flat."""
+    """Return the position of a ray's eigenvalue in ascending order; `bulk` is the median by size of those not flat."""
     if ray != SliceDirection.bulk:
         return len(values) - 1 if ray == SliceDirection.largest else 0
     order = values.abs().argsort(stable=True)
@@ -113,16 +113,16 @@ class _Line:
 
     @cached_property
     def departures(self) -> list[tuple[float, float]]:
-        """Distance and half its bracket, downhill and uphill."""
+        """Distance of the departure and half of its bracket, downhill and uphill."""
         rule = self.axes.rule
         downhill = rule.departure(self.loss, self.expansion)
         return [downhill, rule.departure(lambda t: self.loss(-t), lambda t: self.expansion(-t))]
 
     @property
     def reach(self) -> float:
-        """How far the slice goes."""
-        asked, ends = self.axes.request.at.config.directions.reach, [one for one, _ in self.departures]
-        finite = [one for one in ends if np.isfinite(one)]
+        """The largest distance of the slice from the state."""
+        asked, ends = self.axes.request.at.config.directions.reach, [end for end, _ in self.departures]
+        finite = [end for end in ends if np.isfinite(end)]
         return asked or (_BEYOND * max(finite) if finite else _UNBOUNDED)
 
     def loss(self, t: float) -> float:
@@ -144,7 +144,7 @@ class _Line:
     def drawn(self, points: int) -> dict[str, Array]:
         """Return distances from -reach to reach, and the loss and its expansion there."""
         places = np.linspace(-self.reach, self.reach, points)
-        losses, expansions = (np.array([one(float(t)) for t in places]) for one in (self.loss, self.expansion))
+        losses, expansions = (np.array([f(float(t)) for t in places]) for f in (self.loss, self.expansion))
         return {"distances": places, "losses": losses, "expansions": expansions}
 
 
@@ -157,14 +157,14 @@ class _Plane:
         self.axes, self.reaches = axes, [line.reach for line in lines]
         self.basis = torch.stack([first, rest / rest.norm()], dim=1)
         self.gradient = self.basis.T @ axes.here.gradient
-        self.hessian = self.basis.T @ torch.stack([axes.here.product(one) for one in self.basis.T], dim=1)
+        self.hessian = self.basis.T @ torch.stack([axes.here.product(vector) for vector in self.basis.T], dim=1)
 
     def loss(self, at: Array) -> float:
         return self.axes.surface.loss(self.axes.surface.start + self.basis @ torch.from_numpy(at))
 
     def expansion(self, at: Array) -> float:
-        there = torch.from_numpy(at)
-        return self.axes.here.loss + float(self.gradient @ there + there @ self.hessian @ there / 2)
+        offset = torch.from_numpy(at)
+        return self.axes.here.loss + float(self.gradient @ offset + offset @ self.hessian @ offset / 2)
 
     def drawn(self, points: int) -> Arrays:
         """Return the arrays of the plane."""

@@ -1,4 +1,4 @@
-"""Walks over the loss surface: gradient descent next to that on a quadratic model, searches for critical points."""
+"""Walks over the loss surface: gradient descent and its quadratic model, and searches for critical points."""
 
 import math
 from collections import defaultdict
@@ -40,18 +40,18 @@ def descent(problem: Objective, request: Request) -> Measured:
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
     rule = ExpansionRule(settings.departure, surface.rounding)
-    found = {
+    numbers = {
         "rate": rate,
         "horizon": rule.horizon(course["losses"], course["model_losses"]) if math.isfinite(rate) else math.nan,
         "run_curvature": _ratio(course["run_curvatures"], course["curvatures"]),
         "line_curvature": _ratio(course["line_curvatures"], course["curvatures"]),
     }
-    made = {f"descent_{name}": exact(one, "descent", is_rough=not converged) for name, one in found.items()}
-    return Measured(state_rows(request, made), {name: np.array(one) for name, one in course.items()})
+    estimates = {f"descent_{name}": exact(one, "descent", is_rough=not converged) for name, one in numbers.items()}
+    return Measured(state_rows(request, estimates), {name: np.array(one) for name, one in course.items()})
 
 
 def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]:
-    """Return what is seen step by step, by name."""
+    """Return the arrays over steps, by name."""
     start, course, sizes = surface.at(surface.start), defaultdict[str, list[float]](list), list[float]()
     w, away = surface.start, torch.zeros_like(surface.start)
     for step in range(steps + 1):
@@ -74,40 +74,40 @@ def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]
 
 
 def _run_curvatures(losses: list[float], sizes: list[float]) -> list[float]:
-    """Return second differences of the losses of the run, over twice the product of the two steps' lengths."""
+    """Return second differences of the losses of the run over twice the product of the two step lengths."""
     seconds = np.diff(losses, n=2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = seconds / (2 * np.multiply(sizes[1:], sizes[:-1]))
-    return [math.nan, *found.tolist()]
+        curvatures = seconds / (2 * np.multiply(sizes[1:], sizes[:-1]))
+    return [math.nan, *curvatures.tolist()]
 
 
 def _over(number: float, by: float) -> float:
     return number / by if by else math.nan
 
 
-def _ratio(found: list[float], true: list[float]) -> float:
-    """Return the median over steps of a curvature over the true one, where both are finite."""
+def _ratio(estimated: list[float], true: list[float]) -> float:
+    """Return the median over steps of the ratio of an estimated to the true curvature, where both are finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.divide(found, true)
+        ratios = np.divide(estimated, true)
     finite = ratios[np.isfinite(ratios)]
     return float(np.median(finite)) if finite.size else math.nan
 
 
 def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, bool]:
     try:
-        found = surface.extreme(End.largest, request.spectrum, request.stream(0, Group.all.value))
+        extremes = surface.extreme(End.largest, request.spectrum, request.stream(0, Group.all.value))
     except NotFinite:
         return math.nan, False
-    return float(found.values[0]), found.converged
+    return float(extremes.values[0]), extremes.converged
 
 
 Array = NDArray[np.float64]
-_FIRST = 0.1  # how long the first step may be beside |w0|, the least that MINPACK takes
+_FIRST = 0.1  # largest length of the first step over |w0|; MINPACK allows no smaller value
 _ENDS = 1e-15  # relative changes of |g|^2 and w at which a search stops: rounding
 
 
 def critical_points(problem: Objective, request: Request) -> Measured:
-    """Return what a search for a critical point from the state has found: Levenberg-Marquardt on |grad L|^2.
+    """Return the result of a search for a critical point from the state, by Levenberg-Marquardt on |grad L|^2.
 
     The Jacobian of the gradient is the whole Hessian (scipy.optimize.root, MINPACK's lmder).
     `critical_gradient`: |g| in the end; `critical_loss`; `critical_index`: how many eigenvalues are below minus
@@ -120,7 +120,7 @@ def critical_points(problem: Objective, request: Request) -> Measured:
     end = _searched(surface, request.at.config.directions.evaluations)
     values, norm = eigenvalues(surface.hessian(end)), float(surface.at(end).gradient.norm())
     cut = request.spectrum.cut * float(values.abs().max())
-    found = {
+    numbers = {
         "gradient": norm,
         "loss": surface.loss(end),
         "index": float((values < -cut).sum()),
@@ -129,23 +129,23 @@ def critical_points(problem: Objective, request: Request) -> Measured:
         "start": surface.loss(surface.start),
     }
     is_found = norm <= request.at.config.directions.tolerance
-    made = {f"critical_{name}": exact(one, "least squares", is_rough=not is_found) for name, one in found.items()}
-    return Measured(state_rows(request, made), {"eigenvalues": values.numpy()})
+    named = {f"critical_{name}": exact(one, "least squares", is_rough=not is_found) for name, one in numbers.items()}
+    return Measured(state_rows(request, named), {"eigenvalues": values.numpy()})
 
 
 def _searched(surface: Surface, evaluations: int) -> Tensor:
-    """Return where the search ends; the state itself where its gradient or Hessian is not finite."""
+    """Return the end point of the search, or the state itself if its gradient or Hessian is not finite."""
     start = surface.start.numpy()
     same = {"diag": np.ones_like(start)}  # MINPACK's own scaling takes giant steps along flat directions
     options = {"xtol": _ENDS, "ftol": _ENDS, "gtol": _ENDS, "factor": _FIRST, "maxiter": evaluations, **same}
 
     def gradient(w: Array) -> Array:
-        found: Array = surface.at(torch.from_numpy(w)).gradient.numpy()
-        return found
+        slope: Array = surface.at(torch.from_numpy(w)).gradient.numpy()
+        return slope
 
     def hessian(w: Array) -> Array:
-        found: Array = surface.hessian(torch.from_numpy(w)).numpy()
-        return found
+        matrix: Array = surface.hessian(torch.from_numpy(w)).numpy()
+        return matrix
 
     if not (np.isfinite(gradient(start)).all() and np.isfinite(hessian(start)).all()):
         return surface.start

@@ -1,4 +1,4 @@
-"""Differences of losses of k + 1 and k samples: measured, predicted, bounded, by chance."""
+"""Figure of the differences of losses of k + 1 and k samples: measured, predicted, bounded, and by chance."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
 _SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
 _DIFFERENCE = "$|L_{k+1} - L_k|$"
-_ROOM = 1e3  # below the curves, for words
+_ROOM = 1e3  # factor of the room below the curves, for words
 _TONE, _BOUND = "#4575b4", "#d73027"
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A panel: the differences, its curves along k by quantity, its single numbers, its slopes."""
+    """The data of a panel: its table, its curves along k by quantity, its single numbers and its slopes."""
 
     table: pd.DataFrame
     curves: dict[str, pd.DataFrame]
@@ -63,10 +63,10 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, fixed: str, suffix: str) -> Page:
-    """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
+    """Draw a page; `fixed` is the common distance of all numbers if the sweep does not vary it ('None': at w*)."""
     directions, distances = (list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE))
     names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
-    style = ONE_SCALE.but(height=1.3, top=0.52, down=0.3, narrowest=None)
+    style = ONE_SCALE.replace(height=1.3, top=0.52, down=0.3, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
     for row, column, ax in sheet:
@@ -118,8 +118,8 @@ def _draw(ax: Axes, place: _Place) -> None:
     loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
     words = f"slope {fitted(slope, error)}\nbound / mean: {in_tens(np.median(loose))}"
     if place.distance:
-        found = place.numbers
-        words += f"\nr = {found['prediction_correlation']:.2f}, b = {in_tens(found['prediction_slope'])}"
+        numbers = place.numbers
+        words += f"\nr = {numbers['prediction_correlation']:.2f}, b = {in_tens(numbers['prediction_slope'])}"
     corner(ax, words, "lower left")
 
 

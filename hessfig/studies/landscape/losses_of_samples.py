@@ -21,7 +21,7 @@ from hessfig.rng import stream
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
 ORDERS = "orders"
-_PRODUCTS = 30  # of a power iteration
+_PRODUCTS = 30  # number of products of a power iteration
 POINTS = "points"
 
 
@@ -43,22 +43,22 @@ def landscape_difference(problem: Objective, request: Request) -> Measured:
         rows = _all_rows(request, losses, orders, at, float(losses.max()), 0.0)
         return Measured(rows, _kept(losses=losses))
     direction, distance = direction_of(samples, request), settings.distance
-    found, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
-    change = distance * found.slopes + distance**2 / 2 * found.curvatures
-    curvature = _curvature_rows(samples.problem, request, found)
+    expanded, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
+    change = distance * expanded.slopes + distance**2 / 2 * expanded.curvatures
+    curvature = _curvature_rows(samples.problem, request, expanded)
     term = float(curvature[0]["value"]) * distance**2
-    rows = _all_rows(request, losses, orders, at, float(found.losses.max()), term) + curvature
-    predicted = differences(in_orders(found.losses + change, orders), at)
+    rows = _all_rows(request, losses, orders, at, float(expanded.losses.max()), term) + curvature
+    predicted = differences(in_orders(expanded.losses + change, orders), at)
     rows += averaged_rows("landscape_prediction", request, at, mean_size(predicted))
-    rows += _agreement(request, _array(change), _array(losses - found.losses))
-    start = {"losses_start": found.losses, "slopes": found.slopes, "curvatures": found.curvatures}
+    rows += _agreement(request, _array(change), _array(losses - expanded.losses))
+    start = {"losses_start": expanded.losses, "slopes": expanded.slopes, "curvatures": expanded.curvatures}
     return Measured(rows, _kept(losses=losses, **start))
 
 
 def landscape_integrals(problem: Objective, request: Request) -> Measured:
     """Return rows `delta_1` and `delta_2` along k, means over landscape.draws points w and orders of the samples.
 
-    Beside them the losses of all samples at every point w (draws, samples). Errors are standard errors over the points.
+    The array `losses` (draws, samples) holds the losses at every point w. Errors are standard errors over the points.
     `delta_2_null` is the mean over w of the squared null (see null_difference).
     """
     samples, settings = samples_of(problem, request), request.at.config.landscape
@@ -67,18 +67,18 @@ def landscape_integrals(problem: Objective, request: Request) -> Measured:
     for _ in range(settings.draws):
         shift = samples.shaped(torch.randn(samples.dim, dtype=torch.float64, generator=generator))
         losses.append(samples.losses(samples.moved(shift, settings.spread)))
-    found = [differences(in_orders(one, orders), at) for one in losses]
-    held = torch.stack(losses).double().cpu().numpy()
+    changes = [differences(in_orders(one, orders), at) for one in losses]
+    kept_losses = torch.stack(losses).double().cpu().numpy()
     numbers = {
-        "delta_1": [mean_size(one).value for one in found],
-        "delta_2": [(one**2).mean(axis=0) for one in found],
-        "delta_2_null": [null_difference(one, at) ** 2 for one in held],
+        "delta_1": [mean_size(one).value for one in changes],
+        "delta_2": [(one**2).mean(axis=0) for one in changes],
+        "delta_2_null": [null_difference(one, at) ** 2 for one in kept_losses],
     }
     rows = []
     for name, values in numbers.items():  # one number per point w: the errors are over these
         mean = mean_size(np.stack(values))
         rows += averaged_rows(name, request, at, mean, over=POINTS, number=settings.draws)
-    return Measured(rows, {"losses": held})
+    return Measured(rows, {"losses": kept_losses})
 
 
 def stationarity(problem: Objective, request: Request) -> Measured:
@@ -104,14 +104,14 @@ def stationarity(problem: Objective, request: Request) -> Measured:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Means over orders at every place of k, each with its standard error."""
+    """Means over orders at every k, with their standard errors."""
 
     value: Array
     error: Array
 
 
 def places(first: int, last: int, count: int) -> Places:
-    """Return at most `count` whole numbers from `first` to `last`, evenly in the logarithm, both ends among them."""
+    """Return at most `count` whole numbers from `first` to `last`, both included, evenly spaced in the logarithm."""
     return np.unique(np.round(np.geomspace(first, last, count)).astype(np.int64))
 
 
@@ -124,8 +124,8 @@ def differences(losses: Array, at: Places) -> Array:
 def null_difference(losses: Array, at: Places) -> Array:
     """Return the root mean square of L_{k+1} - L_k over random orders of these losses: sd sqrt(1 + 1/k) / (k + 1).
 
-    Exact, with sd the root of sum (l_i - L)^2 / (N - 1): for samples drawn without replacement the covariances that
-    this brings cancel. It is that of independent draws too, so a slope of -1 says nothing of the network.
+    The result is exact, with sd the root of sum (l_i - L)^2 / (N - 1): the covariances of samples drawn without
+    replacement cancel. Independent draws give the same value, so that a slope of -1 says nothing about the network.
     """
     return float(np.std(losses, ddof=1)) * np.sqrt(1 + 1 / at) / (at + 1)
 
@@ -149,7 +149,7 @@ def mean_size(values: Array) -> Averaged:
 
 
 def root_mean_square(values: Array) -> Averaged:
-    """Return the root of the mean square over the first axis; its error to first order."""
+    """Return the root mean square over the first axis, with its error to first order."""
     squares = _mean(np.square(values))
     value = np.sqrt(squares.value)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -162,8 +162,8 @@ def rank_correlation(one: Array, other: Array) -> tuple[float, float]:
     ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float) for values in (one, other)]
     if min(np.ptp(one), np.ptp(other)) == 0 or len(one) < 3:
         return float("nan"), float("nan")
-    found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    return found, float(np.sqrt(max(1 - found**2, 0.0) / (len(one) - 2)))
+    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    return correlation, float(np.sqrt(max(1 - correlation**2, 0.0) / (len(one) - 2)))
 
 
 def regression(predicted: Array, true: Array) -> tuple[float, float]:
@@ -181,9 +181,9 @@ def _mean(values: Array) -> Averaged:
 
 
 def samples_of(problem: Objective, request: Request) -> Samples:
-    """Return the samples the landscape is of.
+    """Return the samples whose landscape is measured.
 
-    Raises UserError for a problem of several batches, and for samples that do not count alike or see each other.
+    Raises UserError for several batches, and for samples with different weights or that depend on each other.
     """
     if problem.more:
         raise UserError(
@@ -198,36 +198,36 @@ def samples_of(problem: Objective, request: Request) -> Samples:
 
 
 def orders_of(request: Request, count: int) -> list[torch.Tensor]:
-    """Return the orders of the samples: those of a cell's own stream, the first ones whatever their number."""
+    """Return the orders of the samples from the cell's own stream; a larger number of orders keeps the first ones."""
     generator = request.stream(0, ORDERS)
     number = request.at.config.landscape.permutations
     return [torch.randperm(count, generator=generator) for _ in range(number)]
 
 
 def in_orders(values: torch.Tensor, orders: Iterable[torch.Tensor]) -> Array:
-    """Return numbers of samples, one row an order."""
-    held = values.detach().double().cpu().numpy()
-    return np.stack([held[order.numpy()] for order in orders])
+    """Return the numbers of the samples with one row per order."""
+    numbers = values.detach().double().cpu().numpy()
+    return np.stack([numbers[order.numpy()] for order in orders])
 
 
 def averaged_rows(
-    name: str, request: Request, at: Places, found: Averaged, *, over: str = ORDERS, number: int | None = None
+    name: str, request: Request, at: Places, averaged: Averaged, *, over: str = ORDERS, number: int | None = None
 ) -> list[Row]:
-    """Return means as rows, `index` = k: `over` how many (all orders by default), which the errors are of."""
+    """Return means as rows with `index` k. Errors are over `number` values of `over` (by default, all orders)."""
     count = request.at.config.landscape.permutations if number is None else number
-    numbers = zip(at, found.value, found.error, strict=True)
+    numbers = zip(at, averaged.value, averaged.error, strict=True)
     return [state_row(name, request, Estimate(float(v), float(e), count, over), index=int(k)) for k, v, e in numbers]
 
 
 def exact_rows(name: str, request: Request, at: Places, values: Array) -> list[Row]:
-    """Return numbers that follow from the samples without an order as rows, `index` = k."""
+    """Return numbers that do not depend on an order of the samples as rows with `index` k."""
     return [state_row(name, request, float(value), index=int(k)) for k, value in zip(at, values, strict=True)]
 
 
 def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
-    """Return a unit vector: random from the cell's own stream, the same at every distance; or along the gradient.
+    """Return a unit vector: random from the cell's own stream (the same at every distance), or along the gradient.
 
-    A gradient that vanishes gives the zero vector.
+    If the gradient vanishes, return the zero vector.
     """
     if request.at.config.landscape.direction == SampleDirection.gradient:
         flat = samples.summed_gradient(torch.arange(samples.count))
@@ -239,7 +239,7 @@ def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
 
 
 def largest_curvature(problem: Objective, chosen: list[int]) -> float:
-    """Return the largest |eigenvalue| of the Hessians of some single samples, by power iteration (from below)."""
+    """Return a lower bound, by power iteration, on the largest |eigenvalue| of the Hessians of single samples."""
     return max(_spectral_norm(problem, sample) for sample in chosen)
 
 
@@ -258,7 +258,7 @@ def _spectral_norm(problem: Objective, sample: int) -> float:
 def _all_rows(
     request: Request, losses: Tensor, orders: list[Tensor], at: Places, largest: float, term: float
 ) -> list[Row]:
-    """Return what every distance has; `largest` is L_max, `term` is M d^2."""
+    """Return the rows that exist at every distance; `largest` is L_max, `term` is M d^2."""
     true = differences(in_orders(losses, orders), at)
     return [
         *averaged_rows("landscape_difference", request, at, mean_size(true)),
@@ -269,8 +269,8 @@ def _all_rows(
     ]
 
 
-def _curvature_rows(problem: Objective, request: Request, found: Along) -> list[Row]:
-    sizes = found.curvatures.abs()
+def _curvature_rows(problem: Objective, request: Request, expanded: Along) -> list[Row]:
+    sizes = expanded.curvatures.abs()
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
     norm = Estimate(largest_curvature(problem, [int(sample) for sample in chosen]), np.nan, number, "power")
@@ -292,7 +292,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 
 def _lengths(samples: Samples, order: torch.Tensor, at: Places) -> Array:
-    """Return |grad L_k| at the places k of one order: the last of them are all samples."""
+    """Return |grad L_k| at the places k of one order; the last place is all samples."""
     pieces = torch.tensor_split(order, [int(k) for k in at[:-1]])
     sums = accumulate(samples.summed_gradient(piece) for piece in pieces)
     return np.array([float(total.norm()) / k for total, k in zip(sums, at, strict=True)])

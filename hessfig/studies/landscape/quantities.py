@@ -1,4 +1,4 @@
-"""The quantities of this study, and the settings under which they can be measured."""
+"""The quantities of this study, and checks that they can be measured with the given settings."""
 
 from typing import Any
 
@@ -31,14 +31,14 @@ def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 
 def check_samples(config: Config, layout: Layout) -> None:
-    """Raise UserError for samples that are not there, and for a loss that single samples have not."""
+    """Raise UserError for missing samples, and for a loss that is not defined for single samples."""
     del layout
     if config.task.data != Data.python:
         number_of_samples(config)
 
 
 def check_subspace(config: Config, layout: Layout) -> None:
-    """Raise UserError as check_samples does, and for more directions than the network has weights."""
+    """Raise UserError like check_samples, and for more directions than the network has weights."""
     check_samples(config, layout)
     size, asked = layout.size(0, Group.all.value), config.landscape.dimensions
     if not asked or max(asked) > size:
@@ -51,7 +51,7 @@ def check_subspace(config: Config, layout: Layout) -> None:
 
 
 def check_distance(config: Config, layout: Layout) -> None:
-    """Raise UserError as check_samples does, and for matrices that would exceed MATRIX_BYTES in a worker."""
+    """Raise UserError like check_samples, and for matrices that would exceed MATRIX_BYTES in a worker."""
     check_samples(config, layout)
     if config.estimator.method != Method.dense:
         return

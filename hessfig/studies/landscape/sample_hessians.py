@@ -18,7 +18,7 @@ from hessfig.models.routes import Engines
 from hessfig.studies.landscape.losses_of_samples import Places, places, samples_of
 from hessfig.terms import Block, Part
 
-AT_ONCE = 512  # samples of a problem
+AT_ONCE = 512  # largest number of samples of a problem
 Key = tuple[Hashable, Part]
 
 
@@ -45,7 +45,7 @@ def hessian_distance(problem: Objective, request: Request) -> Measured:
 
 
 def is_dense(request: Request) -> bool:
-    """Whether the test vectors are the unit vectors, hence every number exact."""
+    """Whether the test vectors are the unit vectors, so that every number is exact."""
     return request.estimator.method == Method.dense
 
 
@@ -56,23 +56,23 @@ def _sums(
     layer, col, blocks = place
     vectors: Tensor | None = None
     total: dict[Key, Tensor] = {}
-    found, start = [], 0
+    sums, start = [], 0
     for k in map(int, at):
         for piece, size in _pieces(problem, start, k):
             column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
             vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
-            made = multiplied(column, vectors, summands(request.parts), at_once)
-            whole = {key: product.double().cpu() for key, product in made.items()}
+            products = multiplied(column, vectors, summands(request.parts), at_once)
+            whole = {key: product.double().cpu() for key, product in products.items()}
             for key, product in completed(whole, request.parts).items():
                 total[key] = total[key] + size * product if key in total else size * product
-        found.append(dict(total))
+        sums.append(dict(total))
         start = k
-    return found
+    return sums
 
 
 def _pieces(problem: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
-    """Yield the problem on some samples, at most AT_ONCE at once, with their number."""
+    """Yield the problem on successive pieces of at most AT_ONCE samples, with their sizes."""
     for first in range(start, stop, AT_ONCE):
         end = min(first + AT_ONCE, stop)
         yield replace(problem, batch=problem.batch.samples(slice(first, end))), end - first
@@ -89,8 +89,8 @@ def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tenso
     whole, last = sums[-1] / int(at[-1]), int(at[-1])
     null = _spread(sums, at, whole, request)
     rows = []
-    for k, one in zip(map(int, at), sums, strict=True):
-        here = one / k
+    for k, total in zip(map(int, at), sums, strict=True):
+        here = total / k
         numbers = {
             "hessian_distance": _ratio(here - whole, whole, request),
             "subset_norm": _norm(here, request),
@@ -106,12 +106,12 @@ def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> 
     size = _norm(whole, request).value
     starts = [0, *map(int, at[:-1])]
     before = [torch.zeros_like(whole), *sums[:-1]]
-    found = []
+    spreads = []
     for start, stop, low, high in zip(starts, map(int, at), before, sums, strict=True):
         share = 1 / (stop - start) - 1 / int(at[-1])
         if share > 0:
-            found.append(_norm((high - low) / (stop - start) - whole, request).value ** 2 / share)
-    return float(np.mean(found)) ** 0.5 / size if found and size else 0.0
+            spreads.append(_norm((high - low) / (stop - start) - whole, request).value ** 2 / share)
+    return float(np.mean(spreads)) ** 0.5 / size if spreads and size else 0.0
 
 
 def _norm(products: Tensor, request: Request) -> Estimate:
@@ -154,7 +154,7 @@ def _estimate(value: float, error: float, request: Request) -> Estimate:
 def _condition_above(eigenvalues: NDArray[np.float64], cut: float) -> float:
     """Return the largest over the smallest eigenvalue in size above `cut` times the largest; nan for a zero matrix.
 
-    Not over a quantile as condition_number is: the Hessian of a few samples has mostly zeros.
+    Unlike condition_number this does not use a quantile, because most eigenvalues for a few samples are zero.
     """
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:

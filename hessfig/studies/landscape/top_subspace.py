@@ -36,8 +36,8 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
     converged is `not_converged`.
     """
     samples, settings = samples_of(problem, request), request.at.config.landscape
-    found, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
-    top, most = found.vectors.cpu(), found.vectors.shape[1]
+    extremes, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
+    top, most = extremes.vectors.cpu(), extremes.vectors.shape[1]
     points = torch.randn(samples.dim, settings.draws, dtype=torch.float64, generator=drawn)
     inside = torch.randn(most, settings.draws, dtype=torch.float64, generator=drawn)
     random = torch.linalg.qr(torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)).Q
@@ -48,20 +48,20 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
     closed = {"top": Expansion.of(samples, top), "random": Expansion.of(samples, random)}
     for count in settings.dimensions:
         here = _mean(_measured(samples, top[:, :count] @ inside[:count], settings.spread))
-        rows.append(_row("landscape_top", request, here, count, found))
+        rows.append(_row("landscape_top", request, here, count, extremes))
         for name, expansion in closed.items():
             value = expansion.within(count).mean_variance(settings.spread)
             share = (value - start) / (bent.value - start)
             error = abs(share / (bent.value - start)) * bent.error
             ratio = replace(bent, value=share, error=error)
-            rows.append(_row(f"landscape_{name}_quadratic", request, exact(value, _CLOSED), count, found))
-            rows.append(_row(f"landscape_{name}_share", request, ratio, count, found))
+            rows.append(_row(f"landscape_{name}_quadratic", request, exact(value, _CLOSED), count, extremes))
+            rows.append(_row(f"landscape_{name}_share", request, ratio, count, extremes))
     return Measured(rows)
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """Of every sample, less the mean over samples: l_i, U^T g_i and U^T H_i U for orthonormal columns U."""
+    """The centred l_i, U^T g_i and U^T H_i U of every sample (minus their means), for orthonormal columns U."""
 
     losses: Float[Tensor, " samples"]
     slopes: Float[Tensor, "samples k"]
@@ -70,18 +70,18 @@ class Expansion:
     @classmethod
     def of(cls, samples: Samples, vectors: Columns) -> Expansion:
         """Expand along columns; products of two of them by u.Hv = ((u + v).H(u + v) - u.Hu - v.Hv) / 2."""
-        single = [samples.along(samples.shaped(one)) for one in vectors.T]
-        bent = torch.stack([one.curvatures.double() for one in single], dim=1)
+        single = [samples.along(samples.shaped(vector)) for vector in vectors.T]
+        bent = torch.stack([curve.curvatures.double() for curve in single], dim=1)
         curvatures = torch.diag_embed(bent)
-        for one, other in combinations(range(vectors.shape[1]), 2):
-            both = samples.along(samples.shaped(vectors[:, one] + vectors[:, other])).curvatures.double()
-            mixed = (both - bent[:, one] - bent[:, other]) / 2
-            curvatures[:, one, other] = curvatures[:, other, one] = mixed
-        slopes = torch.stack([one.slopes.double() for one in single], dim=1)
-        return cls(*(one - one.mean(dim=0) for one in (single[0].losses.double(), slopes, curvatures)))
+        for i, j in combinations(range(vectors.shape[1]), 2):
+            both = samples.along(samples.shaped(vectors[:, i] + vectors[:, j])).curvatures.double()
+            mixed = (both - bent[:, i] - bent[:, j]) / 2
+            curvatures[:, i, j] = curvatures[:, j, i] = mixed
+        slopes = torch.stack([curve.slopes.double() for curve in single], dim=1)
+        return cls(*(terms - terms.mean(dim=0) for terms in (single[0].losses.double(), slopes, curvatures)))
 
     def within(self, count: int) -> Expansion:
-        """Return that along the first `count` columns."""
+        """Return the expansion along the first `count` columns."""
         return type(self)(self.losses, self.slopes[:, :count], self.curvatures[:, :count, :count])
 
     def mean_variance(self, spread: float) -> float:
@@ -92,8 +92,8 @@ class Expansion:
         trace, square = self.curvatures.diagonal(dim1=1, dim2=2).sum(dim=1), spread**2
         linear = self.losses * trace + self.slopes.square().sum(dim=1)
         bent = 2 * self.curvatures.square().sum(dim=(1, 2)) + trace.square()
-        found = self.losses.square() + square * linear + square**2 / 4 * bent
-        return float(found.sum()) / (len(found) - 1)
+        variances = self.losses.square() + square * linear + square**2 / 4 * bent
+        return float(variances.sum()) / (len(variances) - 1)
 
 
 def _top(problem: Objective, count: int, request: Request) -> Extremes:
@@ -104,18 +104,18 @@ def _top(problem: Objective, count: int, request: Request) -> Extremes:
 
 
 def _measured(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
-    """Yield for every pair of points the mean of v at both."""
+    """Yield the mean of v at both points of every pair."""
     for shift in map(samples.shaped, points.T):
         ends = [samples.losses(samples.moved(shift, sign * spread)).double() for sign in (1, -1)]
-        yield sum(float(one.var()) for one in ends) / 2
+        yield sum(float(end.var()) for end in ends) / 2
 
 
 def _expanded(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
-    """Yield the same of second-order expansions."""
-    for found in (samples.along(samples.shaped(one)) for one in points.T):
-        middle = found.losses.double() + spread**2 / 2 * found.curvatures.double()
-        ends = [middle + sign * spread * found.slopes.double() for sign in (1, -1)]
-        yield sum(float(one.var()) for one in ends) / 2
+    """Yield the mean of v of the second-order expansions at both points of every pair."""
+    for expanded in (samples.along(samples.shaped(point)) for point in points.T):
+        middle = expanded.losses.double() + spread**2 / 2 * expanded.curvatures.double()
+        ends = [middle + sign * spread * expanded.slopes.double() for sign in (1, -1)]
+        yield sum(float(end.var()) for end in ends) / 2
 
 
 def _mean(values: Iterator[float]) -> Estimate:
@@ -123,6 +123,6 @@ def _mean(values: Iterator[float]) -> Estimate:
     return Estimate(float(each.mean()), standard_error(each), len(each), POINTS)
 
 
-def _row(name: str, request: Request, found: Estimate, count: int, eigenvectors: Extremes) -> Row:
+def _row(name: str, request: Request, estimate: Estimate, count: int, eigenvectors: Extremes) -> Row:
     is_rough = "top" in name and not eigenvectors.converged
-    return state_row(name, request, replace(found, is_rough=is_rough), index=count)
+    return state_row(name, request, replace(estimate, is_rough=is_rough), index=count)

@@ -1,4 +1,4 @@
-"""Shares of the functional part of the Hessian, whole or split at the attention scores, against a varied setting."""
+"""Figures of the share of the functional part, for splits at the outputs and at the scores, by a varied setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,9 +28,9 @@ def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw, for every block, H_o and H_f along the axis for each value of the varied setting, and their share.
 
     How to read it: the left and middle panels are growth curves, darker for later values. The right panel
-    tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
-    another axis; dots: mean over seeds, bars: 95 % interval); above 1/2 the functional part is the larger. A setting
-    that is no number has a line per value, along the axis.
+    shows which part dominates: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
+    another axis; dots: mean over seeds, bars: 95 % interval). Above 1/2 the functional part is larger. A setting that
+    is not a number has one line per value, along the axis.
     Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
     """
     measured = read_measured(spec, source)
@@ -41,7 +41,7 @@ def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "") -> Page:
-    """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
+    """Draw one layer with one row per block and the columns ||H_o||, ||H_f|| and share of H_f."""
     shares = functional_shares(measured.table, measured.axis)
     blocks, null = _split_blocks(measured)
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
@@ -51,7 +51,7 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "
     words += f"; lighter for smaller {axis}" if numbers else ""
     words += f". Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else "."
     names = [[f"{labels.block_name(*block)}:{column}" for column in _COLUMNS] for block in blocks]
-    note, style = f"{measured.how(guides=False)} {words}", APART.but(height=1.5, across=0.38, down=0.42)
+    note, style = f"{measured.how(guides=False)} {words}", APART.replace(height=1.5, across=0.38, down=0.42)
     sheet = Sheet.grid(measured.paper, names, note, style)
     for row, (name, col) in enumerate(blocks):
         block, panels = measured.of(row=name, col=col), {column: ax for i, column, ax in sheet if i == row}
@@ -66,7 +66,7 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "
 
 
 def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the blocks to draw, and those without a functional part; all are drawn if none has one."""
+    """Return the blocks to draw and those without a functional part; if no block has one, all are drawn."""
     functional = measured.of(part=Part.H_f).curves
     zero = functional.groupby(["row", "col"])["is_zero"].all()
     every = _blocks(measured)
@@ -93,7 +93,7 @@ def _titles() -> list[tuple[str, ...]]:
 
 
 def _draw_curves(panels: Mapping[int, Axes], block: MeasuredCurves) -> None:
-    """Draw the curves of H_o (panel 0) and H_f (panel 1), those of the two that are shown."""
+    """Draw the curves of H_o (panel 0) and H_f (panel 1), as far as the panels are shown."""
     if not panels:
         return
     variants = list(block.curves["variant"].unique())
@@ -103,24 +103,24 @@ def _draw_curves(panels: Mapping[int, Axes], block: MeasuredCurves) -> None:
     axes[0].sharey(axes[-1])
     set_log_range(axes, block.curves[block.curves["part"] != Part.H], block.axis)
     for column, ax in panels.items():
-        one = block.of(part=(Part.H_o, Part.H_f)[column])
+        of_part = block.of(part=(Part.H_o, Part.H_f)[column])
         mark_one(ax, block.axis)
         ax.set_xlim(axes[0].get_xlim())
         ax.set_xlabel(block.axis.symbol)
-        widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
+        widths = np.linspace(1.8, 0.8, len(variants))  # so that coinciding curves remain visible
         for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
-            curve = one.of(variant=variant)
+            curve = of_part.of(variant=variant)
             label = labels.variant_words(variant) if as_numbers(values) is None else labels.plain(value)
             draw_curve(ax, curve.curves, curve.table, colour=tone, label=label, linewidth=width)
-        if not positive(one.curves).any():
-            say(ax, why_empty(one))
+        if not positive(of_part.curves).any():
+            say(ax, why_empty(of_part))
     if any(values):
         title, columns = f"{labels.plain(name)}:", 1 + len(values) // 5
         axes[0].legend(title=title, loc="upper left", ncols=columns, alignment="left", columnspacing=0.6)
 
 
 def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: MeasuredCurves) -> list[float]:
-    """Return the places nearest the wanted ones; by default lowest, middle and highest (sigma: up to 1)."""
+    """Return the places nearest to the wanted ones; by default the lowest, middle and highest (sigma: up to 1)."""
     known = np.sort(shares[X].unique())
     known = known[known > 0]
     if not known.size:
@@ -155,7 +155,7 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: 
 
 
 def _draw_share_lines(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]) -> None:
-    """Draw shares along the axis, a line per value of a setting that is no number."""
+    """Draw shares along the axis, with one line per value of a setting that is not a number."""
     mark_one(ax, block.axis)
     set_x_scale(ax, block.curves[X])
     for tone, variant in zip(shades(matrix_colour(block.curves["row"].iloc[0]), len(variants)), variants, strict=True):
@@ -165,7 +165,7 @@ def _draw_share_lines(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, var
 
 
 def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
-    """Put the varied values on the x axis: a logarithmic one for positive numbers that span it, names otherwise."""
+    """Put the varied values on the x axis: a logarithmic axis for positive numbers of a wide range, otherwise names."""
     if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
@@ -174,7 +174,7 @@ def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> Non
     ax.margins(x=0.1)
 
 
-_MOST_NAMED = 8  # values on an axis
+_MOST_NAMED = 8  # largest number of values with a tick label
 
 
 def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -198,9 +198,9 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     panels = different(shares, "num_layers", "layer", "row", "col")
     names = [_name(*panel) for panel in panels]
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
-    made = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
-    about = f"{words} {made}{labels.left_out_words(table)}"
-    sheet = Sheet.grid(spec.paper, [names], about, SHARED.but(height=1.7, across=0.3))
+    settings = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
+    about = f"{words} {settings}{labels.left_out_words(table)}"
+    sheet = Sheet.grid(spec.paper, [names], about, SHARED.replace(height=1.7, across=0.3))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
         _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)
@@ -215,7 +215,7 @@ def _name(depth: int, layer: int, row: str, col: str) -> str:
 
 
 def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
-    """Draw shares against the setting, a line per place; where it is no number, along the axis, a line per value."""
+    """Draw shares against the setting with one line per place, or, if it is not a number, along the axis by value."""
     variants = list(shares["variant"].unique())
     name, values = varied_setting(variants)
     numbers = as_numbers(values)
@@ -223,10 +223,10 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     shares = shares.assign(setting=setting)
     x, by, title = ("setting", X, axis.symbol) if numbers else (X, "setting", labels.plain(name))
     groups = list(shares.sort_values(x).groupby(by, sort=bool(numbers), dropna=False))
-    for tone, (at, one) in zip(shades("#2166ac", len(groups)), groups, strict=True):
+    for tone, (at, group) in zip(shades("#2166ac", len(groups)), groups, strict=True):
         words = at if isinstance(at, str) else f"{at:g}"
-        ax.plot(one[x], one["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
-        ax.fill_between(one[x], one["low"], one["high"], color=tone, alpha=0.25, linewidth=0)
+        ax.plot(group[x], group["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
+        ax.fill_between(group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0)
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))
     places = sorted(numbers or shares[X].unique())
@@ -237,6 +237,6 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
 
 
 def _as_ratio(number: float) -> str:
-    """Return a number below 1 as one over a whole number where it is one."""
+    """Return a number below 1 as a fraction 1/n if it is one."""
     below = 0 < number < 1 and (1 / number).is_integer()
     return f"1/{1 / number:g}" if below else f"{number:g}"

@@ -1,4 +1,4 @@
-"""What happens when weights or samples are taken away: pruning, quantisation, rounding and influence."""
+"""Effects of removing or rounding weights and of leaving out samples: pruning, quantisation, rounding, influence."""
 
 from hessfig.registry import Study
 from hessfig.row_facts import RowFacts

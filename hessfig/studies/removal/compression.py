@@ -1,4 +1,4 @@
-"""Quantities pruning and quantisation: the loss with weights removed or rounded, exact, at many points at once."""
+"""Quantities of pruning, quantisation and rounding: the exact loss with weights removed or rounded, in batches."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +25,13 @@ from hessfig.studies.removal.row_names import PRUNED_BY, Surrogate
 from hessfig.terms import Approximation, Block, Matrix, Part
 from hessfig.weights import Weight
 
-AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
+AT_ONCE, BYTES = 64, 2**28  # limits of a batch of points at which the loss is evaluated: number, memory
 
 
-class Subject:
-    """A diagonal block of a problem: its weights as one vector, the loss as their function, its matrices.
+class PerturbedBlock:
+    """A diagonal block whose weights are changed: its vector of weights, the loss as their function, its matrices.
 
-    All is float64 where the network is; matrices are always float64, in the order of the block.
+    Weights have the dtype of the network. Losses and matrices are returned in float64, in the order of the block.
     """
 
     def __init__(self, problem: Objective, request: Request, block: Block, column: Column) -> None:
@@ -42,31 +42,31 @@ class Subject:
         self.weights = self.flat({name: one.detach() for name, one in problem.network.named_parameters()})
 
     def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
-        """Return the block's entries of tensors that are shaped as the parameters."""
+        """Return the block's entries of tensors with the shapes of the parameters."""
         return entries_of(by_parameter, self.side)
 
     @cached_property
     def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:
-        """Each weight of the block with its shape and the places of its entries in the block's vector."""
-        shapes = [view_of(self.problem.network.get_parameter(one.parameter), one).shape for one in self.side]
+        """Each weight of the block with its shape and the positions of its entries in the block's vector."""
+        shapes = [view_of(self.problem.network.get_parameter(weight.parameter), weight).shape for weight in self.side]
         places = torch.arange(sum(shape.numel() for shape in shapes)).split([shape.numel() for shape in shapes])
         return list(zip(self.side, shapes, places, strict=True))
 
     @property
     def matrices(self) -> list[tuple[Weight, torch.Size, Tensor]]:
-        """The pieces with two axes: neither biases nor gains."""
+        """The pieces with two axes, which excludes biases and gains."""
         return [piece for piece in self.pieces if len(piece[1]) == 2]
 
     def losses(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
-        """Return the loss with the block's weights at each of the points, all others as they are."""
+        """Return the loss at each of the points: values of the block's weights, with all other weights unchanged."""
         chunk = max(1, min(AT_ONCE, BYTES // self._suffix.bytes_per_probe))
         with evaluating(self.problem.network):
             try:
-                found = vmap(self._loss, chunk_size=chunk)(points - self.weights)
-            except RuntimeError:  # a network that vmap cannot map is evaluated point by point
+                losses = vmap(self._loss, chunk_size=chunk)(points - self.weights)
+            except RuntimeError:  # networks without support for vmap are evaluated point by point
                 steps = (points - self.weights).requires_grad_()
-                found = torch.stack([self._loss(step).detach() for step in steps])
-        return found.detach().double().cpu()
+                losses = torch.stack([self._loss(step).detach() for step in steps])
+        return losses.detach().double().cpu()
 
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
@@ -74,50 +74,50 @@ class Subject:
         return torch.stack(terms).sum()
 
     def _moved(self, step: Tensor) -> dict[str, Tensor]:
-        """Return the parameters that the block reaches, moved by a step; in no place is anything written."""
-        found: dict[str, Tensor] = {}
+        """Return copies of the parameters that contain the block, moved by a step; nothing is changed in place."""
+        moved: dict[str, Tensor] = {}
         for weight, _, places in self.pieces:
-            held = found.get(weight.parameter, self.problem.network.get_parameter(weight.parameter).detach())
-            at = view_of(torch.arange(held.numel(), device=held.device).view_as(held), weight).flatten()
-            flat = torch.zeros_like(held).flatten().index_put((at,), step[places], accumulate=True)
-            found[weight.parameter] = held + flat.view_as(held)
-        return found
+            values = moved.get(weight.parameter, self.problem.network.get_parameter(weight.parameter).detach())
+            at = view_of(torch.arange(values.numel(), device=values.device).view_as(values), weight).flatten()
+            flat = torch.zeros_like(values).flatten().index_put((at,), step[places], accumulate=True)
+            moved[weight.parameter] = values + flat.view_as(values)
+        return moved
 
     def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
-        """Return the matrices of the block by name."""
+        """Return the block's matrices with these names."""
         parts = dense_parts(self._column, [Part.H, Part.H_o])
         by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
-        found = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
-        outer = found[Surrogate.gauss_newton].diagonal()
+        matrices = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
+        outer = matrices[Surrogate.gauss_newton].diagonal()
         if Surrogate.empirical_fisher in names:
             rows = self._material(self.side, outer.shape).approximation(Approximation.empirical_fisher)
-            found[Surrogate.empirical_fisher] = rows.matmat(torch.eye(len(outer), dtype=torch.float64))
-        found.update(self._of_maps(names, outer))
-        return {name: (found[name] + found[name].T) / 2 for name in names}
+            matrices[Surrogate.empirical_fisher] = rows.matmat(torch.eye(len(outer), dtype=torch.float64))
+        matrices.update(self._of_maps(names, outer))
+        return {name: (matrices[name] + matrices[name].T) / 2 for name in names}
 
     def _of_maps(self, names: Collection[Surrogate], outer: Tensor) -> dict[Surrogate, Tensor]:
-        """Return K-FAC and the inputs' matrices: blocks of linear maps, and a diagonal for all other weights.
+        """Return K-FAC and the matrix of inputs: blocks for linear maps, and a diagonal for all other weights.
 
-        That is the diagonal of the Gauss-Newton matrix next to K-FAC, and 1 beside inputs, whose blocks have a mean
-        diagonal of 1.
+        The diagonal is that of the Gauss-Newton matrix for K-FAC. It is 1 for the inputs, whose blocks are scaled to a
+        mean diagonal of 1.
         """
         inputs = torch.eye(len(outer), dtype=torch.float64)
         for material, places in self._maps():
             seen = material.inputs.matmat(torch.eye(len(places), dtype=torch.float64))
             inputs[places[:, None], places] = seen / (float(seen.diagonal().mean()) or 1.0)
-        found = {Surrogate.kfac: self.of_maps(Approximation.kfac, outer), Surrogate.inputs: inputs}
-        return {name: one for name, one in found.items() if name in names}
+        matrices = {Surrogate.kfac: self.of_maps(Approximation.kfac, outer), Surrogate.inputs: inputs}
+        return {name: matrix for name, matrix in matrices.items() if name in names}
 
     def of_maps(self, name: Approximation, elsewhere: Float[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
-        """Return the approximations of the blocks of linear maps, and a diagonal for all other weights."""
-        found = elsewhere.diag()
+        """Return the approximation of every linear map's block, with the diagonal `elsewhere` for all other weights."""
+        matrix = elsewhere.diag()
         for material, places in self._maps():
             eye = torch.eye(len(places), dtype=torch.float64)
-            found[places[:, None], places] = material.approximation(name).matmat(eye)
-        return found
+            matrix[places[:, None], places] = material.approximation(name).matmat(eye)
+        return matrix
 
     def _maps(self) -> Iterator[tuple[Material, Tensor]]:
-        """Yield what approximations of the weight of each linear map are made of, with the places of its entries."""
+        """Yield the data for approximations of each linear map's weight, with the positions of its entries."""
         for weight, shape, places in self.pieces:
             if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
                 yield self._material([weight], shape), places
@@ -127,8 +127,8 @@ class Subject:
 
 
 _FIELLER = 1.06  # the variance of Spearman's z is this over n - 3 (Fieller, Hartley and Pearson 1957)
-_ROUNDINGS = 64  # rises below so many roundings of the loss, and saliencies of the largest, rank as 0
-_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head is some of their rows, and columns of W_O
+_ROUNDINGS = 64  # rises below this multiple of the loss's rounding (saliencies: of the largest one's) rank as 0
+_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head has some of their rows, and some columns of W_O
 Groups = list[Tensor]
 
 
@@ -147,18 +147,18 @@ def pruning(problem: Objective, request: Request) -> Measured:
     rows: list[Row] = []
     arrays: Arrays = {}
     for block, column in square_columns(problem, request):
-        found = _Pruned(Subject(problem, request, block, column), request)
-        rows += found.rows()
+        pruned = _Pruned(PerturbedBlock(problem, request, block, column), request)
+        rows += pruned.rows()
         place = f"{block.layer}_{block.col}"
-        arrays |= {f"{place}_{name}": values.numpy() for name, values in found.of_weights().items()}
-        arrays[f"{place}_weights"] = [one.name for one in found.subject.side]
-        arrays[f"{place}_sizes"] = [one.size for one in found.subject.side]
+        arrays |= {f"{place}_{name}": values.numpy() for name, values in pruned.of_weights().items()}
+        arrays[f"{place}_weights"] = [one.name for one in pruned.subject.side]
+        arrays[f"{place}_sizes"] = [one.size for one in pruned.subject.side]
     return Measured(rows, arrays)
 
 
 @dataclass
 class _Saliency:
-    """A saliency of weights: of single ones, of groups, and the weights at each share that it removes."""
+    """A saliency of single weights and of groups, and the weights after removing each share in its order."""
 
     single: Float[Tensor, " dim"]
     path: Float[Tensor, "shares dim"]
@@ -166,16 +166,16 @@ class _Saliency:
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def of(self, group: Tensor) -> float:
-        """Return the saliency of a group: the sum, or with compensation the joint one."""
+        """Return the saliency of a group: the sum over its weights, or, with compensation, the joint saliency."""
         if self.inverse is None:
             return float(self.single[group].sum())
         return brain_surgeon.obs_of_group(self.weights, self.inverse, group)
 
 
 class _Pruned:
-    """One block: its true rises, and every saliency."""
+    """The true rises of one block and all of its saliencies."""
 
-    def __init__(self, subject: Subject, request: Request) -> None:
+    def __init__(self, subject: PerturbedBlock, request: Request) -> None:
         self.subject, self._request = subject, request
         self._weights = subject.weights.double().cpu()
         size = len(self._weights)
@@ -194,15 +194,15 @@ class _Pruned:
         yield from self._along("removed_share", [count / len(self._weights) for count in self._counts])
         of_rows, of_heads = (self._rise(zeroed_each(one, self._weights)) for one in (self._rows, self._heads))
         yield from self._along("head_increase", of_heads.tolist(), first=1)
-        for name, one in self._saliencies.items():
-            yield self._correlation(f"{name}_correlation", one.single, self._rises)
-            saliencies = torch.tensor([one.of(row) for row in self._rows], dtype=torch.float64)
+        for name, saliency in self._saliencies.items():
+            yield self._correlation(f"{name}_correlation", saliency.single, self._rises)
+            saliencies = torch.tensor([saliency.of(row) for row in self._rows], dtype=torch.float64)
             yield self._correlation(f"{name}_row_correlation", saliencies, of_rows)
-            if one.inverse is not None:
-                moved = self._rise(brain_surgeon.compensated(self._weights, one.inverse))
-                yield self._correlation(f"{name}_compensated_correlation", one.single, moved)
-            yield from self._along(f"{name}_loss", self.subject.losses(one.path.to(self.subject.weights)).tolist())
-            yield from self._along(f"{name}_head", [one.of(head) for head in self._heads], first=1)
+            if saliency.inverse is not None:
+                moved = self._rise(brain_surgeon.compensated(self._weights, saliency.inverse))
+                yield self._correlation(f"{name}_compensated_correlation", saliency.single, moved)
+            yield from self._along(f"{name}_loss", self.subject.losses(saliency.path.to(self.subject.weights)).tolist())
+            yield from self._along(f"{name}_head", [saliency.of(head) for head in self._heads], first=1)
 
     def of_weights(self) -> dict[str, Tensor]:
         """Return the true rise and every saliency of all weights."""
@@ -212,13 +212,13 @@ class _Pruned:
         return self.subject.losses(points.to(self.subject.weights)) - self._before if len(points) else torch.empty(0)
 
     def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
-        weights, found = self._weights, self.subject.surrogates(PRUNED_BY)
+        weights, matrices = self._weights, self.subject.surrogates(PRUNED_BY)
         slope = self.subject.flat(LossGradient(self.subject.problem).gradient).double().cpu()
-        curved = brain_surgeon.obd(weights, found[Surrogate.hessian].diagonal())
+        curved = brain_surgeon.obd(weights, matrices[Surrogate.hessian].diagonal())
         yield "random", self._additive(torch.rand(len(weights), generator=generator, dtype=torch.float64))
         yield "magnitude", self._additive(weights.square())
         yield "taylor", self._additive(curved - slope * weights)
-        for name, matrix in found.items():
+        for name, matrix in matrices.items():
             yield f"obd_{name}", self._additive(brain_surgeon.obd(weights, matrix.diagonal()))
             inverse = brain_surgeon.damped_inverse(matrix, self._request.at.config.compression.damping)
             path = torch.stack(list(brain_surgeon.surgery(weights, inverse, self._counts)))
@@ -232,34 +232,34 @@ class _Pruned:
             yield state_row(name, self._request, value, block=self.subject.block, index=place)
 
     def _correlation(self, name: str, one: Tensor, other: Tensor) -> Row:
-        """Return Spearman's correlation of saliencies with rises; what is rounding of 0 (as of b_K) has equal ranks."""
+        """Return Spearman's correlation of saliencies with rises; values that are rounding of 0 have equal ranks."""
         saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
-        found = correlated(saliencies, _flushed(other, self._rounding * abs(self._before)))
-        return state_row(name, self._request, found, block=self.subject.block)
+        correlation = correlated(saliencies, _flushed(other, self._rounding * abs(self._before)))
+        return state_row(name, self._request, correlation, block=self.subject.block)
 
 
 def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor, "k dim"]:
-    """Return the weights with one group of entries at zero, a row for every group."""
-    found = weights.repeat(len(groups), 1)
-    for row, group in zip(found, groups, strict=True):
+    """Return one row per group: the weights with the entries of the group at zero."""
+    points = weights.repeat(len(groups), 1)
+    for row, group in zip(points, groups, strict=True):
         row[group] = 0.0
-    return found
+    return points
 
 
 def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate:
-    """Return Spearman's rank correlation with the standard error of Fisher's z, taken back to the correlation."""
-    found, count = spearman(one, other), len(one)
-    error = (1 - found**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
-    return Estimate(found, error, 0, EXACT)
+    """Return Spearman's rank correlation with its standard error, converted from that of Fisher's z."""
+    correlation, count = spearman(one, other), len(one)
+    error = (1 - correlation**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
+    return Estimate(correlation, error, 0, EXACT)
 
 
 def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
-    """Return Spearman's rank correlation, ties sharing the mean of their ranks; nan where one does not change."""
+    """Return Spearman's rank correlation, with mean ranks for ties; nan if one of the two is constant."""
     return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1]) if len(one) > 1 else nan
 
 
 def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
-    """Return values with 0 in place of those that are smaller than `least` in size."""
+    """Return the values with 0 in place of those smaller than `least` in absolute value."""
     return torch.where(values.abs() < least, 0.0, values)
 
 
@@ -268,35 +268,35 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return (counts.cumsum(0) - (counts - 1) / 2).double()[places]
 
 
-def _heads(subject: Subject, request: Request) -> Groups:
+def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     """Return the entries of every head, layer by layer: rows of W_Q, W_K and W_V, columns of W_O.
 
-    None for networks whose attention is not known, or shares keys among heads.
+    The result is empty for networks whose attention is unknown or shares keys among heads.
     """
     if not {Matrix.W_O, *_BY_ROWS} <= {*matrices_of(request.model)} or request.model.n_kv_heads:
         return []
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    entries: dict[tuple[int, int], list[Tensor]] = {}
     for weight, shape, places in subject.matrices:
         if weight.name in (*_BY_ROWS, Matrix.W_O):
             along = places.view(shape).T if weight.name == Matrix.W_O else places.view(shape)
             for head, cut in enumerate(along.chunk(request.model.n_heads)):
-                found.setdefault((weight.layer, head), []).append(cut.flatten())
-    return [torch.cat(found[key]) for key in sorted(found)]
+                entries.setdefault((weight.layer, head), []).append(cut.flatten())
+    return [torch.cat(entries[key]) for key in sorted(entries)]
 
 
 def quantisation(problem: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
 
-    Rounding is to levels per row (see RowGrids): to the nearest, or weight by weight with the update of GPTQ for each
-    of the matrices that stand for the curvature. Biases and gains are not rounded. Raises UserError for a block
-    without a matrix.
+    Each row has its own levels (see RowGrids). Weights are rounded to the nearest level, or one after the other with
+    the update of GPTQ for each surrogate of the curvature. Biases and gains are not rounded. Raises UserError for a
+    block without a matrix.
     """
     subjects = _rounded("quantisation", problem, request)
     return Measured([row for subject in subjects for row in _of_block(subject, request)])
 
 
 def rounding(problem: Objective, request: Request) -> Measured:
-    """Return the true rise of the loss with all matrices of a block rounded to the nearest, and its predictions.
+    """Return the true rise of the loss with all matrices of a block rounded to the nearest levels, and its predictions.
 
     With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
     the bits: `rounding_increase`, true; `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction`
@@ -304,15 +304,15 @@ def rounding(problem: Objective, request: Request) -> Measured:
     2.
     NAME_rank_correlation: Spearman's over the blocks of single weights, with the rise; none of fewer than four.
     """
-    rows, found = list[Row](), dict[tuple[str, int], dict[str, float]]()
+    rows, values_of = list[Row](), dict[tuple[str, int], dict[str, float]]()
     for subject in _rounded("rounding", problem, request):
         for (name, bits), value in _predicted(subject, request).items():
             rows.append(state_row(name, request, value, block=subject.block, index=bits))
             if len(subject.side) == 1:
-                found.setdefault((name, bits), {})[str(subject.block)] = value
-    for (name, bits), values in found.items():
+                values_of.setdefault((name, bits), {})[str(subject.block)] = value
+    for (name, bits), values in values_of.items():
         if name != RISE and len(values) > _FEWEST:
-            sides = (torch.tensor([*one.values()], dtype=torch.float64) for one in (values, found[RISE, bits]))
+            sides = (torch.tensor([*one.values()], dtype=torch.float64) for one in (values, values_of[RISE, bits]))
             label = name.replace("prediction", "rank_correlation")
             rows.append(state_row(label, request, correlated(*sides), index=bits))
     return Measured(rows)
@@ -321,13 +321,13 @@ def rounding(problem: Objective, request: Request) -> Measured:
 RISE, _FEWEST = "rounding_increase", 3
 
 
-def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], float]:
+def _predicted(subject: PerturbedBlock, request: Request) -> dict[tuple[str, int], float]:
     """Return the rise and its predictions by name and bits."""
     weights, places = subject.weights.double().cpu(), torch.cat([one for _, _, one in subject.matrices])
-    held = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
-    hessian, fisher = (held[name][places[:, None], places] for name in held)
+    surrogates = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
+    hessian, fisher = (surrogates[name][places[:, None], places] for name in surrogates)
     slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
-    before, found = subject.losses(subject.weights[None]), dict[tuple[str, int], float]()
+    before, numbers = subject.losses(subject.weights[None]), dict[tuple[str, int], float]()
     for bits in request.at.config.compression.bits:
         grid = brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], bits)
         step = grid(weights[places]) - weights[places]
@@ -336,25 +336,25 @@ def _predicted(subject: Subject, request: Request) -> dict[tuple[str, int], floa
         values = {RISE: float(subject.losses(moved) - before)}
         values |= {"hawq_prediction": float(hessian.trace()) * mean, "fisher_prediction": float(fisher.trace()) * mean}
         values |= {"quadratic_prediction": bent, "taylor_prediction": float(slope @ step) + bent}
-        found |= {(name, bits): value for name, value in values.items()}
-    return found
+        numbers |= {(name, bits): value for name, value in values.items()}
+    return numbers
 
 
-def _rounded(name: str, problem: Objective, request: Request) -> Iterator[Subject]:
-    """Yield every block that is asked for. Raises UserError for one without a matrix."""
+def _rounded(name: str, problem: Objective, request: Request) -> Iterator[PerturbedBlock]:
+    """Yield every requested block. Raises UserError for a block without a matrix."""
     for block, column in square_columns(problem, request):
-        subject = Subject(problem, request, block, column)
+        subject = PerturbedBlock(problem, request, block, column)
         if not subject.matrices:
             raise UserError(
                 f"quantities=[{name}]: block {block} has no matrix, and only matrices are rounded",
-                got=", ".join(one.name for one in subject.side),
+                got=", ".join(weight.name for weight in subject.side),
                 allowed="weights with two axes, or groups with one of them",
                 remedy="blocks=[all]",
             )
         yield subject
 
 
-def _of_block(subject: Subject, request: Request) -> Iterator[Row]:
+def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
     weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
     places = torch.cat([one for _, _, one in subject.matrices])
     square, damping = (places[:, None], places), request.at.config.compression.damping
@@ -367,13 +367,13 @@ def _of_block(subject: Subject, request: Request) -> Iterator[Row]:
         inverse = brain_surgeon.damped_inverse(matrix[square], damping)
         rounded[f"gptq_{surrogate}"] = [brain_surgeon.gptq(weights[places], inverse, grid) for grid in grids]
     before = subject.losses(subject.weights[None])
-    for name, found in rounded.items():
-        points = _placed(weights, places, torch.stack(found)).to(subject.weights)
+    for name, changed in rounded.items():
+        points = _placed(weights, places, torch.stack(changed)).to(subject.weights)
         for count, rise in zip(bits, (subject.losses(points) - before).tolist(), strict=True):
             yield state_row(f"{name}_increase", request, rise, block=subject.block, index=count)
 
 
 def _placed(weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    found = weights.repeat(len(values), 1)
-    found[:, places] = values
-    return found
+    points = weights.repeat(len(values), 1)
+    points[:, places] = values
+    return points

@@ -1,4 +1,4 @@
-"""Weights removed or rounded: the loss against the share removed, rank correlations, and the loss against bits."""
+"""Figures of removed and rounded weights: the loss against the share removed, rank correlations, loss against bits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _KEY = (
     "Above: dashed OBD, solid OBS, where other weights compensate. Below: single weights (dots), rows"
     " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
 )
-_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
+_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # height of a saliency in inches, blocks per line, gap between marks
 
 
 def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -50,10 +50,10 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
         networks = networks_of(rows)
-        marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
+        marks = [[f"{network}:{what}" for network in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
-        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
-        sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
+        style = APART.replace(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
+        sheet = Sheet.grid(spec.paper, marks, note, style.replace(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
         drawn = []
         for line, column, ax in sheet:
             variant, depth = networks[column]
@@ -72,7 +72,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
-    """Return a sweep, its numbers of some quantities at one place of the axis, and the words for it."""
+    """Return a sweep, its numbers of some quantities at one place on the axis, and this place in words."""
     run = source.run
     table = counted(run.table[run.table["quantity"].isin(names)])
     here, words = at_one_place(along(table, run.axis), spec.number("at"), run.axis)
@@ -88,31 +88,31 @@ def _note(run: RecordedRun, rows: pd.DataFrame, words: str) -> str:
 def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     same = ["sigma", "seed", "index"]
     shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(columns={"value": "share"})
-    found = []
+    curves = []
     losses = rows[rows["quantity"].isin([f"{name}_loss" for name in SALIENCIES])]
     if (losses["value"] > 0).all():
         set_decades(ax, "y")
     for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
-        one = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
-        points = seed_means(one, ["share"], logs=True)
+        joined = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
+        points = seed_means(joined, ["share"], logs=True)
         style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0, "alpha": 0.07}
         draw_interval(ax, points, "share", colour=_colour(name), **style)
-        found.append(points.assign(saliency=name, number="loss"))
+        curves.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(curves, ignore_index=True)
 
 
 def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    found = []
+    drawn = []
     for rank, name in enumerate(SALIENCIES):
         for shift, (number, mark) in zip((-_APART, 0.0, _APART), _MARKS.items(), strict=True):
             values = where(rows, quantity=f"{name}_{number}")["value"]
             if values.empty:
                 continue
-            one = fisher_interval(values)
+            interval = fisher_interval(values)
             style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
-            ax.errorbar([one.mean], [rank + shift], xerr=one.reach, **style)
-            found.append({"saliency": name, "number": number, **one.found})
+            ax.errorbar([interval.mean], [rank + shift], xerr=interval.reach, **style)
+            drawn.append({"saliency": name, "number": number, **interval.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
     ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
     for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
@@ -120,7 +120,7 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
     ax.set_xlim(-1.05, 1.05)
     ax.set_xlabel("rank correlation with the true rise")
-    return pd.DataFrame(found)
+    return pd.DataFrame(drawn)
 
 
 def _colour(name: str) -> str:
@@ -147,7 +147,7 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
         words = ", ".join(filter(None, [labels.variant_words(variant), place]))
         lines = in_rows(blocks, _ACROSS)
         names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
-        style = APART.but(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
+        style = APART.replace(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
         sheet = Sheet.grid(spec.paper, names, _note(run, rows, f"{words}: means"), style)
         drawn = []
         for line, column, ax in sheet:
@@ -169,17 +169,17 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     rounded = rows.rename(columns={"index": "bits"})
     names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
-    found = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
-    _set_scale(ax, pd.concat(found)["mean"])
-    for name, points in zip(names, found, strict=True):
+    curves = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
+    _set_scale(ax, pd.concat(curves)["mean"])
+    for name, points in zip(names, curves, strict=True):
         draw_interval(ax, points, "bits", colour=_colour(name), label=ROUNDINGS[name], markersize=2, alpha=0.1)
     ax.set_xticks(sorted(rows["index"].unique()))
     ax.invert_xaxis()
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(curves, ignore_index=True)
 
 
 def _set_scale(ax: Axes, means: pd.Series) -> None:
-    """Make the y axis logarithmic, or, where means are zero or below, linear up to a tenth of the smallest rise."""
+    """Make the y axis logarithmic; if means are zero or negative, it is linear up to a tenth of the smallest rise."""
     rises = means[means > 0]
     if len(rises) == 0 or (means > 0).all():
         set_y_scale(ax, means)

@@ -1,4 +1,4 @@
-"""Quantity influence: what leaving samples out of a training does, retrained and predicted by curvature matrices."""
+"""Quantity influence: the effect of leaving samples out of a training, by retraining and by curvature matrices."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ from hessfig.measurements.quantity import Estimate, Measured, Request, exact, st
 from hessfig.measurements.stability import Trial
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
-from hessfig.studies.removal.compression import Subject, spearman
+from hessfig.studies.removal.compression import PerturbedBlock, spearman
 from hessfig.studies.removal.row_names import INFLUENCES, Surrogate
 from hessfig.tasks.examples import training_batch, unseen_batch
 from hessfig.terms import Approximation
@@ -29,11 +29,11 @@ Changes = Float[Tensor, "tests subsets"]
 
 
 def influence(problem: Objective, request: Request) -> Measured:
-    """Return how well curvature matrices A of a block predict trainings without some of their samples.
+    """Return how well curvature matrices A of a block predict the effect of training without some samples.
 
-    Each of approximation.subsets random sets R of a share approximation.left_out of the N samples is left out of a
-    training that is otherwise that of the state: the truth is what this does to the loss of each unseen example. It is
-    predicted by g_test . (A + damping I)^-1 sum over R of g_i / (N - |R|), gradients and A being those at the state.
+    There are approximation.subsets random sets R, each a share approximation.left_out of the N samples. For each R, the
+    training of the state is repeated without R; the true effect is the change of the loss of each held-out example. The
+    prediction is g_test . (A + damping I)^-1 sum over R of g_i / (N - |R|), with gradients and A at the state.
     `NAME_influence_score`: Spearman's correlation over the sets, in the mean over the unseen examples (linear
     datamodelling score, arXiv 2303.14186), with a jackknife's standard error over the sets. `NAME_influence_error`:
     ||A - H|| / ||H|| in the Frobenius norm. NAME: hessian, gauss_newton; kfac, ekfac of the weights of linear maps,
@@ -46,27 +46,27 @@ def influence(problem: Objective, request: Request) -> Measured:
     tests = replace(problem, batch=unseen.to(problem.batch.inputs.device), more=())
     left_out, before = _subsets(request, count), _losses(problem.network, tests)
     with one_thread():
-        networks = (retrained(request, _others(one, count)) for one in left_out)
+        networks = (retrained(request, _others(subset, count)) for subset in left_out)
         ends = [_losses(network.to(tests.batch.inputs.device, problem.dtype), tests) for network in networks]
-    true = torch.stack([one - before for one in ends], dim=1)
+    true = torch.stack([end - before for end in ends], dim=1)
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
     for block, column in square_columns(problem, request):
-        subject = Subject(problem, request, block, column)
+        subject = PerturbedBlock(problem, request, block, column)
         each, seen = _gradients(subject, problem), _gradients(subject, tests)
-        removed = torch.stack([each[one].sum(dim=0) / (count - len(one)) for one in left_out], dim=1)
+        removed = torch.stack([each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out], dim=1)
         for name, (matrix, error) in _matrices(subject, config.compression.damping).items():
-            found = score(seen @ torch.linalg.solve(matrix, removed), true)
-            numbers = {f"{name}_influence_score": found, f"{name}_influence_error": exact(error)}
+            scored = score(seen @ torch.linalg.solve(matrix, removed), true)
+            numbers = {f"{name}_influence_score": scored, f"{name}_influence_error": exact(error)}
             rows += state_rows(request, numbers, block=block)
     return Measured(rows, {"true": true.numpy()})
 
 
 def score(predicted: Changes, true: Changes) -> Estimate:
-    """Return Spearman's correlation over subsets in the mean over tests, with the jackknife's error over subsets."""
+    """Return the mean over tests of Spearman's correlation over subsets, with a jackknife error over subsets."""
     count = true.shape[1]
     kept = ~torch.eye(count, dtype=torch.bool)
-    found = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
-    error = float((found - found.mean()).square().sum() * (count - 1) / count) ** 0.5
+    folds = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
+    error = float((folds - folds.mean()).square().sum() * (count - 1) / count) ** 0.5
     return Estimate(_mean_correlation(predicted, true), error, count, SUBSETS)
 
 
@@ -74,14 +74,14 @@ def _mean_correlation(predicted: Changes, true: Changes) -> float:
     return statistics.fmean(spearman(*pair) for pair in zip(predicted, true, strict=True))
 
 
-def _matrices(subject: Subject, damping: float) -> dict[str, tuple[Tensor, float]]:
-    """Return each matrix with its damping, and its error."""
-    found = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
-    outer = found[Surrogate.gauss_newton].diagonal()
+def _matrices(subject: PerturbedBlock, damping: float) -> dict[str, tuple[Tensor, float]]:
+    """Return each matrix with damping, and its error, by name."""
+    surrogates = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
+    outer = surrogates[Surrogate.gauss_newton].diagonal()
     others = (subject.of_maps(Approximation.ekfac, outer), outer.diag(), torch.zeros(len(outer), len(outer)).double())
-    shift, hessian = torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping, found[Surrogate.hessian]
-    made = zip(INFLUENCES, (*found.values(), *others), strict=True)
-    return {name: (one + shift, float((one - hessian).norm() / hessian.norm())) for name, one in made}
+    shift, hessian = torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping, surrogates[Surrogate.hessian]
+    every = zip(INFLUENCES, (*surrogates.values(), *others), strict=True)
+    return {name: (one + shift, float((one - hessian).norm() / hessian.norm())) for name, one in every}
 
 
 def _subsets(request: Request, count: int) -> list[Int[Tensor, " k"]]:
@@ -97,7 +97,7 @@ def _others(left: Int[Tensor, " k"], count: int) -> Int[Tensor, " m"]:
 
 
 def retrained(request: Request, kept: Int[Tensor, " m"]) -> nn.Module:
-    """Return the network after the training of the state on some of its samples."""
+    """Return the network after training as for the state, but on some of the samples only."""
     at = request.at
     start = initialised(replace(at.config, dtype=DType.float64), sigma=at.sigma, seed=at.seed)
     whole = training_batch(at.config, seed=at.seed, step=1)
@@ -113,8 +113,8 @@ def _losses(network: nn.Module, tests: Objective) -> Float[Tensor, " tests"]:
         return per_sample(tests.loss, scored_outputs(network, batch.inputs, batch.scored), batch.targets).double().cpu()
 
 
-def _gradients(subject: Subject, problem: Objective) -> Float[Tensor, "samples dim"]:
-    """Return the gradients of single samples in the entries of the block."""
+def _gradients(subject: PerturbedBlock, problem: Objective) -> Float[Tensor, "samples dim"]:
+    """Return the gradients of single samples with respect to the entries of the block."""
     shares = SampleGradients(OutputSide(problem), torch.Generator()).true
     count = len(problem.batch.inputs)
     each = [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]

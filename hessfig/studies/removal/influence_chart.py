@@ -1,4 +1,4 @@
-"""How well each matrix predicts what leaving samples out of a training does."""
+"""Figure of how well each matrix predicts the effect of leaving samples out of a training."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from hessfig.figures.parts.rows import counted, where
 from hessfig.studies.removal.row_names import INFLUENCES
 from hessfig.terms import Approximation
 
-_ROW, _LEFT = 0.15, 0.9  # inches: height of a matrix, and room for the names
+_ROW, _LEFT = 0.15, 0.9  # inches: height of a matrix's line, and room for the names
 _MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton", "identity": "identity"}
 
 
@@ -33,18 +33,18 @@ def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
         for number, interval in numbers.items():
             values = where(last, quantity=f"{name}_influence_{number}")["value"]
             rows.append({"matrix": name, "number": number, **vars(interval(values))})
-    found = pd.DataFrame(rows)
+    every = pd.DataFrame(rows)
     note = f"Score: rank correlation with retraining, step {last['step'].max():g}. Mean over {last['seed'].nunique()}"
     note += " seeds with 95% intervals."
-    style = APART.but(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
+    style = APART.replace(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
     sheet = Sheet.grid(spec.paper, [list(numbers)], note, style)
     for _, column, ax in sheet:
-        one = where(found, number=list(numbers)[column])
-        ends = [one["mean"] - one["low"], one["high"] - one["mean"]]
-        ax.errorbar(one["mean"], range(len(one)), xerr=ends, fmt="o", markersize=3, color="black", elinewidth=0.7)
-        names = [_MATRICES.get(name) or Approximation(name).facts.label for name in one["matrix"]]
-        ax.set_yticks(range(len(one)), names if column == 0 else [""] * len(one))
-        ax.set_ylim(len(one) - 0.5, -0.5)
+        shown = where(every, number=list(numbers)[column])
+        ends = [shown["mean"] - shown["low"], shown["high"] - shown["mean"]]
+        ax.errorbar(shown["mean"], range(len(shown)), xerr=ends, fmt="o", markersize=3, color="black", elinewidth=0.7)
+        names = [_MATRICES.get(name) or Approximation(name).facts.label for name in shown["matrix"]]
+        ax.set_yticks(range(len(shown)), names if column == 0 else [""] * len(shown))
+        ax.set_ylim(len(shown) - 0.5, -0.5)
         ax.xaxis.set_major_locator(MaxNLocator(3))
         ax.set_xlabel(["score", "distance from H"][column])
-    yield sheet.page("", found)
+    yield sheet.page("", every)

@@ -1,4 +1,4 @@
-"""The quantities of this study, and the settings under which they can be measured."""
+"""The quantities of this study, and checks that they can be measured with the given settings."""
 
 from functools import partial
 from operator import attrgetter

@@ -1,10 +1,10 @@
-"""Names of the surrogates, saliencies and roundings of this study, and of the rows that they make."""
+"""Names of the surrogates, saliencies and roundings of this study, and of their rows in tables."""
 
 from hessfig.terms import Labelled
 
 
 class Surrogate(Labelled):
-    """A matrix that stands for the curvature of the loss when weights are removed or rounded (docs/pruning.md)."""
+    """A matrix that replaces the curvature of the loss when weights are removed or rounded (docs/pruning.md)."""
 
     hessian = "hessian", "Hessian"
     gauss_newton = "gauss_newton", "Gauss-Newton"

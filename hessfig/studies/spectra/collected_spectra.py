@@ -1,4 +1,4 @@
-"""Spectra collected for a figure, and the numbers next to them."""
+"""Stored spectra and densities of a sweep, collected for a figure, and the table of their extremes."""
 
 import math
 import re
@@ -42,7 +42,7 @@ class Collected:
 
     @cached_property
     def places(self) -> list[SpectrumKey]:
-        """Of what the numbers are."""
+        """The keys of all spectra and densities."""
         return [*(one.place for one in self.spectra), *(one.place for one in self.densities)]
 
     @cached_property
@@ -52,17 +52,17 @@ class Collected:
 
     @cached_property
     def seeds(self) -> list[int]:
-        """The repeats, the first one first."""
+        """The seeds, starting with the first one."""
         return sorted({place.seed for place in self.places})
 
     @cached_property
     def where(self) -> str:
-        """The sigma and step that all of it is at, in words: ' σ = 0.2, step 300.', or nothing."""
+        """The common sigma and step in words: ' σ = 0.2, step 300.', or ""."""
         return _sentence([*self._sigmas, self.step_words])
 
     @cached_property
     def where_but_steps(self) -> str:
-        """The sigma that all of it is at, in words: ' σ = 0.2.', or nothing."""
+        """The common sigma in words: ' σ = 0.2.', or ""."""
         return _sentence(self._sigmas)
 
     @cached_property
@@ -71,18 +71,18 @@ class Collected:
 
     @cached_property
     def step(self) -> float | None:
-        """The step of the training that all of it is at, if it is of one."""
+        """The common step of the training, if there is one."""
         return next((place.step for place in self.places if not math.isnan(place.step)), None)
 
     @property
     def step_words(self) -> str:
-        """The step in words, or nothing."""
+        """The step in words, or ""."""
         return "" if self.step is None else f"step {self.step:g}"
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
-        found = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
-        return in_network_order(found)
+        blocks = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
+        return in_network_order(blocks)
 
     @cached_property
     def parts(self) -> list[str]:
@@ -90,25 +90,25 @@ class Collected:
         return [part.value for part in Part if any(place.part == part for place in self.places)]
 
     def spectra_of(self, network: Network, block: BlockName, part: str) -> list[Spectrum]:
-        """Return a block's eigenvalues, a spectrum a seed."""
-        return [one for one in self.spectra if _is_of(one.place, network, block, part)]
+        """Return the eigenvalues of a block, one spectrum per seed."""
+        return [spectrum for spectrum in self.spectra if _is_of(spectrum.place, network, block, part)]
 
     def densities_of(self, network: Network, block: BlockName, part: str) -> list[Density]:
-        """Return a block's densities, one a seed."""
-        return [one for one in self.densities if _is_of(one.place, network, block, part)]
+        """Return the densities of a block, one per seed."""
+        return [density for density in self.densities if _is_of(density.place, network, block, part)]
 
 
 def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
-    """Return (layer, name) of blocks from the network's input to its output: the unembedding stands last."""
+    """Return (layer, name) of blocks from the network's input to its output, with the unembedding last."""
     rank = name_order([name for _, name in blocks])
     return sorted(blocks, key=lambda block: (math.inf if block[1] == Matrix.W_U else block[0], rank(block[1])))
 
 
 def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
-    """Yield (words, what is stored) for every sigma and step of a sweep; the words name what there are several of.
+    """Yield (words, stored spectra) for every sigma and step of a sweep; the words name coordinates that vary.
 
-    Networks that are drawn without a sigma stand next to those of the others, where these have one alone.
-    Raises UserError for a sweep that was not run, and where neither spectra nor densities of diagonal blocks are kept.
+    Networks without a sigma are collected with the others if these share a single sigma. Raises UserError for a sweep
+    that was not run, and if neither spectra nor densities of diagonal blocks are stored.
     """
     folder, measured = source.folder, source.table["quantity"].unique()
     every = Collected(
@@ -125,33 +125,33 @@ def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[st
     sigmas = {place.sigma for place in every.places if not math.isnan(place.sigma)}
     alone = sigmas.pop() if len(sigmas) == 1 else None
     coordinates = list(dict.fromkeys(_coordinates(place, alone) for place in every.places))
-    several = [len({one[axis] for one in coordinates}) > 1 for axis in range(2)]
-    for one in coordinates:
-        yield _words(one, several), _at(every, one, alone)
+    several = [len({place[axis] for place in coordinates}) > 1 for axis in range(2)]
+    for place in coordinates:
+        yield _words(place, several), _at(every, place, alone)
 
 
 def _sentence(words: Sequence[str]) -> str:
-    told = ", ".join(filter(None, words))
-    return f" {told}." if told else ""
+    named = ", ".join(filter(None, words))
+    return f" {named}." if named else ""
 
 
 def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, list[Collected]]]:
-    """Yield (words, what is stored at each step of a training) for every sigma; see `collected`."""
+    """Yield (words, stored spectra of every step of a training) for every sigma; see `collected`."""
     of_sigma: dict[str, list[Collected]] = {}
-    for words, one in collected(source, wanted):
-        of_sigma.setdefault(words.partition("step_")[0].rstrip("_"), []).append(one)
+    for words, state in collected(source, wanted):
+        of_sigma.setdefault(words.partition("step_")[0].rstrip("_"), []).append(state)
     yield from of_sigma.items()
 
 
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
-    """Return mean, sem and count over seeds of the eigenvalues of these ranks (0: the smallest)."""
+    """Return mean, sem and count over seeds of the eigenvalues with these ranks (0: the smallest)."""
     values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
     counted = {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
     return pd.DataFrame(counted)
 
 
 def _both(wanted: Wanted | None) -> Wanted:
-    """Want blocks on the diagonal alone, and of those the ones that are wanted."""
+    """Return a filter for diagonal blocks that are also `wanted`."""
 
     def both(place: SpectrumKey) -> bool:
         diagonal = place.row == place.col and place.row_layer == place.layer
@@ -166,7 +166,7 @@ def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) ->
 
 
 def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
-    """Return sigma and step of a place; `alone` is the sigma of places that have none."""
+    """Return sigma and step of a place; `alone` replaces a missing sigma."""
     return alone if math.isnan(place.sigma) else place.sigma, None if math.isnan(place.step) else place.step
 
 
@@ -196,14 +196,14 @@ _WORDS = {
 _KEY = ["variant", "num_layers", "layer", "row", "part", X]
 _LINE = 0.12  # height of a row in inches
 _FIRST = 0.27  # share of the page that the first column takes
-_ROUNDING = 1e-12  # an eigenvalue so much smaller than the largest is zero up to rounding
-_MOMENTS = ("density_mean", "density_second_moment")  # shown where there is nothing exact
+_ROUNDING = 1e-12  # eigenvalues below this share of the largest are zero up to rounding
+_MOMENTS = ("density_mean", "density_second_moment")  # shown if there are no exact eigenvalues
 
 
 def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
-    """Yield a table: mean ± standard error over seeds, the whole network's as text, all blocks' in the CSV.
+    """Yield a page with a table of mean ± standard error over seeds for the whole network; the CSV has all blocks.
 
-    A quantity with several numbers (index) is the outermost one here. A table without such quantities gives no page.
+    Of a quantity with several numbers (index), the table has the outermost. Without such quantities there is no page.
     """
     names = [name for name in _WORDS if name in set(table["quantity"])]
     names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
@@ -220,7 +220,7 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
 def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, spec: FigureSpec) -> Page:
     keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
-    style = SHARED.but(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
+    style = SHARED.replace(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
     sheet = Sheet.grid(spec.paper, [["table"]], note, style)
     ax = sheet.first
     ax.set_axis_off()
@@ -240,11 +240,11 @@ def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: in
 
 
 def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
-    """Return which network and part a row is of, with its block, depth and sigma where several are shown."""
+    """Return the network and part of a row in words, with block, depth and sigma if several are shown."""
     variant, depth, layer, row, part, sigma = key
     several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
-    told = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
-    words = [variant_words(str(variant)), *(text for place, text in told.items() if several[place])]
+    texts = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
+    words = [variant_words(str(variant)), *(text for place, text in texts.items() if several[place])]
     return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 
@@ -259,6 +259,6 @@ def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
 
 
 def _short(value: float, *, digits: int = 3) -> str:
-    """Return a number of so many digits: 1.23e7, 0.0012, −4e−16."""
+    """Return a number with the given number of digits: 1.23e7, 0.0012, −4e−16."""
     words = f"{value:.0f}" if 10 <= abs(value) < 100 and digits == 1 else f"{value:.{digits}g}"
     return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace("-", "−")

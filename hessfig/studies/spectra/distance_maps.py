@@ -34,12 +34,12 @@ from hessfig.studies.spectra.spectral_distances import (
 )
 
 _COLUMNS = 2
-_MANY = 20  # weights: the names of more do not fit next to a map of half the page
-_DIGITS = 6.0  # points of the numbers in cells
+_MANY = 20  # number of weights beyond which names do not fit next to a map of half the page's width
+_DIGITS = 6.0  # font size of the numbers in cells, in points
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
 _DISTANCES = MapEncoding(("one", "one_layer"), ("other", "other_layer"), "mean", "distance")
-_STYLE = APART.but(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
+_STYLE = APART.replace(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
 
 
 def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -75,14 +75,14 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 @dataclass(frozen=True)
 class _Distances:
-    """What is stored at one sigma and step, with the distances of its pairs and their averages."""
+    """The spectra at one sigma and step, with the distances of their pairs and the averages of these."""
 
     of: Collected
     pairs: pd.DataFrame
     means: pd.DataFrame
 
     def map_of(self, network: Network, part: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the distances of a network's pairs in one part, and their averages."""
+        """Return the distances of a network's pairs for one part, and their averages."""
         place = {"variant": network[0], "num_layers": network[1], "part": part}
         return where(self.pairs, **place), where(self.means, **place)
 
@@ -94,61 +94,61 @@ def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
     return Normalize(0, min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2))
 
 
-def _distances(one: Collected, kernel: Kernel) -> _Distances:
+def _distances(state: Collected, kernel: Kernel) -> _Distances:
     """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
-    stored, other = one.spectra or one.densities, PUBLISHED if kernel == FIXED else FIXED
-    (pairs, means), (other_pairs, other_means) = (pair_distances(stored, one) for one in (kernel, other))
+    stored, other = state.spectra or state.densities, PUBLISHED if kernel == FIXED else FIXED
+    (pairs, means), (other_pairs, other_means) = (pair_distances(stored, each) for each in (kernel, other))
     pairs = pairs.assign(other_distance=other_pairs["distance"], kernel=kernel.words, other_kernel=other.words)
-    return _Distances(one, pairs, means.assign(other_average=other_means["average"]))
+    return _Distances(state, pairs, means.assign(other_average=other_means["average"]))
 
 
 def _draw_page(
     states: Sequence[_Distances], part: str, scale: Normalize, note: str, spec: FigureSpec
 ) -> tuple[Sheet, pd.DataFrame]:
-    """Draw the maps of one part: a row per network where there are several states, each a column; else in rows of two.
+    """Draw the maps of one part: with several states a row per network and a column per state, else rows of two.
 
-    Returns the sheet and its numbers.
+    Return the sheet and its numbers.
     """
     networks = states[0].of.networks
-    maps = [(network, one) for network in networks for one in states]
+    maps = [(network, state) for network in networks for state in states]
     blocks = {network: _blocks(states[0].map_of(network, part)[0]) for network in networks}
     most = max(map(len, blocks.values()))
     columns = min(1 if most > _MANY else max(len(states), _COLUMNS), _STYLE.columns(spec.paper))
     lines = in_rows(maps, columns)
     cell = _STYLE.width(spec.paper, columns) / most
     heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
-    names = in_rows([_map_name(network, one, states) for network, one in maps], columns)
-    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.but(height=heights, most=columns)), []
+    names = in_rows([_map_name(network, state, states) for network, state in maps], columns)
+    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.replace(height=heights, most=columns)), []
     place = sheet.outermost.get_position()
     for row, column, ax in sheet:
-        network, one = lines[row][column]
-        pairs, means = one.map_of(network, part)
+        network, state = lines[row][column]
+        pairs, means = state.map_of(network, part)
         _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
         image = _draw_map(ax, pairs, blocks[network], scale)
         interval, other = (student_interval(means[name]) for name in ("average", "other_average"))
-        words = [labels.variant_words(network[0]) or "network", one.of.step_words if len(states) > 1 else ""]
+        words = [labels.variant_words(network[0]) or "network", state.of.step_words if len(states) > 1 else ""]
         title = f"{', '.join(filter(None, words))}\n{_average_words(interval, len(blocks[network]))}"
         ax.set_title(title, loc="left")
-        numbers.append(_written(pairs, network, interval, other, one.of.step))
+        numbers.append(_written(pairs, network, interval, other, state.of.step))
     _place_bar(sheet, place, image)
     return sheet, pd.concat(numbers, ignore_index=True)
 
 
 def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
-    """Draw the colour bar at the right of the first line, as high as its highest map could be."""
+    """Draw the colour bar to the right of the first line, with the largest possible height of a map."""
     small = sheet.outermost.get_position()
     sheet.outermost.set_position(place)
     colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
     sheet.outermost.set_position(small)
 
 
-def _map_name(network: Network, one: _Distances, states: Sequence[_Distances]) -> str:
-    name = panel_names(one.of.networks)[one.of.networks.index(network)]
-    return f"{name}:{one.of.step_words}" if len(states) > 1 else name
+def _map_name(network: Network, state: _Distances, states: Sequence[_Distances]) -> str:
+    name = panel_names(state.of.networks)[state.of.networks.index(network)]
+    return f"{name}:{state.of.step_words}" if len(states) > 1 else name
 
 
 def _shrink(ax: Axes, share: float, of_height: float) -> None:
-    """Give a map of few weights its share of the column, at the upper left: cells are of one size on a page."""
+    """Shrink a map of fewer weights towards its upper left corner, so that all cells of a page have the same size."""
     box = ax.get_position()
     high = box.height * share / of_height
     ax.set_position((box.x0, box.y1 - high, box.width * share, high))
@@ -162,8 +162,8 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], s
     mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
     place = {name: rank for rank, name in enumerate(names)}
     square = np.full((len(names), len(names)), math.nan)
-    for layer, one, other_layer, other, value in mean.itertuples(index=False):
-        square[place[layer, one], place[other_layer, other]] = value
+    for layer, row, other_layer, other, value in mean.itertuples(index=False):
+        square[place[layer, row], place[other_layer, other]] = value
     fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
     words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
@@ -175,7 +175,7 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], s
 
 
 def _average_words(interval: Interval, blocks: int) -> str:
-    """Return the average with its margin, and over how many pairs of blocks it is."""
+    """Return in words the average with its margin and the number of pairs of blocks."""
     if math.isnan(interval.mean):
         return "no distances"
     margin = f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""
@@ -187,11 +187,11 @@ def _written(
 ) -> pd.DataFrame:
     """Return mean, standard error and count of every pair, with the network's average next to them."""
     grouped = pairs.groupby(PAIR, sort=False)
-    found = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
-    found = found.reset_index()
+    rows = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
+    rows = rows.reset_index()
     averages = {"average": interval, "other_average": other}
     bounds = {"": "mean", "_low": "low", "_high": "high"}
     beside = {f"{name}{end}": getattr(one, bound) for name, one in averages.items() for end, bound in bounds.items()}
     beside |= {name: pairs[name].iloc[0] for name in ("kernel", "other_kernel")}
     network_of = {"variant": network[0], "num_layers": network[1], "part": pairs["part"].iloc[0]}
-    return found.assign(**network_of, **({} if step is None else {"step": step}), **beside)
+    return rows.assign(**network_of, **({} if step is None else {"step": step}), **beside)

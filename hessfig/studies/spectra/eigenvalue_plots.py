@@ -1,4 +1,4 @@
-"""Eigenvalues and densities."""
+"""Figures of sorted eigenvalues, densities and their cumulatives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from hessfig.studies.spectra.spectral_distances import (
 )
 from hessfig.terms import Part
 
-_OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
+_OUTER, _INNER = 40, 80  # numbers of ranks drawn at each end, and between
 _BINS = 60
 _DASHED, _DOTTED = (0, (4, 1.5)), (0, (1, 1))
 _HALF = "#2166ac"
@@ -43,7 +43,7 @@ _SHARES = {0.001: "0.1%", 0.1: "", 0.5: "50%", 0.9: "", 0.999: "99.9%"}
 
 @dataclass(frozen=True)
 class Panel:
-    """What is known of one block and part: exact eigenvalues and densities, seed by seed, and the kernel."""
+    """The data of a panel for one block and part: exact eigenvalues and densities by seed, and the kernel."""
 
     spectra: list[Spectrum]
     densities: list[Density]
@@ -51,7 +51,7 @@ class Panel:
 
     @property
     def exact(self) -> Spectrum | None:
-        """The exact eigenvalues of the network that the density is of (or of the first one)."""
+        """The exact eigenvalues of the seed of the first density (or of the first seed)."""
         seeds = {one.place.seed: one for one in self.spectra}
         wanted = self.densities[0].place.seed if self.densities else next(iter(seeds), None)
         return seeds.get(wanted) if wanted is not None else None
@@ -65,7 +65,7 @@ class Panel:
 
 
 def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
-    """Draw the eigenvalues against the share that is smaller: mean over seeds, few seeds thin, more as a band."""
+    """Draw the eigenvalues against the share below: the mean over seeds, with thin lines or a band for the seeds."""
     count = len(spectra[0].eigenvalues)
     ranks = drawn_ranks(count)
     points = by_rank(spectra, ranks)
@@ -73,21 +73,21 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
     ends = band(points["mean"], points["sem"], points["count"], logs=False)
     if are_few(len(spectra)):
         ends = (np.full(len(ranks), np.nan),) * 2
-        for one in spectra:
-            draw_seed(ax, shares, one.eigenvalues[ranks], colour=part_colour(part))
+        for spectrum in spectra:
+            draw_seed(ax, shares, spectrum.eigenvalues[ranks], colour=part_colour(part))
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
     draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
     return points.assign(share=shares)
 
 
 def drawn_ranks(count: int) -> list[int]:
-    """Return all ranks at either end and some between: more cannot be told apart in print."""
+    """Return all ranks at both ends and some between; more would be indistinguishable in print."""
     ends = [*range(min(count, _OUTER)), *range(max(0, count - _OUTER), count)]
     return sorted({*ends, *np.linspace(0, count - 1, _INNER).round().astype(int).tolist()})
 
 
 def set_sorted_scales(ax: Axes, largest: float, *, floor: float) -> None:
-    """Make x logit, so that both ends are seen, and y symlog, linear below `floor` times the largest eigenvalue."""
+    """Make x logit, which shows both ends, and y symlog, linear below `floor` times the largest eigenvalue."""
     ax.set_xscale("logit")
     ax.set_xlim(1e-4, 1 - 1e-4)
     ax.xaxis.set_major_locator(FixedLocator(list(_SHARES)))
@@ -118,55 +118,55 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
         exact, _ = of_eigenvalues(values, grid, deviation)
         ax.plot(grid, exact, color="black", linestyle=_DASHED, linewidth=0.6)
         numbers, peak = pd.DataFrame({"eigenvalue": grid, "exact": exact}), [exact.max(), heights.max()]
-    for one in panel.densities[1:]:
-        ax.plot(grid, smoothed(one, grid, deviation).mean, color=colour, linewidth=0.4, alpha=0.5)
+    for density in panel.densities[1:]:
+        ax.plot(grid, smoothed(density, grid, deviation).mean, color=colour, linewidth=0.4, alpha=0.5)
     if panel.densities:
-        found = smoothed(panel.densities[0], grid, deviation)
-        _draw_banded(ax, found, 0.0, colour)
-        numbers = _with_band(numbers, found)
-        peak.append(found.mean.max())
+        banded = smoothed(panel.densities[0], grid, deviation)
+        _draw_banded(ax, banded, 0.0, colour)
+        numbers = _with_band(numbers, banded)
+        peak.append(banded.mean.max())
     _set_density_scale(ax, max(peak), panel, deviation)
     return numbers
 
 
 def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
-    """Draw the cumulative's error with its band over probes: less the exact one, or of half the steps less all."""
+    """Draw the error of the cumulative with its band over probes: minus the exact one, or half the steps minus all."""
     if not panel.densities:
         say(ax, "(no density)")
         return pd.DataFrame()
     deviation = panel.kernel.deviation(*panel.range)
     grid = grid_over(*panel.range, deviation)
-    found = cumulative(panel.densities[0], grid, deviation)
-    truth = found.mean
+    banded = cumulative(panel.densities[0], grid, deviation)
+    truth = banded.mean
     if panel.exact is not None:
         truth = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)[1]
-    _draw_banded(ax, found, truth, colour)
+    _draw_banded(ax, banded, truth, colour)
     ax.axhline(0, color="black", linestyle=_DASHED, linewidth=0.6)
-    reach = np.nanmax([np.abs(found.mean - truth) + np.nan_to_num(found.margin), np.abs(found.half - truth)])
+    reach = np.nanmax([np.abs(banded.mean - truth) + np.nan_to_num(banded.margin), np.abs(banded.half - truth)])
     ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-1, 1))
     ax.yaxis.get_offset_text().set_fontsize(TINY)
-    return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), found)
+    return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), banded)
 
 
-def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str) -> None:
-    """Draw a mean less something with its band, as a factor on a logarithmic axis: there it must not reach zero."""
-    middle = found.mean - less
-    low, high = middle - found.margin, middle + found.margin
+def _draw_banded(ax: Axes, banded: Banded, less: np.ndarray | float, colour: str) -> None:
+    """Draw the mean minus `less` with its band, which is a factor on a logarithmic axis and so never reaches zero."""
+    middle = banded.mean - less
+    low, high = middle - banded.margin, middle + banded.margin
     if ax.get_yscale() == "log":
         low = np.where(low > 0, low, middle**2 / np.where(high > 0, high, np.nan))
-    band = found.grid, low, high
-    draw_mean(ax, found.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
-    ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
+    band = banded.grid, low, high
+    draw_mean(ax, banded.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
+    ax.plot(banded.grid, banded.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
 
-def _with_band(numbers: pd.DataFrame, found: Banded) -> pd.DataFrame:
-    band = {"lanczos": found.mean, "margin": found.margin, "half_the_steps": found.half}
-    return numbers.assign(**band) if len(numbers) else pd.DataFrame({"eigenvalue": found.grid, **band})
+def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
+    band = {"lanczos": banded.mean, "margin": banded.margin, "half_the_steps": banded.half}
+    return numbers.assign(**band) if len(numbers) else pd.DataFrame({"eigenvalue": banded.grid, **band})
 
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
-    """Go down to a tenth of what a single eigenvalue adds."""
+    """Set the lower limit of the y axis to a tenth of the density of a single eigenvalue."""
     dim = (panel.spectra[0] if panel.spectra else panel.densities[0]).place.dim
     single = 1 / (dim * deviation * np.sqrt(2 * np.pi))
     set_decades(ax, "y")
@@ -177,7 +177,7 @@ _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
 _SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
 _LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error"}
-_STYLE = APART.but(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
+_STYLE = APART.replace(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
 
 def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -193,30 +193,30 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     panels of their own, by default all).
     """
     chosen = spec.words("weights")
-    part = spec.choice("part", [one.value for one in Part], Part.H.value)
+    part = spec.choice("part", [member.value for member in Part], Part.H.value)
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
     for words, states in side_by_side(source):
-        one = states[0]
-        needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
+        first = states[0]
+        needed = {_SORTED: first.spectra, _DENSITY: True, _CUMULATIVE: first.densities}
         kinds = [kind for kind in _LABELS if needed[kind]]
-        weights = [block for block in one.blocks(whole=False) if chosen is None or block[1] in chosen]
-        every = [_Column(state, network, len(states) > 1) for network in one.networks for state in states]
+        weights = [block for block in first.blocks(whole=False) if chosen is None or block[1] in chosen]
+        every = [_Column(state, network, len(states) > 1) for network in first.networks for state in states]
         for columns, beside in in_sheets(every, _COLUMNS, "columns"):
             suffix = (f"_{words}" if words else "") + beside
-            for block in one.blocks(whole=True):
+            for block in first.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
                 for two, end in ((kinds[:2], ""), (kinds[2:], "_error")):  # rows of a page
                     if two:
                         yield _page(columns, [(block, kind) for kind in two], asked, suffix=suffix + name + end)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
-                for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
-                    yield _page(columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)
+                for blocks, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
+                    yield _page(columns, [(block, kind) for block in blocks], asked, suffix=suffix + name + below)
     yield from extremes_page(source.table, spec)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of panels: a network at one sigma and step, of several steps or of one."""
+    """A column of panels: a network at one sigma and step, and whether the page has several steps."""
 
     of: Collected
     network: Network
@@ -224,7 +224,7 @@ class _Column:
 
     @property
     def title(self) -> str:
-        """The network and, where there are several, the step."""
+        """The network and, if there are several steps, the step."""
         depths = len({depth for _, depth in self.of.networks}) > 1
         words = [variant_words(self.network[0]), f"{self.network[1]} layers" if depths else ""]
         return ", ".join(filter(None, [*words, self.of.step_words if self.of_several_steps else ""]))
@@ -238,7 +238,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is drawn of every block: under which kernel, which part, linear below which floor; of which figure."""
+    """Settings of every panel: kernel, part of the densities, floor of the linear range, and the figure."""
 
     kernel: Kernel
     part: str
@@ -247,7 +247,7 @@ class _Asked:
 
 
 def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
-    """Return the kernel that the options `width` and `variance` ask for."""
+    """Return the kernel of the options `width` and `variance`."""
     variance, width = spec.number("variance"), spec.number("width")
     if variance is None and width is None:
         return default or Kernel()
@@ -256,11 +256,11 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
 
 def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str) -> Page:
     """Draw a page: one row per block and kind of panel, one column per network and step."""
-    one = columns[0].of
+    first = columns[0].of
     names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block, kind in rows]
-    note = _note(one, asked.kernel, asked.part, {kind for _, kind in rows})
-    note += one.where_but_steps if columns[0].of_several_steps else one.where
-    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
+    note = _note(first, asked.kernel, asked.part, {kind for _, kind in rows})
+    note += first.where_but_steps if columns[0].of_several_steps else first.where
+    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.replace(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
         (block, kind), (here, network) = rows[row], (columns[column].of, columns[column].network)
@@ -274,17 +274,17 @@ def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: 
         for (layer, name), kind in rows
     ]
     sheet.label("", [column.title for column in columns], labels)
-    _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
+    _legend(sheet.first, first.parts if rows[0][1] == _SORTED else [])
     drawn = pd.concat(numbers, ignore_index=True)
     x, y = ("share", "mean") if "mean" in drawn else ("eigenvalue", "lanczos")
     return sheet.page(suffix, drawn, ChartEncoding(x, y, panels=("panel", "block")))
 
 
-def _draw(ax: Axes, one: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
+def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
     if kind == _SORTED:
-        return _draw_parts(ax, one, network, block, asked.floor)
+        return _draw_parts(ax, state, network, block, asked.floor)
     part = asked.part
-    panel = Panel(one.spectra_of(network, block, part), one.densities_of(network, block, part), asked.kernel)
+    panel = Panel(state.spectra_of(network, block, part), state.densities_of(network, block, part), asked.kernel)
     empty = not (panel.spectra or panel.densities)
     if empty or panel.range == (0.0, 0.0):
         say(ax, "(not measured)" if empty else "= 0 (every eigenvalue)")
@@ -294,10 +294,10 @@ def _draw(ax: Axes, one: Collected, network: Network, block: BlockName, kind: st
     return draw(ax, panel, colour).assign(part=part)
 
 
-def _draw_parts(ax: Axes, one: Collected, network: Network, block: BlockName, floor: float) -> pd.DataFrame:
+def _draw_parts(ax: Axes, state: Collected, network: Network, block: BlockName, floor: float) -> pd.DataFrame:
     numbers, largest = [], 0.0
-    for part in one.parts:
-        spectra = one.spectra_of(network, block, part)
+    for part in state.parts:
+        spectra = state.spectra_of(network, block, part)
         if spectra:
             numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
             largest = max(largest, float(numbers[-1]["mean"].abs().max()))
@@ -314,19 +314,19 @@ def _legend(ax: Axes, parts: list[str]) -> None:
         ax.legend(handles, list(map(symbol, parts)), loc="upper left")
 
 
-def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
-    """Return what the marks of a page's panels mean, and what was measured."""
-    count = len(one.seeds)
+def _note(state: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
+    """Return the note of a page: meaning of the marks, and what was measured."""
+    count = len(state.seeds)
     words, band = [], ""
     if _SORTED in kinds:
         means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
         words.append(f"Sorted eigenvalues: {means}, x: share below.")
-    if one.densities:
-        probes, steps = one.densities[0].whole.nodes.shape
+    if state.densities:
+        probes, steps = state.densities[0].whole.nodes.shape
         band = f"band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t); "
         band += "dotted: half the steps. "
     if kinds - {_SORTED}:
-        exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
-        which = f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others)"
+        exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if state.spectra else ""
+        which = f"Densities of the {Part(part).label}, seed {state.seeds[0]} (faint: others)"
         words.append(f"{which}: {exact}{band}{kernel.words}.")
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""Eigenvalues against settings: scaled weights, stretches, proxies, changes."""
+"""Figures of eigenvalues against settings: scales of weights, attention sinks, Gauss-Newton ratios."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +60,7 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
     words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
     blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
     names = [[f"{block}:{column}" for column in columns] for block in blocks]
-    note, style = words + labels.made_words(table, axis), BY_COLUMN.but(left=0.62, down=0.12, height=1.1)
+    note, style = words + labels.made_words(table, axis), BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
     sheet = Sheet.grid(spec.paper, names, note, style)
     numbers, drawn = counted(table), []
     for ax in sheet.axes:
@@ -87,12 +87,12 @@ def _row_words(quantity: str, layer: int, row: str) -> str:
 
 
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
-    found = "none of largest_eigenvalue, condition_number"
+    none_measured = "none of largest_eigenvalue, condition_number"
     known = counted(table)["quantity"].unique()
-    wanted = wanted_quantities(table, asked, [name for name in _QUANTITIES if name in known], found=found)
+    wanted = wanted_quantities(table, asked, [name for name in _QUANTITIES if name in known], found=none_measured)
     chosen = table[table["quantity"].isin(wanted) & (table["index"] <= 1) & (table["row"] == table["col"])]
     if chosen.empty:
-        wanted_quantities(table, None, (), found=found)
+        wanted_quantities(table, None, (), found=none_measured)
     return chosen.sort_values("quantity", key=lambda names: names.map(wanted.index), kind="stable")
 
 
@@ -102,7 +102,7 @@ _CURVE = [*NETWORK, X]
 _PLACE = [*_CURVE, "seed"]
 _BULK = (5, 95)
 _MARKS = "os^Dv"
-_LEAST = 0.1  # decades: less is not called a change (docs/claims.md)
+_LEAST = 0.1  # decades below which nothing counts as a change (docs/claims.md)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
 
@@ -128,7 +128,7 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the outermost eigenvalue in size over the bulk's width, by network, place and seed."""
+    """Return the largest |eigenvalue| over the width of the bulk, by network, place and seed."""
     ends = table[table["quantity"].isin([LARGEST, SMALLEST]) & (table["index"] <= 1)]
     outer = ends.assign(value=ends["value"].abs()).groupby(_PLACE)["value"].max()
     low, high = (_quantile(table, percent).groupby(_PLACE)["value"].mean() for percent in _BULK)
@@ -146,7 +146,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
         f" decade of it).{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in ("eigenvalue", "ratio")]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = of_network(rows, networks[column])
@@ -162,34 +162,34 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
 def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     ax.set_yscale("symlog", linthresh=floor, linscale=0.4)
     ax.yaxis.set_minor_locator(NullLocator())
-    found = []
+    shown = []
     percents = sorted(_quantiles(here)["index"].unique())
     for percent, colour in zip(percents, shades(_QUANTILE, len(percents)), strict=True):
         points = draw_means(ax, _quantile(here, percent), *_CURVE, colour=colour, label=f"{percent}%")
-        found.append(points.assign(shown=f"quantile_{percent}"))
+        shown.append(points.assign(shown=f"quantile_{percent}"))
     for quantity, words in ((LARGEST, "largest, smallest"), (SMALLEST, "")):
         rows = here[(here["quantity"] == quantity) & (here["index"] <= 1)]
         points = draw_means(ax, rows, *_CURVE, colour=_OUTLIER, label=words or "_")
-        found.append(points.assign(shown=quantity))
+        shown.append(points.assign(shown=quantity))
     ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
-    return pd.concat(found)
+    return pd.concat(shown)
 
 
 def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    """Draw by which factor each seed's number is that at its first place: what seeds share shows, not their sizes."""
+    """Draw the factor between each seed's number and that at its first place, which removes differences of size."""
     set_decades(ax, "y")
     start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
     changes = rows.assign(value=rows["value"] / rows["seed"].map(start))
     ax.axhspan(10**-_LEAST, 10**_LEAST, color="#eeeeee", zorder=0)
-    for _, one in changes.sort_values(X).groupby("seed"):
-        draw_seed(ax, one[X], one["value"], colour=_SIZE)
+    for _, run in changes.sort_values(X).groupby("seed"):
+        draw_seed(ax, run[X], run["value"], colour=_SIZE)
     points = seed_means(changes, _CURVE, logs=True)
     draw_interval(ax, points, X, colour=_SIZE)
     return points.assign(shown="outermost_over_bulk_relative")
 
 
 def _floor(counted: pd.DataFrame) -> float:
-    """Return where the axis becomes linear: at the smallest width of a bulk, or a millionth of the outliers."""
+    """Return the value below which the axis is linear: the smallest width of a bulk, or a millionth of the outliers."""
     low, high = (_quantile(counted, percent).groupby(["variant", X])["value"].mean().abs() for percent in _BULK)
     widths = np.concatenate([low.to_numpy(), high.to_numpy()])
     largest = float(counted[counted["quantity"] == LARGEST]["value"].abs().max()) or 1.0
@@ -198,7 +198,7 @@ def _floor(counted: pd.DataFrame) -> float:
 
 
 def _quantiles(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the quantiles, exact ones where there are some."""
+    """Return the quantiles; exact ones if there are any."""
     exact = table[table["quantity"] == EXACT_QUANTILES]
     return exact if len(exact) else table[table["quantity"] == QUANTILES]
 
@@ -239,7 +239,7 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
-    """Return H_o's largest eigenvalue over H's by network, place and seed; none where H's is not positive."""
+    """Return the largest eigenvalue of H_o over that of H by network, place and seed, if that of H is positive."""
     wide = counted(table).pivot_table(index=_PLACE, columns="part", values="value").reset_index()
     return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
 
@@ -252,18 +252,18 @@ _DRAWN: dict[str, tuple[tuple[str, Any], ...]] = {
 
 
 def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
-    found = ratios(table)
+    of_parts = ratios(table)
     note = (
         f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. Above: seed"
         f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
         f"{labels.made_words(table, axis)}"
     )
-    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
-    set_x_scale(sheet.axes[-1], found[X])
+    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.replace(right=0.1, top=0.12, height=1.5))
+    set_x_scale(sheet.axes[-1], of_parts[X])
     numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:
         kind = list(_DRAWN)[row]
-        numbers.extend(_draw_lines(ax, found, _named(table), kind))
+        numbers.extend(_draw_lines(ax, of_parts, _named(table), kind))
         if kind == _RATIO:
             ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
             ax.legend(loc="best")
@@ -274,11 +274,11 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis), _SHOWN)
 
 
-def _draw_lines(ax: Axes, found: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
-    """Draw the lines of a panel, a tone and a mark per network; yield their means."""
+def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
+    """Draw the lines of a panel with one colour and marker per network; yield their means."""
     set_decades(ax, "y")
     for rank, (network, words) in enumerate(named.items()):
-        here = of_network(found, network)
+        here = of_network(of_parts, network)
         for name, dashes in _DRAWN[kind]:
             style: dict[str, Any] = {"linestyle": dashes, "marker": _MARKS[rank % len(_MARKS)], "markersize": 2.6}
             style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}
@@ -287,7 +287,7 @@ def _draw_lines(ax: Axes, found: pd.DataFrame, named: dict[Network, str], kind: 
 
 
 def _align_labels(sheet: Sheet) -> None:
-    """Put the y labels of all lines where the widest ticks leave them; matplotlib aligns panels of one grid only."""
+    """Align the y labels of all lines behind the widest tick labels; matplotlib aligns panels of one grid only."""
     grid = sheet.figure.add_gridspec(len(sheet.axes), 1)
     for number, ax in enumerate(sheet.axes):
         place = ax.get_position()
@@ -297,7 +297,7 @@ def _align_labels(sheet: Sheet) -> None:
 
 
 def _named(table: pd.DataFrame) -> dict[Network, str]:
-    """Return {network: words}; networks that read alike are one (an MLP has no kind of attention) and drawn once."""
+    """Return {network: words}. Networks with the same words (an MLP has no kind of attention) are drawn once."""
     several = len(set(table["num_layers"])) > 1
     named: dict[str, Network] = {}
     for variant, depth in networks_of(table):

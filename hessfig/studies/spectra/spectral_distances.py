@@ -19,7 +19,7 @@ Profile = Callable[[Numbers, float], Numbers]
 
 @dataclass(frozen=True)
 class Kernel:
-    """The Gaussian that takes the place of every node.
+    """The Gaussian that replaces every node of a density.
 
     Its standard deviation is `width` times the range of the numbers, or follows from a `variance` as in the published
     protocol (arXiv 2402.16788, after arXiv 1901.10159): variance * max(1, range). `absolute` is the deviation itself,
@@ -40,7 +40,7 @@ class Kernel:
 
     @property
     def words(self) -> str:
-        """What a figure's note says of it."""
+        """The kernel in words, for the note of a figure."""
         if self.absolute is not None:
             return f"Gaussian kernel of standard deviation {self.absolute:g} in all networks"
         if self.variance is not None:
@@ -52,7 +52,7 @@ class Kernel:
 class Banded:
     """A curve over `grid`: the mean over probes, and half the width of its 95 % interval (Student's t; nan for one).
 
-    `half` is the same mean by half the Lanczos steps: what it differs by is the error of the steps, not of the probes.
+    `half` is the mean with half the Lanczos steps; the difference is the error of the steps, not of the probes.
     """
 
     grid: Numbers
@@ -72,7 +72,7 @@ class Banded:
 
 
 def span(density: Density) -> tuple[float, float]:
-    """Return the smallest and largest node that has weight."""
+    """Return the smallest and the largest node with a positive weight."""
     used = density.whole.nodes[density.whole.weights > 0]
     return float(used.min()), float(used.max())
 
@@ -98,7 +98,7 @@ def _banded(density: Density, grid: Numbers, deviation: float, kernel: Profile) 
 
 
 def of_eigenvalues(eigenvalues: Numbers, grid: Numbers, deviation: float) -> tuple[Numbers, Numbers]:
-    """Return density and cumulative of all eigenvalues under the same kernel: what the bands are to hold."""
+    """Return density and cumulative of all eigenvalues under the same kernel, which the bands should contain."""
     weights = np.full((1, len(eigenvalues)), 1 / len(eigenvalues))
     exact = StoredQuadrature(eigenvalues[None], weights)
     return _per_probe(exact, grid, deviation, _bell)[0], _per_probe(exact, grid, deviation, _share_below)[0]
@@ -132,12 +132,12 @@ def _share_below(z: Numbers, deviation: float) -> Numbers:
     return np.asarray(ndtr(z))
 
 
-NOISE = 1e-10  # of the largest in size: a zero up to rounding
+NOISE = 1e-10  # share of the largest |eigenvalue| below which eigenvalues are zero up to rounding
 _ROUNDING = 1e-12
 
 
 def as_weighted(block: Spectrum | Density) -> tuple[Numbers, Numbers]:
-    """Return (numbers, shares) of a spectrum, exact or by quadrature; probes count alike, shares sum to 1."""
+    """Return (numbers, shares) of a spectrum or quadrature; all probes have the same weight, and shares sum to 1."""
     if isinstance(block, Spectrum):
         return block.eigenvalues, np.full(len(block.eigenvalues), 1 / len(block.eigenvalues))
     nodes, weights = block.whole.nodes, block.whole.weights
@@ -156,22 +156,22 @@ def quantile(numbers: Numbers, shares: Numbers, level: float) -> float:
 def kth_in_size(block: Spectrum | Density, k: int) -> float:
     """Return the size |lambda| of the k-th largest eigenvalue in size; 0 where a block has fewer.
 
-    By quadrature it is where the shares from the outside reach k - 1/2 eigenvalues of the block's `dim`. What is below
-    NOISE of the largest is the rounding of a zero (a block of rank less than k), and 0.
+    For a quadrature it is where the cumulative share, counted from the outside, reaches k - 1/2 eigenvalues of the
+    block's `dim`. Values below NOISE of the largest are rounding (a block of rank less than k) and returned as 0.
     """
     if block.place.dim < k:
         return 0.0
     numbers, shares = as_weighted(block)
     sizes = np.abs(numbers)
-    found = quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
-    return found if found > NOISE * sizes.max() else 0.0
+    size = quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
+    return size if size > NOISE * sizes.max() else 0.0
 
 
 PUBLISHED = Kernel(variance=1e-5)
 FIXED = Kernel(absolute=0.03)  # what PUBLISHED is for numbers over a range of some 100 units
 KERNELS = {"published": PUBLISHED, "fixed": FIXED}
-UNIT = 10  # which eigenvalue, by size, is the unit
-_CELLS = 4  # grid cells a kernel's standard deviation
+UNIT = 10  # rank by size of the eigenvalue that is the unit
+_CELLS = 4  # grid cells per standard deviation of the kernel
 _MOST_CELLS = 2**20
 _REACH = 6.0  # standard deviations that the grid goes beyond the outermost eigenvalue
 
@@ -179,18 +179,18 @@ _REACH = 6.0  # standard deviations that the grid goes beyond the outermost eige
 def distances(blocks: Sequence[Spectrum | Density], kernel: Kernel = PUBLISHED) -> Numbers:
     """Return the matrix of distances, 0 .. ln 2, between the blocks of one network.
 
-    nan for a block whose 10th largest eigenvalue is zero (or missing): it has no unit.
+    Distances are nan for a block without a unit, whose 10th largest eigenvalue is zero or missing.
     """
     units = [kth_in_size(block, UNIT) for block in blocks]
     usable = [k for k, unit in enumerate(units) if unit > 0]
     scaled = [(numbers / units[k], shares) for k in usable for numbers, shares in [as_weighted(blocks[k])]]
-    found = np.full((len(blocks), len(blocks)), math.nan)
+    matrix = np.full((len(blocks), len(blocks)), math.nan)
     probabilities = on_common_grid(scaled, kernel)
     for place, i in enumerate(usable):
-        found[i, i] = 0.0
+        matrix[i, i] = 0.0
         for other, j in enumerate(usable[:place]):
-            found[i, j] = found[j, i] = jensen_shannon(probabilities[place], probabilities[other])
-    return found
+            matrix[i, j] = matrix[j, i] = jensen_shannon(probabilities[place], probabilities[other])
+    return matrix
 
 
 def average_distance(matrix: Numbers) -> float:
@@ -222,8 +222,8 @@ def jensen_shannon(p: Numbers, q: Numbers) -> float:
 
 
 def _kl(p: Numbers, m: Numbers) -> float:
-    there = p > 0
-    return float((p[there] * np.log(p[there] / m[there])).sum())
+    positive = p > 0
+    return float((p[positive] * np.log(p[positive] / m[positive])).sum())
 
 
 def _smooth(numbers: Numbers, shares: Numbers, edges: Numbers, deviation: float) -> Numbers:
@@ -241,7 +241,7 @@ PAIR = ["one_layer", "one", "other_layer", "other"]
 
 
 def is_weight(place: SpectrumKey) -> bool:
-    """Return whether a place is one weight's own block: no group, no pair."""
+    """Return whether a place is the diagonal block of a single weight, not of a group or a pair."""
     return place.row == place.col and place.row not in list(Group) and place.row_layer == place.layer
 
 
@@ -255,8 +255,8 @@ def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> tuple
     for network, members in _networks(blocks):
         matrix = distances(members, kernel)
         means.append({**network, "average": average_distance(matrix)})
-        for (i, one), (j, other) in product(enumerate(members), repeat=2):
-            pairs.append({**network, **_pair(one.place, other.place), "distance": matrix[i, j]})
+        for (i, row), (j, col) in product(enumerate(members), repeat=2):
+            pairs.append({**network, **_pair(row.place, col.place), "distance": matrix[i, j]})
     return _table(pairs, [*PAIR, "distance"]), _table(means, ["average"])
 
 
@@ -266,7 +266,7 @@ def _table(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
 
 
 def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequence[Block]]]:
-    """Yield what names a network, state and part, and its blocks in the order they were stored."""
+    """Yield the columns of each network, state and part, with its blocks in stored order."""
 
     def key(block: Block) -> str:
         return repr([getattr(block.place, name) for name in NETWORK])  # nan equals nan, as text

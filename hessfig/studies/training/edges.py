@@ -45,8 +45,8 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
     place = ["variant", "num_layers", "layer", "part", "seed", "step"]
-    one, other = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER)
-    return (one / other).rename("value").dropna().reset_index()
+    above, below = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER)
+    return (above / below).rename("value").dropna().reset_index()
 
 
 def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
@@ -54,27 +54,27 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     layers = sorted(ratios["layer"].unique())
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.5))
-    found = []
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.5))
+    drawn = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
-        found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
+        drawn.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
     short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
-    return sheet.page("", pd.concat(found, ignore_index=True))
+    return sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
 def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if ratios.empty:
         say(ax, "(no ratio)")
-    found = [
+    drawn = [
         draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=labels.symbol(part))
         for part in parts_of(ratios)
     ]
-    return pd.concat([pd.DataFrame(), *found], ignore_index=True)
+    return pd.concat([pd.DataFrame(), *drawn], ignore_index=True)
 
 
 _PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
@@ -109,25 +109,25 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     note = how(table, "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
     ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
-    found = []
+    drawn = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])
-        ax.set_xscale("linear")  # looked at every so many steps
+        ax.set_xscale("linear")  # measured at regular steps
         here = where(values[row], variant=variants[column])
         if here.empty:
             say(ax, "(no number)")
         points = draw_means(ax, here, "step", colour=tone(row))
-        found.append(points.assign(quantity=rows[row], variant=variants[column]))
+        drawn.append(points.assign(quantity=rows[row], variant=variants[column]))
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
     named = [_PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name))) for name in rows]
     words = [f"{name} / threshold" if name != "loss" else name for name in named]
     sheet.label("step", variant_titles(variants), words)
-    return sheet.page("", pd.concat(found, ignore_index=True))
+    return sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
 def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:

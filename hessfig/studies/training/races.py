@@ -1,4 +1,4 @@
-"""A race of update rules: losses at equal numbers of gradients and at equal times."""
+"""Figures of races between update rules: losses at equal numbers of gradients and at equal times."""
 
 import math
 from collections.abc import Iterator
@@ -39,18 +39,18 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     training.learning_rate.
     """
     table = source.table
-    found = race(table)
-    rules = list(dict.fromkeys(found.losses["rule"]))
+    result = race(table)
+    rules = list(dict.fromkeys(result.losses["rule"]))
     medians = "medians over updates, and over looks at the curvature"
-    words = f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine ({medians})."
+    words = f"Right: {result.budget['seconds']:.3g} s each, seconds of this machine ({medians})."
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
-    style = APART.but(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
+    style = APART.replace(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, how(table, words), style)
-    results = {along: _results_of(found.tuned[found.tuned["budget"] == along], rules) for along in _ALONG}
+    results = {along: _results_of(result.tuned[result.tuned["budget"] == along], rules) for along in _ALONG}
     for row, column, ax in sheet:
         along = list(_ALONG)[column]
         if row == 0:
-            _curves(ax, found, rules, along)
+            _curves(ax, result, rules, along)
             ax.set_xlabel(_ALONG[along])
         else:
             _draw_results(ax, results[along])
@@ -61,10 +61,10 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
-_RESULT = 0.17  # inches of a panel for a rule
+_RESULT = 0.17  # height in inches of a rule's line in a panel
 _RACE = [["step", "seconds"], ["step:loss", "seconds:loss"], ["products", "ratio"]]
-_MARKS = "os^Dv<>PXpd"  # of rules, so that none is told by its colour alone
-_MORE_TONES = ("#7f7f7f", "#bcbd22", "#e15759", "#7fc7c4")  # of rules beyond those that `tone` tells apart
+_MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
+_MORE_TONES = ("#7f7f7f", "#bcbd22", "#e15759", "#7fc7c4")  # colours of further rules, for which `tone` has none
 
 
 def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -80,28 +80,28 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
     """
     table = source.table
-    found = race(table)
-    rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
+    result = race(table)
+    rules, reference = list(dict.fromkeys(result.losses["rule"])), str(spec.options.get("reference", ""))
     words = (
-        f"Seconds: {found.budget['seconds']:.3g} s each, medians of this machine. Middle: rate or damping, and the loss"
-        f" over that of {_named(reference)}. Geometric means over {table['seed'].nunique()} seeds with 95% intervals; a"
-        f" curve ends, and a rule has no dot, where a run of a seed diverged."
+        f"Seconds: {result.budget['seconds']:.3g} s each, medians of this machine. Middle: rate or damping, and the"
+        f" loss over that of {_named(reference)}. Geometric means over {table['seed'].nunique()} seeds with 95%"
+        f" intervals; a curve ends, and a rule has no dot, where a run of a seed diverged."
     )
-    style = APART.but(left=1.5, across=0.4, top=0.62, down=0.42, narrowest=None)
-    style = style.but(height=[1.7, _RESULT * len(rules) + 0.1, 1.7])
+    style = APART.replace(left=1.5, across=0.4, top=0.62, down=0.42, narrowest=None)
+    style = style.replace(height=[1.7, _RESULT * len(rules) + 0.1, 1.7])
     sheet = Sheet.grid(spec.paper, _RACE, words + labels.left_out_words(table), style)
     drawn = []
     for row, column, ax in sheet:
         along, _, is_result = _RACE[row][column].partition(":")
         if is_result:
-            results = _results_of(found.tuned[found.tuned["budget"] == along], rules, reference)
+            results = _results_of(result.tuned[result.tuned["budget"] == along], rules, reference)
             _draw_side_by_side(ax, results, named=column == 0)
             ax.set_xlabel(f"loss after the same {_BUDGETS[along]}")
             drawn.append(results)
         elif along == "ratio":
-            _draw_ratios(ax, found, rules)
+            _draw_ratios(ax, result, rules)
         else:
-            _curves(ax, found, rules, along, chosen="step")
+            _curves(ax, result, rules, along, chosen="step")
             ax.set_xlabel(_BUDGETS[along])
             if column == 0:
                 label_side(ax, "loss")
@@ -110,12 +110,12 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _RATIOS = (-0.5, 2.0)
-_BESIDE = 1.5  # of a panel: room for words right of its dots
+_BESIDE = 1.5  # room for words to the right of the dots, as a multiple of the panel's width
 
 
-def _draw_ratios(ax: Axes, found: Race, rules: list[str]) -> None:
-    chosen = where(found.tuned, budget="step")[["rule", "seed", "rate"]]
-    ratios = found.ratios.merge(chosen, on=["rule", "seed", "rate"])
+def _draw_ratios(ax: Axes, result: Race, rules: list[str]) -> None:
+    chosen = where(result.tuned, budget="step")[["rule", "seed", "rate"]]
+    ratios = result.ratios.merge(chosen, on=["rule", "seed", "rate"])
     for rank, rule in enumerate(rules):
         medians = where(ratios, rule=rule).groupby("step")["ratio"].median().clip(*_RATIOS)
         style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "markersize": 3}
@@ -127,7 +127,7 @@ def _draw_ratios(ax: Axes, found: Race, rules: list[str]) -> None:
 
 
 def _named(rule: str) -> str:
-    """Return a rule by the name that its authors gave it, with what is changed of it."""
+    """Return the published name of a rule, with its changed settings."""
     name, comma, rest = rule.partition(",")
     return _RULES.get(name, name) + comma + rest
 
@@ -137,45 +137,45 @@ def _line(rank: int) -> str:
 
 
 def _tone(rank: int) -> str:
-    """Return the colour of a rule: of its own for the first eleven."""
+    """Return the colour of a rule; the first eleven rules have distinct colours."""
     return tone(rank) if rank < len(TONES) else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
 
 
-def _curves(ax: Axes, found: Race, rules: list[str], along: str, *, chosen: str = "") -> None:
-    tuned = where(found.tuned, budget=chosen or along)
-    set_y_scale(ax, found.losses["loss"])
+def _curves(ax: Axes, result: Race, rules: list[str], along: str, *, chosen: str = "") -> None:
+    tuned = where(result.tuned, budget=chosen or along)
+    set_y_scale(ax, result.losses["loss"])
     for rank, rule in enumerate(rules):
-        runs = where(found.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
+        runs = where(result.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
         if len(runs):
             points = seed_means(runs, [along], "loss", logs=ax.get_yscale() == "log")
-            points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
+            points = points[points["count"] == tuned["seed"].nunique()]  # a mean needs all seeds
             style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "alpha": 0.12}
             draw_interval(ax, points, along, colour=_tone(rank), label=_named(rule), markersize=2.6, **style)
-    shown = found.losses.loc[found.losses["step"] > 0, along]
+    shown = result.losses.loc[result.losses["step"] > 0, along]
     if chosen and along != "step":
         set_decades(ax, "x")
         ax.set_xlim(shown.min() / 1.2, shown.max() * 1.2)
     else:
-        ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * found.budget["seconds"]))
-    if along in found.budget:
-        ax.axvline(found.budget[along], color="#999999", linewidth=0.5, zorder=0)
+        ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * result.budget["seconds"]))
+    if along in result.budget:
+        ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
 
 def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> pd.DataFrame:
-    """Return mean loss with its interval of every rule, and its rates in words."""
-    found = []
+    """Return the mean loss of every rule with its interval, and its rates in words."""
+    rows = []
     for rule in rules:
-        one = where(tuned, rule=rule)
-        lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
-        interval = geometric_interval([math.nan] if lost else one["loss"])
-        words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique()))
-        words += ("*" if one["at_edge"].any() else "") + (f"; {lost} of {len(one)} diverged" if lost else "")
-        found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **interval.found, "rates": words})
-    return pd.DataFrame(found).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
+        runs = where(tuned, rule=rule)
+        lost = int(np.isinf(runs["loss"]).sum())  # seeds whose run at the rate of the others diverged
+        interval = geometric_interval([math.nan] if lost else runs["loss"])
+        words = " or ".join(f"{rate:g}" for rate in sorted(runs["rate"].unique()))
+        words += ("*" if runs["at_edge"].any() else "") + (f"; {lost} of {len(runs)} diverged" if lost else "")
+        rows.append({"budget": tuned["budget"].iloc[0], "rule": rule, **interval.found, "rates": words})
+    return pd.DataFrame(rows).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
 
 
 def _ratio(row: Any) -> str:
-    """Return the loss over the plain optimiser's in words; nothing where there is no interval."""
+    """Return the loss relative to the plain optimiser in words; "" without an interval."""
     return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]" if np.isfinite(row.ratio_low) else ""
 
 
@@ -187,7 +187,7 @@ def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
 
 
 def _draw_side_by_side(ax: Axes, results: pd.DataFrame, *, named: bool) -> None:
-    """Draw dots with the rates and ratios right of them; rules are named at the left of the first panel alone."""
+    """Draw dots with rates and ratios to their right; only the first panel names the rules at its left."""
     _draw_dots(ax, results)
     set_decades(ax, "x")
     low, high = ax.get_xlim()
