@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.claims.component_rules import RAISED, REMOVED, TURNED
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import growth_rate
+from hessfig.studies.components.rules import RAISED, REMOVED, TURNED
 from hessfig.terms import MLP, Attention, Block, Kind, Part
 from tests.analysis.spectral import spectral_table
 

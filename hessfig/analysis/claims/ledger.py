@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from hessfig import registry
 from hessfig.analysis import presented
-from hessfig.analysis.claims import component_rules, core_rules, direction_rules, paper_rules, spectrum_rules
+from hessfig.analysis.claims import core_rules
 from hessfig.analysis.claims.judges import ClaimVerdict, Finding
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
 from hessfig.errors import UserError, run_command, unknown_name
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (core_rules, paper_rules, spectrum_rules, component_rules, direction_rules)
-
-
 def claims() -> dict[str, Claim]:
-    """Return every claim by its id: those that the modules of rules define, in the order in which they do."""
-    return {claim.id: claim for family in _FAMILIES for claim in vars(family).values() if isinstance(claim, Claim)}
+    """Return every claim by its id: those of the core, then those of each study, in the order of their rules."""
+    modules = [core_rules, *registry.modules_of("rules")]
+    return {claim.id: claim for module in modules for claim in vars(module).values() if isinstance(claim, Claim)}
 
 
 def claim_of(name: str) -> Claim:

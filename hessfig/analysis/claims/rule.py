@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -80,7 +81,7 @@ class Claim:
 
 
 def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
-    """Make a rule the claim that it decides; what else is fixed with it stands under this name in records.toml.
+    """Return the claim that a rule decides. The file claims.toml next to the rule's module says what is fixed with it.
 
     The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words. The figure
     has the name of the sweep unless the record names another.
@@ -88,7 +89,7 @@ def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
 
     def claim_of(rule: Callable[[Evidence], Finding]) -> Claim:
         first, words = (" ".join(text.split()) for text in [*(rule.__doc__ or "").split("\n\n"), ""][:2])
-        statement, record = first.removeprefix("Claim: ").removesuffix("."), dict(_records()[name])
+        statement, record = first.removeprefix("Claim: ").removesuffix("."), dict(_records(rule.__module__)[name])
         sweep, *beside = record.pop("sweeps")
         fields = {"figure": sweep, "beside": tuple(beside), **record}
         return Claim(name, statement=statement, sweep=sweep, rule=rule, rule_words=words, **fields)
@@ -97,9 +98,10 @@ def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
 
 
 @cache
-def _records() -> dict[str, dict[str, Any]]:
-    """Return what records.toml says of each claim."""
-    records = tomllib.loads(Path(__file__).with_name("records.toml").read_text(encoding="utf-8"))
+def _records(module: str) -> dict[str, dict[str, Any]]:
+    """Return what claims.toml, next to a module of rules, says of each claim."""
+    path = Path(str(sys.modules[module].__file__)).with_name("claims.toml")
+    records = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
         name: {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         for name, fields in records.items()

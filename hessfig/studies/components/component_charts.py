@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import last_word, settings_of
-from hessfig.analysis.claims import component_rules
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window
@@ -25,6 +24,7 @@ from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_i
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction
+from hessfig.studies.components import rules as component_rules
 from hessfig.terms import Part
 
 _LINE = 0.135  # height in inches of the line of a network

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from rich.markup import escape
 
-from hessfig.analysis.claims import ledger, rule
+import hessfig
+from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import claim_of, claims, judge
 from hessfig.analysis.presented import between_marks, marked
 from hessfig.config.compose.job import compose
@@ -135,7 +136,8 @@ def test_the_record_fixes_the_seeds_that_the_sweeps_have_and_quotes_at_most_25_w
     for claim in claims().values():
         assert claim.seeds == tuple(compose([f"sweep={sweep}"]).config.seeds for sweep in claim.sweeps), claim.id
         assert len(claim.words.split()) <= 25 and bool(claim.words) == bool(claim.where), claim.id
-    assert set(tomllib.loads((Path(rule.__file__).with_name("records.toml")).read_text())) == set(claims())
+    files = Path(hessfig.__file__).parent.rglob("claims.toml")
+    assert {name for file in files for name in tomllib.loads(file.read_text())} == set(claims())
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.claims import component_rules
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.errors import UserError
-from tests.analysis.claims.test_component_rules import RATIOS, apart, one, races, trainings
+from hessfig.studies.components import rules as component_rules
 from tests.analysis.synthetic import CONFIG, write_sweep
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw
+from tests.studies.components.test_rules import RATIOS, apart, one, races, trainings
 
 ALONG = {
     **CONFIG,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from hessfig.analysis.claims.component_rules import gap, rate_gaps, ratio_training
 from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.rule import Evidence
+from hessfig.studies.components.rules import gap, rate_gaps, ratio_training
 from tests.analysis.claim_tables import Row, block, normal, of
 
 SEEDS, RATES, OPTIMISERS = range(5), (0.01, 0.1, 1.0, 10.0), ("sgd", "adam")
