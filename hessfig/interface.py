@@ -69,7 +69,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable, once: every measurement is of the same batches."""
-        from hessfig.models.own.kept_batches import kept
+        from hessfig.models.own.batches import kept
 
         for name in ("inputs", "targets"):
             object.__setattr__(self, name, kept(getattr(self, name), name))

@@ -26,9 +26,9 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
-from hessfig.models.lens_bridge import followed, is_bridge
 from hessfig.models.own.own_checks import check_network, check_scripted, original
-from hessfig.models.own.own_function import TRAINABLE
+from hessfig.models.own.weight_names import TRAINABLE
+from hessfig.models.own.wrappers import opener_of
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
 from hessfig.record import digest
@@ -138,8 +138,9 @@ class Monitor:
         self.folder, self.every = Path(folder).absolute(), _every(every)  # whatever directory the training goes to
         self.budget = Budget(options.max_fraction)
         network = _unwrapped(network)
-        if is_bridge(network):
-            network, batch, loss = followed(network, batch, loss)
+        opener = opener_of(network)
+        if opener is not None:
+            network, batch, loss = opener.followed(network, batch, loss)
         self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
         self._raises = one_of("on_error", options.on_error, ("warn", "raise")) == "raise"
         self._step, self._told = -1, set[str]()

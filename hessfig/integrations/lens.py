@@ -132,10 +132,10 @@ def _first(seen: Any) -> Any:
 def _bridge_of(problem: Problem) -> tuple[Any, list[Tensor]]:
     from torch import Tensor
 
-    from hessfig.models.lens_bridge import is_bridge
+    from hessfig.models.own.wrappers import opener_of
 
     inputs = problem.inputs if isinstance(problem.inputs, list) else [problem.inputs]
-    if not is_bridge(problem.network) or not all(isinstance(one, Tensor) for one in inputs):
+    if opener_of(problem.network) is None or not all(isinstance(one, Tensor) for one in inputs):
         raise UserError(
             "hessfig.lens: the network is no bridge of TransformerLens, or its inputs are no tokens",
             got=f"{type(problem.network).__name__}, {type(problem.inputs).__name__}",

@@ -13,13 +13,13 @@ from torch import nn
 
 from hessfig.curvature.double_backward import differentiating
 from hessfig.errors import UserError, first_few
-from hessfig.models.lens_bridge import is_bridge, wrapped
 from hessfig.models.naming import tried_names, views
 from hessfig.models.naming.outside import Outside
 from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
 from hessfig.models.naming.trial import NetworkTrial, undisturbed
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
 from hessfig.models.naming.uses import axes_in
+from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import kept_draws, made_on
 from hessfig.terms import Matrix
 from hessfig.weights import Layout, Weight, every_parameter
@@ -66,7 +66,8 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     """
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):
-        network = wrapped(network) if is_bridge(network) else network
+        opener = opener_of(network)
+        network = network if opener is None else opener.wrapped(network)
         with undisturbed(network):
             return _Named(network, _checked(roles or {}), inputs).layout()
 

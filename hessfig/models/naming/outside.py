@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.models.blocks import TIED
-from hessfig.models.lens_bridge import WRAPPED
-from hessfig.models.naming.suggested import Held
+from hessfig.models.naming.suggested import WRAPPED, Held
 from hessfig.models.naming.trial import CannotRun, NetworkTrial, part_of
 from hessfig.models.naming.tried_names import alike
 from hessfig.models.naming.uses import Use

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from hessfig.models.lens_bridge import WRAPPED
 from hessfig.terms import Matrix
 
+WRAPPED = "_original_component."  # what a TransformerBridge puts between a module and the one that it stands for
 OTHER, ROUTER = "other", "W_router"
 QKV, GATED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V), (Matrix.W_gate, Matrix.W_in)
 FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)

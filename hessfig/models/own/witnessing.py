@@ -25,12 +25,11 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, plain
-from hessfig.models.found_weights import FOUND, find_weights
-from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own.any_batch import read_batches
-from hessfig.models.own.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
-from hessfig.models.own.own_function import Asked, OwnFunction
-from hessfig.models.own.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
+from hessfig.models.own.border import Asked, open_problem
+from hessfig.models.own.copies import Uncopied, copy_of, in_place_of, uncopied
+from hessfig.models.own.own_checks import Raised, shape_of
+from hessfig.models.own.own_function import OwnFunction
+from hessfig.models.own.own_network import Built, split_problem, whole_problem
 from hessfig.rng import kept_draws, made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
@@ -45,16 +44,16 @@ def foreign(
     """Check and name everything, and return what is measured: it was compared with the user's own function.
 
     The network is copied, or run in place where a copy computes something else. `inputs` and `targets` are tensors or
-    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.own.any_batch reads, or
-    lens_bridge.opened of a bridge, whose weights are found where none are named; `outputs` names what the loss takes of
+    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.own.batches reads, or
+    a bridge of TransformerLens, whose weights are found where none are named; `outputs` names what the loss takes of
     several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module with `reduction`; None: the network's
     own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a list of these}; a name may be pinned to
     a layer (W_V@2). Raises UserError for what does not fit, and where nothing computes what the user's function does.
     """
-    check_network(network := _original(network))
-    with differentiating(), kept_draws(), made_on(next(network.parameters()).device):
-        asked = asked_of_user(network, inputs, targets, loss, weights, outputs)
-        return Witnessing(asked).measured(getattr(torch, dtype)).problem
+    with differentiating(), kept_draws():
+        asked = open_problem(network, inputs, targets, loss, weights, outputs)
+        with made_on(next(asked.network.parameters()).device):
+            return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
 
 def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
@@ -70,28 +69,6 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
             remedy="return a torch.nn.Module, its inputs, the targets and a loss",
         )
     return foreign(*found, dtype=dtype)
-
-
-def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any, outputs: Any) -> Asked:
-    """Return what a user asks for, a bridge as the model that it wraps. Raises UserError for what is no network."""
-    check_network(network := _original(network))
-    check_tree(network)
-    if is_bridge(network):
-        model = wrapped(network)
-        weights = find_weights(model) if weights in (None, FOUND) else weights
-        network, inputs, targets = opened(network, model, inputs, targets)
-    if isinstance(weights, str) and weights == FOUND:
-        first = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
-        weights = find_weights(network, inputs=first.words or first.arguments)
-    return Asked(network, inputs, targets, loss, weights, outputs)
-
-
-def _original(network: Any) -> Any:
-    """Return the module inside of what torch.compile returned, and say so."""
-    if (module := original(network)) is not network:
-        words = "the network is compiled: the module that torch.compile was given is measured, under its own names"
-        warnings.warn(words, RuntimeWarning, stacklevel=4)
-    return module
 
 
 @dataclass(frozen=True)
