@@ -16,7 +16,6 @@ from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import Layered, Objective, OtherNetwork
 from hessfig.curvature.ranks import headed
-from hessfig.curvature.vocabulary_head import can_take
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Engines:
             witness.check_products(by_differences=self.products == Choice.differences)
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
-        if self.products == Choice.linearised and can_take(self.problem):
+        if self.products == Choice.linearised and self.problem.is_headed:
             return headed(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
