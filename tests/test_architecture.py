@@ -219,6 +219,16 @@ def test_no_module_is_in_a_circle(is_lazy: bool) -> None:
         visit(module, ())
 
 
+def test_a_users_network_needs_nothing_of_stored_models() -> None:
+    """What opens the wrapper of another library is named by a row of strings, and imported when it is met."""
+    own = ("hessfig.models.own", "hessfig.models.naming", "hessfig.models.found_weights")
+
+    def is_allowed(module: str, imported: str) -> bool:
+        return not module.startswith(own) or not imported.startswith(("hessfig.models.stored", "hessfig.models.lens"))
+
+    assert broken(is_allowed) == []
+
+
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_plans_are_made_without_torch_and_hydra(module: str) -> None:
     heavy = "{'torch', 'hydra', 'omegaconf', 'transformer_lens', 'matplotlib'} & set(sys.modules)"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hessfig.errors import UserError
@@ -100,29 +99,18 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
     import torch
 
     from hessfig.curvature.double_backward import differentiating
+    from hessfig.models.own.preserved import evaluating
     from hessfig.rng import kept_draws, made_on
 
     bridge, batches = _bridge_of(problem)
     names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
     found = []
     device = next(bridge.parameters()).device
-    with differentiating(), kept_draws(), torch.no_grad(), made_on(device), _evaluated(bridge):
+    with differentiating(), kept_draws(), torch.no_grad(), made_on(device), evaluating(bridge):
         for tokens in batches:
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
             found.append(torch.stack([_first(cache[name]) for name in names]))
     return torch.cat(found, dim=1)
-
-
-@contextmanager
-def _evaluated(bridge: Any) -> Iterator[None]:
-    """Hold a bridge in evaluation mode; every module gets its own mode back."""
-    modes = [(module, module.training) for module in bridge.modules()]
-    bridge.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _first(seen: Any) -> Any:

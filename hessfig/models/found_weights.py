@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from hessfig.curvature.double_backward import differentiating
+from hessfig.curvature.double_backward import differentiable_twice, differentiating
 from hessfig.errors import UserError, first_few
 from hessfig.models.naming import tried_names, views
 from hessfig.models.naming.outside import Outside
 from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
-from hessfig.models.naming.trial import NetworkTrial, undisturbed
+from hessfig.models.naming.trial import NetworkTrial
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
 from hessfig.models.naming.uses import axes_in
+from hessfig.models.own.preserved import evaluating, preserved
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import kept_draws, made_on
 from hessfig.terms import Matrix
@@ -68,8 +70,16 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     with differentiating(), kept_draws(), made_on(device):
         opener = opener_of(network)
         network = network if opener is None else opener.wrapped(network)
-        with undisturbed(network):
+        with _undisturbed(network):
             return _Named(network, _checked(roles or {}), inputs).layout()
+
+
+@contextmanager
+def _undisturbed(network: nn.Module) -> Iterator[None]:
+    """Run without gradients, in evaluation mode and without fused attention; put everything back afterwards."""
+    objects, buffers = preserved(network, numbers=False), preserved(*network.buffers())
+    with objects, buffers, evaluating(network), differentiable_twice(), torch.no_grad():
+        yield
 
 
 def _checked(roles: Mapping[str, str]) -> dict[str, str]:

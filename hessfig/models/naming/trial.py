@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain, product
 from typing import Any
 
@@ -26,35 +26,10 @@ class CannotRun(Exception):
     """A network, or a part of it, does not run on what it is given."""
 
 
-@contextmanager
-def undisturbed(network: nn.Module) -> Iterator[None]:
-    """Run without gradients, in evaluation mode and without torch's fused attention; put everything back afterwards."""
-    held = [(one, dict(vars(one)), dict(one._buffers)) for one in network.modules()]
-    buffers = [(one, one.detach().clone()) for one in network.buffers()]
-    is_fast = torch.backends.mha.get_fastpath_enabled()
-    devices = sorted({one.device.index or 0 for one in network.parameters() if one.is_cuda})
-    try:
-        with torch.random.fork_rng(devices), torch.no_grad():
-            torch.backends.mha.set_fastpath_enabled(False)
-            network.eval()
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(is_fast)
-        for module, attributes, own in held:
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._buffers.clear()
-            module._buffers.update(own)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
-
-
 class NetworkTrial:
     """A network on the first input that it runs on: its calls, the uses of its parameters, its outputs.
 
-    `problem` says why there is none. To be made and used inside `undisturbed`.
+    `problem` says why there is none. It is to be made and used where the network is put back afterwards.
     """
 
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:

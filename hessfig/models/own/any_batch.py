@@ -92,8 +92,11 @@ class Rows(Shell):
     """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
 
     Inputs are (samples, 2): number of the batch, number of the sample in it. `read` makes the tensor of what the
-    network returns and of the targets.
+    network returns and of the targets. `_along` has, for every batch, the axes that run over samples, once they are
+    known: before, all samples of a batch are asked for at once.
     """
+
+    _along: list[Axes] | None = None
 
     def __init__(self, network: nn.Module, given: list[Given], read: Read) -> None:
         super().__init__(network)
@@ -106,10 +109,13 @@ class Rows(Shell):
         return [torch.stack([torch.full_like(rows, at), rows], dim=1) for at, rows in enumerate(numbers)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the outputs of one batch, whose samples are all there: `by_sample` is the network of some of them."""
-        one = self.given[int(rows[0, 0]) if len(self.given) > 1 else 0]
-        assert len(rows) == one.size, "some samples are given to by_sample()"
-        return self._outputs(one.mapped(torch.clone))
+        """Return the outputs of all samples of one batch; of some of them where `by_sample` made the network."""
+        number = int(rows[0, 0]) if len(self.given) > 1 else 0
+        batch = self.given[number]
+        if self._along is not None:
+            return self._outputs(batch.rows(rows[:, 1], self._along[number]))
+        assert len(rows) == batch.size, "some samples are given to by_sample()"
+        return self._outputs(batch)
 
     def by_sample(self) -> Rows:
         """Return the network as a function of some of the samples.
@@ -118,7 +124,9 @@ class Rows(Shell):
         with those of all, for every choice of axes of that length. Raises UserError where none does.
         """
         with evaluating(self._inside[0]):
-            return SomeRows(self._inside[0], self.given, self._read, [self._axes(one) for one in self.given])
+            network = Rows(self._inside[0], self.given, self._read)
+            network._along = [self._axes(batch) for batch in self.given]
+            return network
 
     def _outputs(self, one: Given) -> Tensor:
         own = one.mapped(torch.clone)  # a network may change what it is given
@@ -167,19 +175,6 @@ class Rows(Shell):
         super()._apply(fn, recurse)
         self.given = [one.mapped(fn) for one in self.given]
         return self
-
-
-class SomeRows(Rows):
-    """A network as a function of some samples: `axes` are those that run over samples, batch by batch."""
-
-    def __init__(self, network: nn.Module, given: list[Given], read: Read, axes: list[Axes]) -> None:
-        super().__init__(network, given, read)
-        self._along = axes
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Return the outputs for some samples of one batch."""
-        at = int(rows[0, 0]) if len(self.given) > 1 else 0
-        return self._outputs(self.given[at].rows(rows[:, 1], self._along[at]))
 
 
 def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
