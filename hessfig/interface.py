@@ -80,10 +80,12 @@ class Problem:
         Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs; and for a function
         that cannot be measured as it is.
         """
-        from hessfig.models.own.witnessing import foreign
+        from hessfig.models.own.border import open_request
+        from hessfig.models.own.witnessing import witnessed
 
         real = one_of("dtype", dtype, DType)
-        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
+        asked = open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs)
+        return witnessed(asked, real)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())

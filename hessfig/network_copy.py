@@ -14,7 +14,7 @@ from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import data_content, identities, identity
 from hessfig.models.own.batches import held, kept
-from hessfig.models.own.border import open_problem
+from hessfig.models.own.border import open_request
 from hessfig.models.own.preserved import evaluating
 from hessfig.models.own.witnessing import Witnessing
 from hessfig.record import digest
@@ -43,7 +43,7 @@ class NetworkCopy:
         asked = (held([batch] if isinstance(batch, tuple) else kept(batch)), None, loss, weights, outputs)
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
-            self._witnessing = Witnessing(open_problem(network, *asked))
+            self._witnessing = Witnessing(open_request(network, *asked))
             self._copy()
 
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from hessfig.models.naming.outside import Outside
 from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
 from hessfig.models.naming.trial import NetworkTrial
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
-from hessfig.models.naming.uses import axes_in
 from hessfig.models.own.preserved import evaluating, preserved
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import kept_draws, made_on
@@ -66,20 +64,13 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     >>> hessfig.find_weights(network).names
     ['W_E', 'W_Q', 'W_K', 'W_V', 'W_O', 'W_gate', 'W_in', 'W_out', 'W_U']
     """
+    roles, opener = _checked(roles or {}), opener_of(network)
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):
-        opener = opener_of(network)
         network = network if opener is None else opener.wrapped(network)
-        with _undisturbed(network):
-            return _Named(network, _checked(roles or {}), inputs).layout()
-
-
-@contextmanager
-def _undisturbed(network: nn.Module) -> Iterator[None]:
-    """Run without gradients, in evaluation mode and without fused attention; put everything back afterwards."""
-    objects, buffers = preserved(network, numbers=False), preserved(*network.buffers())
-    with objects, buffers, evaluating(network), differentiable_twice(), torch.no_grad():
-        yield
+        objects, buffers = preserved(network, numbers=False), preserved(*network.buffers())
+        with objects, buffers, evaluating(network), differentiable_twice(), torch.no_grad():
+            return _Named(network, roles, inputs).layout()
 
 
 def _checked(roles: Mapping[str, str]) -> dict[str, str]:
@@ -99,7 +90,7 @@ class _Named:
 
     def __init__(self, network: nn.Module, roles: dict[str, str], inputs: Any) -> None:
         self.trial = NetworkTrial(network, inputs)
-        self.places = Places(network, roles, axes_in(self.trial.uses))
+        self.places = Places(network, roles, self.trial.axes)
         self.outside = Outside(network, self.trial)
         self.held = {one.path: one for one in self.places.held}
         self.reasons: list[str] = []

@@ -10,8 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hessfig.models.naming.trial import CannotRun, NetworkTrial
-from hessfig.models.naming.uses import Use
+from hessfig.models.naming.trial import CannotRun, NetworkTrial, Use
 from hessfig.terms import Matrix
 
 _ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)

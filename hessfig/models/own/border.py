@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from hessfig.curvature.double_backward import differentiating
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.own.batches import is_plain, read_batches
 from hessfig.models.own.own_checks import checked_network
 from hessfig.models.own.weight_names import TRAINABLE
 from hessfig.models.own.wrappers import opener_of
+from hessfig.rng import kept_draws
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Asked:
     loss: Any
     weights: Any = None
     outputs: str | int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Of the network."""
+        return next(self.network.parameters()).device
 
     @property
     def is_plain(self) -> bool:
@@ -41,7 +49,7 @@ class Asked:
         return isinstance(self.weights, str) and self.weights == TRAINABLE
 
 
-def open_problem(
+def open_request(
     network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: str | int | None = None
 ) -> Asked:
     """Return what a user asks for; of a wrapper of another library, the network inside.
@@ -51,11 +59,12 @@ def open_problem(
     network = checked_network(network)
     is_found = isinstance(weights, str) and weights == FOUND
     opener = opener_of(network)
-    if opener is not None:
-        model = opener.wrapped(network)
-        weights = find_weights(model) if weights is None or is_found else weights
-        network, inputs, targets = opener.bridge_as_network(network, model, inputs, targets)
-    elif is_found:
-        batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
-        weights = find_weights(network, inputs=batch.words or batch.arguments)
+    with differentiating(), kept_draws():
+        if opener is not None:
+            model = opener.wrapped(network)
+            weights = find_weights(model) if weights is None or is_found else weights
+            network, inputs, targets = opener.bridge_as_network(network, model, inputs, targets)
+        elif is_found:
+            batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
+            weights = find_weights(network, inputs=batch.words or batch.arguments)
     return Asked(network, inputs, targets, loss, weights, outputs)

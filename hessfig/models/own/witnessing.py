@@ -25,7 +25,7 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, plain
-from hessfig.models.own.border import Asked, open_problem
+from hessfig.models.own.border import Asked, open_request
 from hessfig.models.own.copies import Uncopied, copy_of, in_place_of, uncopied
 from hessfig.models.own.own_checks import Raised, shape_of
 from hessfig.models.own.own_function import OwnFunction
@@ -38,22 +38,14 @@ _NOT_COMPARED = "what is measured was not compared with the network itself, whic
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
 
-def foreign(
-    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: Any = None, *, dtype: str
-) -> Objective:
-    """Check and name everything, and return what is measured: it was compared with the user's own function.
+def witnessed(asked: Asked, dtype: str) -> Objective:
+    """Return what is measured in a type, compared with the user's own function.
 
-    The network is copied, or run in place where a copy computes something else. `inputs` and `targets` are tensors or
-    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.own.batches reads, or
-    a bridge of TransformerLens, whose weights are found where none are named; `outputs` names what the loss takes of
-    several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module with `reduction`; None: the network's
-    own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a list of these}; a name may be pinned to
-    a layer (W_V@2). Raises UserError for what does not fit, and where nothing computes what the user's function does.
+    The network is copied, or run in place where a copy computes something else. Raises UserError for batches, losses
+    and names that do not fit, and where nothing computes what the user's function does.
     """
-    with differentiating(), kept_draws():
-        asked = open_problem(network, inputs, targets, loss, weights, outputs)
-        with made_on(next(asked.network.parameters()).device):
-            return Witnessing(asked).measured(getattr(torch, dtype)).problem
+    with differentiating(), kept_draws(), made_on(asked.device):
+        return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
 
 def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
@@ -68,7 +60,7 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
             allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
             remedy="return a torch.nn.Module, its inputs, the targets and a loss",
         )
-    return foreign(*found, dtype=dtype)
+    return witnessed(open_request(*found), dtype)
 
 
 @dataclass(frozen=True)
