@@ -69,10 +69,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable, once: every measurement is of the same batches."""
-        from hessfig.models.own.batches import kept
+        from hessfig.models.own.batches import keep_batches
 
         for name in ("inputs", "targets"):
-            object.__setattr__(self, name, kept(getattr(self, name), name))
+            object.__setattr__(self, name, keep_batches(getattr(self, name), name))
 
     def objective(self, dtype: str) -> Objective:
         """Return the checked problem in `dtype`: a copy, which has the derivatives of the user's own function.

@@ -26,7 +26,7 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
-from hessfig.models.own.own_checks import check_network, check_scripted, original
+from hessfig.models.own.own_checks import check_network, check_scripted, uncompiled
 from hessfig.models.own.weight_names import TRAINABLE
 from hessfig.models.own.wrappers import opener_of
 from hessfig.network_copy import NetworkCopy
@@ -364,8 +364,8 @@ class Monitor:
 def _unwrapped(network: Any) -> Any:
     """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(network, parallel) or original(network) is not network:
-        network = network.module if isinstance(network, parallel) else original(network)
+    while isinstance(network, parallel) or uncompiled(network) is not network:
+        network = network.module if isinstance(network, parallel) else uncompiled(network)
     return network
 
 

@@ -13,7 +13,7 @@ from hessfig.errors import UserError, first_few
 from hessfig.interface import Spec
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import data_content, identities, identity
-from hessfig.models.own.batches import held, kept
+from hessfig.models.own.batches import copy_batch, keep_batches
 from hessfig.models.own.border import open_request
 from hessfig.models.own.preserved import evaluating
 from hessfig.models.own.witnessing import Witnessing
@@ -40,7 +40,7 @@ class NetworkCopy:
         place: torch.device,
     ) -> None:
         self._network, self._loss, self._dtype, self._place = network, loss, dtype, place
-        asked = (held([batch] if isinstance(batch, tuple) else kept(batch)), None, loss, weights, outputs)
+        asked = (copy_batch([batch] if isinstance(batch, tuple) else keep_batches(batch)), None, loss, weights, outputs)
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
             self._witnessing = Witnessing(open_request(network, *asked))

@@ -83,9 +83,9 @@ class Outside:
         except CannotRun:
             return False
         pairs = zip(self.trial.outputs, outputs, strict=True)
-        made = [(one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)]
+        logits = [(one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)]
         return any(
-            alike(one[..., ~half], two[..., ~half]) and _differ(one[..., half], two[..., half]) for one, two in made
+            alike(one[..., ~half], two[..., ~half]) and _differ(one[..., half], two[..., half]) for one, two in logits
         )
 
 

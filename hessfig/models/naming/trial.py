@@ -84,9 +84,9 @@ class Watch(TorchDispatchMode):
             args = tuple(torch.zeros_like(one) if self._path(one) in self._blank else one for one in args)
         if kind in ("add", "add_"):
             self.added |= {path for path in map(self._path, args) if path is not None}
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         use = self._use(kind, args) if kind in _PLACES else None
-        return found if use is None else self._seen(use, found)
+        return output if use is None else self._seen(use, output)
 
     def _seen(self, use: Use, found: Tensor) -> Tensor:
         self.uses.append(use)
@@ -118,9 +118,11 @@ class Watch(TorchDispatchMode):
         if not isinstance(one, Tensor) or one.layout is not torch.strided:
             return None
         at = one.storage_offset()
-        held = self._held.get(one.untyped_storage().data_ptr(), [])
+        parameters = self._held.get(one.untyped_storage().data_ptr(), [])
         inside = [
-            (whole.storage_offset(), path) for path, whole in held if 0 <= at - whole.storage_offset() < _extent(whole)
+            (whole.storage_offset(), path)
+            for path, whole in parameters
+            if 0 <= at - whole.storage_offset() < _extent(whole)
         ]
         return max(inside)[1] if inside else None
 
@@ -200,11 +202,11 @@ class NetworkTrial:
         watch = Watch(self.parameters, kept, changes, blank)
         try:
             with watch:
-                found = self.network.get_submodule(place)(*arguments, **words)
+                result = self.network.get_submodule(place)(*arguments, **words)
         except Exception as error:  # whatever the user's own code raises on what it is not made for
             raise CannotRun(plain(f"{type(error).__name__}: {error}")) from error
         self.added |= watch.added
-        return watch.uses, list(tensors_in(found))
+        return watch.uses, list(tensors_in(result))
 
     def owner(self, paths: Collection[str]) -> str | None:
         """Return the smallest part that holds these parameters and is called; None where there is none.
@@ -388,8 +390,8 @@ def _words(network: nn.Module) -> int:
 def _tokens(network: nn.Module, length: int, words: int) -> Tensor:
     """Return tokens (samples, length), without 0, which often marks what is padded."""
     generator = torch.Generator().manual_seed(length)
-    found = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
-    return found.to(next(network.parameters()).device)
+    tokens = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
+    return tokens.to(next(network.parameters()).device)
 
 
 def _vectors(network: nn.Module, length: int, width: int) -> Tensor:

@@ -150,21 +150,21 @@ class Rows(Shell):
 
         Of a loss, which has no axis of samples, their mean or their sum.
         """
-        found, size = list[Tensor](), float(whole.nan_to_num().abs().max()) or 1.0
+        outputs, size = list[Tensor](), float(whole.nan_to_num().abs().max()) or 1.0
         for row in range(one.size):
             try:
-                found.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes)))
+                outputs.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes)))
             except Exception:  # whatever it raises: this is not what the network takes
                 return inf
-            if len(whole) == one.size and not _far(found[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
+            if len(whole) == one.size and not _far(outputs[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
                 return inf
-        alone = torch.cat(found)
+        alone = torch.cat(outputs)
         whole_of = (alone,) if len(whole) == one.size else (alone.mean(0, keepdim=True), alone.sum(0, keepdim=True))
         return min(_far(each, whole) for each in whole_of) / size
 
     def _shown(self, one: Given) -> Tensor:
-        found = self._outputs(one).detach()
-        return found if found.ndim else found[None]
+        outputs = self._outputs(one).detach()
+        return outputs if outputs.ndim else outputs[None]
 
     def train(self, mode: bool = True) -> Rows:
         """Set the mode of the network too, which is no module of this one."""

@@ -25,7 +25,7 @@ _ALLOWED = (
 )
 
 
-def kept(given: Any, what: str = "inputs") -> Any:
+def keep_batches(given: Any, what: str = "inputs") -> Any:
     """Return the batches of a loader or an iterable as a list of copies; anything else as it is.
 
     A second pass over a loader that shuffles gives another loss. The global generators, and those that the loader, its
@@ -34,25 +34,25 @@ def kept(given: Any, what: str = "inputs") -> Any:
     """
     if isinstance(given, _BATCHES) or not isinstance(given, Iterable) or hasattr(given, "__array__"):
         return given
-    found, size, most = list[Any](), 0, memory() // SHARE
+    batches, size, most = list[Any](), 0, memory() // SHARE
     with torch.inference_mode(False), preserved_loader(given):
-        for one in given:
-            found.append(held(one))
-            size += _bytes(found[-1])
-            if len(found) > MOST_BATCHES or size > most:
-                raise _too_many(what, len(found), size, most)
-    return found
+        for batch in given:
+            batches.append(copy_batch(batch))
+            size += _bytes(batches[-1])
+            if len(batches) > MOST_BATCHES or size > most:
+                raise _too_many(what, len(batches), size, most)
+    return batches
 
 
-def held(batch: Any) -> Any:
+def copy_batch(batch: Any) -> Any:
     """Return a batch with tensors of its own: what is done to those of the caller later changes no measurement."""
     if isinstance(batch, Tensor):
         return batch.detach().clone()
     if isinstance(batch, Mapping):
-        return {name: held(one) for name, one in batch.items()}
+        return {name: copy_batch(one) for name, one in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(held, batch))
-    return type(batch)(map(held, batch)) if type(batch) in (list, tuple) else batch
+        return type(batch)(*map(copy_batch, batch))
+    return type(batch)(map(copy_batch, batch)) if type(batch) in (list, tuple) else batch
 
 
 def _bytes(batch: Any) -> int:
@@ -90,12 +90,12 @@ def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
     pairs = list(_paired(inputs, targets))
     if not pairs:
         raise _unknown("there is no batch", inputs, targets)
-    found = [_given(one, goal, inputs, targets) for one, goal in pairs]
-    for one in found:
-        for name, tensor in one.tensors:
+    batches = [_given(batch, goal, inputs, targets) for batch, goal in pairs]
+    for batch in batches:
+        for name, tensor in batch.tensors:
             if oddity(tensor):
                 check_tensor(name, tensor)
-    return [replace(one, targets=_labels(one.targets)).mapped(partial(_typed, real=real)) for one in found]
+    return [replace(batch, targets=_labels(batch.targets)).mapped(partial(_typed, real=real)) for batch in batches]
 
 
 def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
@@ -106,8 +106,8 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(inputs, tuple) and named and len(inputs) == 2 and not isinstance(inputs[0], Mapping | list):
         yield inputs
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
-        every = list(kept(inputs))
-        goals = [targets] * len(every) if named else list(kept(targets, "targets"))
+        every = list(keep_batches(inputs))
+        goals = [targets] * len(every) if named else list(keep_batches(targets, "targets"))
         if len(goals) != len(every):
             raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
         for one, goal in zip(every, goals, strict=True):

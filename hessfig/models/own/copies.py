@@ -51,9 +51,9 @@ def copied(module: nn.Module, what: str) -> nn.Module:
 
     Raises Uncopied for one that cannot be copied.
     """
-    held = chain.from_iterable(results(dict(vars(one))) for one in module.modules())
+    computed = chain.from_iterable(results(dict(vars(one))) for one in module.modules())
     try:
-        return copy.deepcopy(module, {id(one): one.detach().clone() for one in held})
+        return copy.deepcopy(module, {id(one): one.detach().clone() for one in computed})
     except Exception as error:
         places, remedy = uncopied(module)
         raise Uncopied(
@@ -79,8 +79,8 @@ def _twin(module: nn.Module) -> nn.Module:
     twin.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
         twin.__dict__[kind] = dict(module.__dict__[kind])
-    held = module._modules.items()
-    twin.__dict__["_modules"] = {name: None if child is None else _twin(child) for name, child in held}
+    children = module._modules.items()
+    twin.__dict__["_modules"] = {name: None if child is None else _twin(child) for name, child in children}
     return twin
 
 
@@ -94,14 +94,14 @@ _COMPUTED = "compute it in forward(), or tie parameters by assigning the nn.Para
 
 def uncopied(network: nn.Module) -> tuple[str, str]:
     """Return which attributes keep a network from being copied, and what to do: those computed from parameters."""
-    found = {
+    remedies = {
         f"{path}.{name}".lstrip("."): _makers(module).get(name, _COMPUTED)
         for path, module in network.named_modules()
         for name, held in vars(module).items()
         if any(True for _ in results(held))
     }
-    places = f"computed from parameters, and no parameter itself: {first_few(list(found))}" if found else ""
-    return places, "; ".join(dict.fromkeys(found.values()))
+    places = f"computed from parameters, and no parameter itself: {first_few(list(remedies))}" if remedies else ""
+    return places, "; ".join(dict.fromkeys(remedies.values()))
 
 
 def results(held: Any) -> Iterator[Tensor]:
@@ -114,15 +114,15 @@ def results(held: Any) -> Iterator[Tensor]:
 
 def _makers(module: nn.Module) -> dict[str, str]:
     """Return the remedy for attributes that a hook of torch.nn.utils computes before every call, by their names."""
-    made = dict[str, str]()
+    by_name = dict[str, str]()
     for hook in module._forward_pre_hooks.values():
         kinds = [kind.__name__ for kind in type(hook).__mro__ if kind.__module__.startswith("torch.nn.utils")]
         kinds += ["BasePruningMethod"] * (type(hook).__name__ == "PruningContainer")
         remedies = [_REPARAMETRISED[kind] for kind in kinds if kind in _REPARAMETRISED]
         name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
         if remedies and isinstance(name, str):
-            made[name] = remedies[0]
-    return made
+            by_name[name] = remedies[0]
+    return by_name
 
 
 def only_trainable(network: nn.Module) -> nn.Module:

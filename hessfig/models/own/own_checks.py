@@ -16,7 +16,7 @@ from hessfig.errors import UserError, first_few, plain
 _ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
 
 
-def original(network: Any) -> Any:
+def uncompiled(network: Any) -> Any:
     """Return the module inside of torch.compile, whose functions have no second derivative; else what is given."""
     while isinstance(network, nn.Module) and "_orig_mod" in network._modules:
         network = network._orig_mod
@@ -28,7 +28,7 @@ def checked_network(network: Any) -> nn.Module:
 
     Raises UserError for anything else.
     """
-    module = original(network)
+    module = uncompiled(network)
     if module is not network:
         words = "the network is compiled: the module that torch.compile was given is measured, under its own names"
         warnings.warn(words, RuntimeWarning, stacklevel=4)
@@ -57,10 +57,10 @@ def check_network(network: Any) -> None:
         )
     check_scripted(network)
     _check_weight_norm(network)
-    held = dict(network.named_parameters())
-    lazy = [name for name, p in held.items() if isinstance(p, nn.parameter.UninitializedParameter)]
-    odd = [name for name, p in held.items() if name not in lazy and oddity(p)]
-    if lazy or odd or not any(p.is_floating_point() for p in held.values()):
+    parameters = dict(network.named_parameters())
+    lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    odd = [name for name, p in parameters.items() if name not in lazy and oddity(p)]
+    if lazy or odd or not any(p.is_floating_point() for p in parameters.values()):
         what = "parameters that are no dense real tensors" if odd else "there are none"
         what = "parameters without a shape" if lazy else what
         raise UserError(
@@ -138,8 +138,8 @@ _OF_THE_BATCH = (
 def oddity(tensor: Tensor) -> str:
     """Return why a tensor cannot be measured with: sparse, complex, ...; nothing for a plain one."""
     for name in _ODD:
-        found = getattr(tensor, name, False)
-        if found() if callable(found) else found:
+        is_odd = getattr(tensor, name, False)
+        if is_odd() if callable(is_odd) else is_odd:
             return name.removeprefix("is_")
     return ""
 
@@ -185,12 +185,12 @@ class Bag(nn.EmbeddingBag):
         if self.padding_idx is not None:
             factors = (words != self.padding_idx).to(self.weight)
         if self.mode == "mean":
-            held = torch.zeros(count, dtype=factors.dtype, device=factors.device).index_add(0, bag, factors)
-            factors = factors / held.clamp(min=1.0)[bag]
+            lengths = torch.zeros(count, dtype=factors.dtype, device=factors.device).index_add(0, bag, factors)
+            factors = factors / lengths.clamp(min=1.0)[bag]
         elif per_sample_weights is not None:
             factors = factors * per_sample_weights.flatten()
-        found = torch.zeros(count, self.weight.shape[1], dtype=factors.dtype, device=factors.device)
-        return found.index_add(0, bag, factors[:, None] * F.embedding(words, self.weight))
+        sums = torch.zeros(count, self.weight.shape[1], dtype=factors.dtype, device=factors.device)
+        return sums.index_add(0, bag, factors[:, None] * F.embedding(words, self.weight))
 
 
 class WeightNorm(parametrizations._WeightNorm):
@@ -235,9 +235,9 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
     is_padded = getattr(module, "padding_idx", None) is not None and isinstance(module, nn.Embedding)
     keeps = "padding_idx" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
     keeps = keeps and type(module).forward is not nn.Embedding.forward
-    found = {"padding_idx": None} if is_padded and not keeps else {}
+    settings = {"padding_idx": None} if is_padded and not keeps else {}
     is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    return {**found, "sparse": False} if is_sparse else found
+    return {**settings, "sparse": False} if is_sparse else settings
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

@@ -67,8 +67,8 @@ class OwnFunction:
     def beside(self, shares: Mapping[int, float], order: int) -> tuple[Derivatives, dict[str, Tensor]]:
         """Return value and gradient one step beside the weights, and the weights there."""
         with self._kept(), self._moved():
-            there = {name: one.detach().clone() for name, one in self.parameters.items()}
-            return self._derivatives(shares, (), min(order, 1)), there
+            place = {name: one.detach().clone() for name, one in self.parameters.items()}
+            return self._derivatives(shares, (), min(order, 1)), place
 
     def _derivatives(self, shares: Mapping[int, float], vectors: Sequence[Any], order: int) -> Derivatives:
         terms = [partial(self._term, batch, share) for batch, share in shares.items()]

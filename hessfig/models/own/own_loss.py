@@ -125,9 +125,9 @@ class ForeignCall:
     def with_outputs(self, loss: Any) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs that the loss takes."""
         read = partial(_output, name=self.outputs)
-        for one in self.results:
-            read(one, None)
-        return Rows(self.network, self.given, read), [one.targets for one in self.given], loss
+        for result in self.results:
+            read(result, None)
+        return Rows(self.network, self.given, read), [batch.targets for batch in self.given], loss
 
     def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""

@@ -73,26 +73,26 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 @contextmanager
 def laid_out(network: nn.Module) -> Iterator[None]:
     """Have parameters and buffers in row-major order: torch's batch norms misread others in their backward pass."""
-    held = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
+    others = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
     try:
         lay_out(network)
         yield
     finally:
-        for one, data in held:
+        for one, data in others:
             one.data = data
 
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Have parameters require gradients and no hook of theirs change them: hooks are no part of a function."""
-    held = list(parameters)
-    flags, hooks = [one.requires_grad for one in held], [_taken(one._backward_hooks) for one in held]
+    leaves = list(parameters)
+    flags, hooks = [one.requires_grad for one in leaves], [_taken(one._backward_hooks) for one in leaves]
     try:
-        for one in held:
+        for one in leaves:
             one.requires_grad_()
         yield
     finally:
-        for one, flag, own in zip(held, flags, hooks, strict=True):
+        for one, flag, own in zip(leaves, flags, hooks, strict=True):
             one.requires_grad_(flag)
             (one._backward_hooks or {}).update(own)
 
@@ -172,17 +172,17 @@ class _State:
 
     def _of_cell(self, cell: CellType) -> list[Any]:
         try:
-            held = cell.cell_contents
+            content = cell.cell_contents
         except ValueError:  # nothing is bound to it yet
             return []
-        self._undo.append(partial(setattr, cell, "cell_contents", held))
-        return [held]
+        self._undo.append(partial(setattr, cell, "cell_contents", content))
+        return [content]
 
     def _of_container(self, thing: Any) -> list[Any]:
         copy = type(thing)(thing) if type(thing) in (dict, list, set) else _plain_copy(thing)
         self._undo.append(partial(_refill, thing, copy))
-        held = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
-        return held if len(held) <= self.longest else []
+        entries = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
+        return entries if len(entries) <= self.longest else []
 
 
 class _LoaderState(_State):

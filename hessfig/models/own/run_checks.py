@@ -62,8 +62,8 @@ def changes_inputs(network: nn.Module, batch: Batch) -> bool:
 def _outputs(network: nn.Module, inputs: Tensor) -> Any:
     """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
     with torch.enable_grad():
-        found = _called("the network", network, inputs)
-    return found.detach() if isinstance(found, Tensor) else found
+        outputs = _called("the network", network, inputs)
+    return outputs.detach() if isinstance(outputs, Tensor) else outputs
 
 
 _CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint

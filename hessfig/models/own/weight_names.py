@@ -61,12 +61,12 @@ class _Known:
 
     def overlap(self, pair: Pair) -> int:
         """Return how many entries two weights have in common."""
-        one, other = pair
-        if one.parameter != other.parameter:
+        first, second = pair
+        if first.parameter != second.parameter:
             return 0
-        if one.index is None or other.index is None:
-            return min(one.size, other.size)
-        return int(torch.isin(self._of(one).flatten(), self._of(other).flatten()).sum())
+        if first.index is None or second.index is None:
+            return min(first.size, second.size)
+        return int(torch.isin(self._of(first).flatten(), self._of(second).flatten()).sum())
 
     def are_apart(self, weights: Sequence[Weight]) -> bool:
         """Whether no two weights of one parameter have an entry in common: of a thousand rows, asked once."""
@@ -159,12 +159,12 @@ def _is_layer(text: str) -> bool:
 def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
     path, index = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, None)
     if not isinstance(path, str) or path not in known.parameters:
-        held = known.names
+        names = known.names
         raise UserError(
             f"weights: the network has no parameter {plain(repr(path))}",
             got=plain(f"{name}: {path}"),
-            allowed=", ".join(held[:12]) + ", ..." * (len(held) > 12),
-            remedy=did_you_mean(str(path)[:200], held) or "see network.named_parameters()",
+            allowed=", ".join(names[:12]) + ", ..." * (len(names) > 12),
+            remedy=did_you_mean(str(path)[:200], names) or "see network.named_parameters()",
         )
     parameter = known.parameters[path]
     size = _size(name, parameter, index)

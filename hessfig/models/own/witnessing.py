@@ -48,19 +48,19 @@ def witnessed(asked: Asked, dtype: str) -> Objective:
         return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
 
-def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
+def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     """Return what a factory made as a checked problem. Raises UserError when it made something else."""
-    if hasattr(found, "network") and hasattr(found, "targets"):
-        outputs = getattr(found, "outputs", None)
-        found = (found.network, found.inputs, found.targets, found.loss, found.weights, outputs)
-    if not isinstance(found, tuple) or len(found) not in (4, 5, 6) or not isinstance(found[0], nn.Module):
+    if hasattr(returned, "network") and hasattr(returned, "targets"):
+        outputs = getattr(returned, "outputs", None)
+        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, outputs)
+    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6) or not isinstance(returned[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
-            got=shape_of(found),
+            got=shape_of(returned),
             allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
             remedy="return a torch.nn.Module, its inputs, the targets and a loss",
         )
-    return witnessed(open_request(*found), dtype)
+    return witnessed(open_request(*returned), dtype)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Witnessing:
         moved = {name: own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
         beside = derivatives(terms_of(problem, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
-        there = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
-        return _Comparison(own, here, {**apart(own.here, here, ratio), **there})
+        beside_weights = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
+        return _Comparison(own, here, {**apart(own.here, here, ratio), **beside_weights})
 
     def _witness(self, built: Built) -> Witness | str:
         """Return what the user's function says of a problem: a witness, or in words why it is another function."""
@@ -193,8 +193,8 @@ class Witnessing:
         signs = self.own.directions.like(leaves)[0]
         shaken = {name: (one.detach() * (1 + 4 * eps * signs[name])).requires_grad_() for name, one in leaves.items()}
         vectors = self.own.directions.like(leaves)[: len(seen.here.products)]
-        there = derivatives(terms_of(problem, shaken), shaken, vectors, 2 if vectors else 1)
-        moved = apart(seen.here, there, self.own.directions.ratio)
+        after = derivatives(terms_of(problem, shaken), shaken, vectors, 2 if vectors else 1)
+        moved = apart(seen.here, after, self.own.directions.ratio)
         allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
         return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
 
@@ -220,10 +220,10 @@ class Witnessing:
 
 
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
-    held = uncopied(network)[0]
+    places = uncopied(network)[0]
     return UserError(
         "what would be measured is not the user's function: its derivatives, computed in place, are others",
-        got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [held] * bool(held)), most=700),
+        got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [places] * bool(places)), most=700),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "
         f"{str(real).removeprefix('torch.')} whatever it is given, dtype={str(real).removeprefix('torch.')!r}",
