@@ -204,8 +204,7 @@ class _LoaderState(_State):
 
     def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
         """Whether numbers may be the order of samples, which some loaders shuffle in place."""
-        is_array = isinstance(numbers, numpy.ndarray)
-        is_whole = numbers.dtype.kind in "iu" if is_array else numbers.dtype == torch.int64
+        is_whole = numbers.dtype == torch.int64 if isinstance(numbers, Tensor) else numbers.dtype.kind in "iu"
         return numbers.ndim == 1 and is_whole and super()._counts(numbers)
 
     def _is_open(self, thing: Any) -> bool:
@@ -217,7 +216,9 @@ _CLOSED = (Mapping, str, bytes, nn.Module, ModuleType, type, Iterator)
 
 def _generator_of(thing: Any) -> Callable[[], object] | None:
     """Return what puts a random generator into its present state; None for anything else."""
-    if isinstance(thing, torch.Generator | numpy.random.RandomState):
+    if isinstance(thing, torch.Generator):
+        return partial(thing.set_state, thing.get_state())
+    if isinstance(thing, numpy.random.RandomState):
         return partial(thing.set_state, thing.get_state())
     if isinstance(thing, random.Random):
         return partial(thing.setstate, thing.getstate())
