@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -84,7 +84,16 @@ def wing_of(module: str) -> str:
 
 def top_imports(path: Path) -> Iterator[str]:
     """Yield what a module imports when it is imported, or for its types: submodules that `from` names included."""
-    for node in _top_of(ast.parse(path.read_text()).body):
+    yield from _imported(_top_of(ast.parse(path.read_text()).body))
+
+
+def submodule_imports(path: Path) -> Iterator[str]:
+    """Yield what a module imports anywhere, inside of functions too."""
+    yield from _imported(ast.walk(ast.parse(path.read_text())))
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -219,18 +228,24 @@ def test_a_forbidden_import_is_found(
         globals()[test]()
 
 
-def test_no_module_is_in_a_circle() -> None:
-    """Imports at the top of modules, those for types included, form no circle; packages' own names count too.
+# Circles through imports inside of functions that still stand: (importer, imported), each to be turned one day.
+LAZY_CIRCLES: set[tuple[str, str]] = set()
+
+
+@pytest.mark.parametrize("is_lazy", [False, True], ids=["at_the_top", "inside_of_functions_too"])
+def test_no_module_is_in_a_circle(is_lazy: bool) -> None:
+    """Imports of modules form no circle: those at the top and for types, and those inside of functions.
 
     The package itself imports nothing: what it hands out (Problem, measure) it names for type checkers alone.
     """
-    arrows = {name_of(path): {one for one in top_imports(path) if one in NAMES} for path in MODULES} | {
-        "hessfig": set()
-    }
+    imports = submodule_imports if is_lazy else top_imports
+    arrows = {name_of(path): set(imports(path)) & NAMES for path in MODULES} | {"hessfig": set()}
+    for importer, imported in LAZY_CIRCLES if is_lazy else ():
+        arrows[importer].remove(imported)  # raises where the arrow is gone: then its line goes too
     done: set[str] = set()
 
     def visit(module: str, above: tuple[str, ...]) -> None:
-        assert module not in above, " -> ".join((*above, module))
+        assert module not in above, " -> ".join((*above[above.index(module) :], module))
         if module not in done:
             for target in arrows[module]:
                 visit(target, (*above, module))
@@ -238,6 +253,16 @@ def test_no_module_is_in_a_circle() -> None:
 
     for module in arrows:
         visit(module, ())
+
+
+def test_a_users_network_needs_nothing_of_stored_models() -> None:
+    """What opens the wrapper of another library is named by a row of strings, and imported when it is met."""
+    own = ("hessfig.models.own", "hessfig.models.naming", "hessfig.models.found_weights")
+
+    def is_allowed(module: str, imported: str) -> bool:
+        return not module.startswith(own) or not imported.startswith(("hessfig.models.stored", "hessfig.models.lens"))
+
+    assert broken(is_allowed) == []
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)

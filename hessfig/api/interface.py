@@ -94,10 +94,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable, once: every measurement is of the same batches."""
-        from hessfig.models.own.kept_batches import kept
+        from hessfig.models.own.batches import keep_batches
 
         for name in ("inputs", "targets"):
-            object.__setattr__(self, name, kept(getattr(self, name), name))
+            object.__setattr__(self, name, keep_batches(getattr(self, name), name))
 
     def objective(self, dtype: str) -> Objective:
         """Return the checked problem, on copies of network and data, for the engines of hessfig.curvature.
@@ -120,10 +120,12 @@ class Problem:
             For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
             be measured as it is.
         """
-        from hessfig.models.own.witnessing import foreign
+        from hessfig.models.own.border import open_request
+        from hessfig.models.own.witnessing import witnessed
 
         real = one_of("dtype", dtype, DType)
-        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
+        asked = open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs)
+        return witnessed(asked, real)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())

@@ -28,8 +28,8 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
-from hessfig.models.lens_bridge import followed, is_bridge
-from hessfig.models.own.own_function import TRAINABLE
+from hessfig.models.own.weight_names import TRAINABLE
+from hessfig.models.own.wrappers import opener_of
 from hessfig.record import digest
 from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
@@ -165,8 +165,9 @@ class Monitor:
         self.every = whole("every", every, most=_MOST_STEPS, example=20)
         self.budget = Budget(max_fraction)
         network = unwrapped(network)
-        if is_bridge(network):
-            network, batch, loss = followed(network, batch, loss)
+        opener = opener_of(network)
+        if opener is not None:
+            network, batch, loss = opener.followed(network, batch, loss)
         self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
         self._step, self._reported = -1, set[str]()

@@ -14,12 +14,12 @@ from hessfig.curvature.double_backward import differentiating
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
 from hessfig.models.fingerprint import fingerprint
-from hessfig.models.identity import identities, identity
-from hessfig.models.own.kept_batches import held, kept
-from hessfig.models.own.own_checks import check_network, check_scripted, original
-from hessfig.models.own.own_network import data_content
+from hessfig.models.identity import data_content, identities, identity
+from hessfig.models.own.batches import copy_batch, keep_batches
+from hessfig.models.own.border import open_request
+from hessfig.models.own.own_checks import check_network, check_scripted, uncompiled
 from hessfig.models.own.preserved import evaluating
-from hessfig.models.own.witnessing import Witnessing, asked_of_user
+from hessfig.models.own.witnessing import Witnessing
 from hessfig.record import digest
 from hessfig.rng import kept_draws, made_on
 
@@ -44,10 +44,10 @@ class NetworkCopy:
         place: torch.device,
     ) -> None:
         self._network, self._loss, self._dtype, self._place = network, loss, dtype, place
-        asked = (held([batch] if isinstance(batch, tuple) else kept(batch)), None, loss, weights, outputs)
+        asked = (copy_batch([batch] if isinstance(batch, tuple) else keep_batches(batch)), None, loss, weights, outputs)
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
-            self._witnessing = Witnessing(asked_of_user(network, *asked))
+            self._witnessing = Witnessing(open_request(network, *asked))
             self._copy()
 
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:
@@ -118,8 +118,8 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
 def unwrapped(network: Any) -> Any:
     """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(network, parallel) or original(network) is not network:
-        network = network.module if isinstance(network, parallel) else original(network)
+    while isinstance(network, parallel) or uncompiled(network) is not network:
+        network = network.module if isinstance(network, parallel) else uncompiled(network)
     return network
 
 

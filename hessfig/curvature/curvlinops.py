@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import torch
 from curvlinops import GGNLinearOperator, HessianLinearOperator, xtrace
@@ -17,7 +18,6 @@ from hessfig.curvature.double_backward import (
     differentiable_twice,
     verified_or_fallback,
 )
-from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.curvature.losses import Linearised
 from hessfig.curvature.problem import Data, Headed, Layered, Objective, Suffix
 from hessfig.rng import global_draws
@@ -159,9 +159,9 @@ def _operator(
 
 
 class MatrixOperator(PyTorchLinearOperator):
-    """A matrix that is known by its products as an operator of curvlinops on vectors of one tensor."""
+    """An ImplicitMatrix, which is known by its products, as an operator of curvlinops on vectors of one tensor."""
 
-    def __init__(self, matrix: ImplicitMatrix, dtype: torch.dtype, *, is_symmetric: bool) -> None:
+    def __init__(self, matrix: Any, dtype: torch.dtype, *, is_symmetric: bool) -> None:
         rows, columns = matrix.shape
         super().__init__([(columns,)], [(rows,)])
         self._matrix, self._real, self.SELF_ADJOINT = matrix, dtype, is_symmetric

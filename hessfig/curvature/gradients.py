@@ -13,7 +13,6 @@ from torch.func import functional_call, grad, vmap
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Objective, evaluating, scored_outputs
-from hessfig.curvature.vocabulary_head import can_take
 from hessfig.errors import plain
 
 
@@ -158,7 +157,7 @@ def is_finite(problem: Objective) -> bool:
     if not all(bool(problem.network.get_parameter(name).isfinite().all()) for name in held):
         return False
     with evaluating(problem.network):
-        if can_take(problem):
+        if problem.is_headed:
             pieces = (piece for one in problem.batches for piece in one.inputs.split(1))
             made = (scored_outputs(problem.network, piece, problem.batch.scored) for piece in pieces)
             return all(bool(outputs.isfinite().all()) for outputs in made)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.losses import output_gradient
+from hessfig.curvature.losses import CrossEntropy, output_gradient
 from hessfig.curvature.rounding import OUTPUTS, deviation
 from hessfig.errors import UserError
 from hessfig.rng import row_major
@@ -294,6 +294,11 @@ class Objective:
         """The network as one that can be cut behind a layer."""
         assert isinstance(self.network, Layered)
         return self.network
+
+    @property
+    def is_headed(self) -> bool:
+        """Whether the network has a head under cross-entropy of tokens, so that its outputs need not be held."""
+        return isinstance(self.network, Headed) and type(self.loss) is CrossEntropy
 
     @property
     def batches(self) -> tuple[Batch, ...]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.losses import IGNORED, CrossEntropy
+from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.problem import Headed, Objective, unembedding_of
 from hessfig.terms import Part
 
@@ -253,11 +253,6 @@ class Totals:
         """Return the sums, zeros where nothing was added."""
         pairs = zip(self._sums, self._empty, strict=True)
         return [empty() if held is None else held for held, empty in pairs]
-
-
-def can_take(problem: Objective) -> bool:
-    """Whether this engine serves a problem: a network with a head under cross-entropy of tokens."""
-    return isinstance(problem.network, Headed) and type(problem.loss) is CrossEntropy
 
 
 class HeadedColumn(SidedColumn):

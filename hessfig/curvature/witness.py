@@ -15,6 +15,7 @@ from hessfig.curvature.double_backward import differentiable_twice, gradients, i
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.problem import Batch, Objective, scored_outputs
 from hessfig.errors import UserError
+from hessfig.rng import stream
 
 _AGREE = 1e-3  # relative: of slopes and products with their differences
 _ALIKE = 0.1  # of a disagreement: differences of two steps that differ by less have no kink between them
@@ -22,6 +23,7 @@ _NEARER = 1e-3  # the second step, relative to the first: other kinks lie betwee
 _ASYMMETRY = 1e-4  # of the length of a product
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
+_STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
 Tensors = Mapping[str, Tensor]
 
 
@@ -45,6 +47,40 @@ class Derivatives:
         if self.slopes:
             yield "gradient", self.slopes
         yield from zip(("H v, v random", "H v, v constant"), self.products, strict=False)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Vectors and a step by parameter, the same for every type of numbers; `ratio` is |w| / |v|."""
+
+    vectors: tuple[Mapping[str, Tensor], ...]
+    step: Mapping[str, Tensor]
+    ratio: float
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor]) -> Directions:
+        """Return a random and a constant vector, and a step of _STEP along another random one."""
+        signs = {name: _signs("v", name, one) for name, one in parameters.items()}
+        ones = {name: torch.ones_like(one) for name, one in parameters.items()}
+        step = {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
+        count = sum(one.numel() for one in parameters.values())
+        return cls((signs, ones), step, length(parameters.values()) / max(count, 1) ** 0.5)
+
+    def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+        """Return the vectors in the types of some leaves."""
+        return [{name: vector[name].to(one) for name, one in leaves.items()} for vector in self.vectors]
+
+
+def _signs(word: str, name: str, like: Tensor) -> Tensor:
+    generator = stream(0, "witness", word, name)
+    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device="cpu")
+    return (2 * bits - 1).to(like)
+
+
+def _scale(parameter: Tensor) -> Tensor:
+    """Return a parameter's root mean square, 1 where it is zero or no number."""
+    size = parameter.double().square().mean().sqrt()
+    return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size)).to(parameter)
 
 
 def derivatives(

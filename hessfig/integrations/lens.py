@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hessfig.errors import UserError
@@ -164,29 +163,18 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
     import torch
 
     from hessfig.curvature.double_backward import differentiating
+    from hessfig.models.own.preserved import evaluating
     from hessfig.rng import kept_draws, made_on
 
     bridge, batches = _bridge_of(problem)
     names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
     stacks = []
     device = next(bridge.parameters()).device
-    with differentiating(), kept_draws(), torch.no_grad(), made_on(device), _evaluated(bridge):
+    with differentiating(), kept_draws(), torch.no_grad(), made_on(device), evaluating(bridge):
         for tokens in batches:
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
             stacks.append(torch.stack([_first(cache[name]) for name in names]))
     return torch.cat(stacks, dim=1)
-
-
-@contextmanager
-def _evaluated(bridge: Any) -> Iterator[None]:
-    """Put a bridge into evaluation mode, and restore the mode of every module at the end."""
-    modes = [(module, module.training) for module in bridge.modules()]
-    bridge.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _first(seen: Any) -> Any:
@@ -196,10 +184,10 @@ def _first(seen: Any) -> Any:
 def _bridge_of(problem: Problem) -> tuple[Any, list[Tensor]]:
     from torch import Tensor
 
-    from hessfig.models.lens_bridge import is_bridge
+    from hessfig.models.own.wrappers import opener_of
 
     inputs = problem.inputs if isinstance(problem.inputs, list) else [problem.inputs]
-    if not is_bridge(problem.network) or not all(isinstance(one, Tensor) for one in inputs):
+    if opener_of(problem.network) is None or not all(isinstance(one, Tensor) for one in inputs):
         raise UserError(
             "hessfig.lens: the network is no bridge of TransformerLens, or its inputs are no tokens",
             got=f"{type(problem.network).__name__}, {type(problem.inputs).__name__}",

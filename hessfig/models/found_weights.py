@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessfig.curvature.double_backward import differentiating
+from hessfig.curvature.double_backward import differentiable_twice, differentiating
 from hessfig.errors import UserError, first_few
-from hessfig.models.lens_bridge import is_bridge, wrapped
 from hessfig.models.naming import tried_names, views
 from hessfig.models.naming.outside import Outside
 from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
-from hessfig.models.naming.trial import NetworkTrial, undisturbed
+from hessfig.models.naming.trial import NetworkTrial
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
-from hessfig.models.naming.uses import axes_in
+from hessfig.models.own.preserved import evaluating, preserved
+from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import kept_draws, made_on
 from hessfig.terms import Matrix
 from hessfig.weights import Layout, Weight, every_parameter
@@ -64,11 +64,13 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     >>> hessfig.find_weights(network).names
     ['W_E', 'W_Q', 'W_K', 'W_V', 'W_O', 'W_gate', 'W_in', 'W_out', 'W_U']
     """
+    roles, opener = _checked(roles or {}), opener_of(network)
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):
-        network = wrapped(network) if is_bridge(network) else network
-        with undisturbed(network):
-            return _Named(network, _checked(roles or {}), inputs).layout()
+        network = network if opener is None else opener.wrapped(network)
+        objects, buffers = preserved(network, numbers=False), preserved(*network.buffers())
+        with objects, buffers, evaluating(network), differentiable_twice(), torch.no_grad():
+            return _Named(network, roles, inputs).layout()
 
 
 def _checked(roles: Mapping[str, str]) -> dict[str, str]:
@@ -88,7 +90,7 @@ class _Named:
 
     def __init__(self, network: nn.Module, roles: dict[str, str], inputs: Any) -> None:
         self.trial = NetworkTrial(network, inputs)
-        self.places = Places(network, roles, axes_in(self.trial.uses))
+        self.places = Places(network, roles, self.trial.axes)
         self.outside = Outside(network, self.trial)
         self.held = {one.path: one for one in self.places.held}
         self.reasons: list[str] = []

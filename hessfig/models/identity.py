@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache, partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.files_read import LIBRARIES
+from hessfig.curvature.problem import Objective
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
 _OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
@@ -63,6 +65,32 @@ def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str
     else:
         walk.take(thing)
     return walk.hash.hexdigest()[:16]
+
+
+def content_of(drawn: Objective) -> str:
+    """Return a hash of a network, its batches, its loss and the names of its weights, as far as Python shows them.
+
+    What it computes is told by its fingerprint (hessfig.models.fingerprint).
+    """
+    held = ((name, tensor_bytes(one)) for name, one in drawn.network.named_parameters(remove_duplicate=False))
+    parts = identities(drawn.network, **{"the loss": drawn.loss})
+    return _hash(chain(held, parts.items(), [("data", data_content(drawn))]))
+
+
+def data_content(drawn: Objective) -> str:
+    """Return a hash of the batches and the names of the weights, whatever network and loss are."""
+    weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
+    given = [part for one in getattr(drawn.network, "given", ()) for part in one.tensors]
+    batches = [(name, getattr(one, name)) for one in (drawn.batch, *drawn.more) for name in ("inputs", "targets")]
+    return _hash([*(("weight", one) for one in weights), *((n, tensor_bytes(t)) for n, t in (*batches, *given))])
+
+
+def _hash(parts: Iterable[tuple[str, Any]]) -> str:
+    found = hashlib.sha256()
+    for label, thing in parts:
+        found.update(f"{label}\n".encode())
+        found.update(thing if isinstance(thing, bytes) else f"{thing}\n".encode())
+    return found.hexdigest()
 
 
 class _Walk:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import sys
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,17 +10,11 @@ from torch.nn import functional as F
 
 from hessfig.curvature.losses import IGNORED
 from hessfig.errors import UserError
-from hessfig.models.own.any_batch import Shell, is_plain
-from hessfig.models.own.own_checks import results
+from hessfig.models.own.any_batch import Shell
+from hessfig.models.own.batches import is_plain
+from hessfig.models.own.copies import copied
 
 _PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_ln1", "_capture_mlp_in")
-WRAPPED = "_original_component."  # what a bridge puts between a module and the one that it stands for
-
-
-def is_bridge(network: Any) -> bool:
-    """Whether a network is TransformerLens's; the package is not imported for that."""
-    module = sys.modules.get("transformer_lens.model_bridge.bridge")
-    return module is not None and isinstance(network, module.TransformerBridge)
 
 
 def wrapped(bridge: Any) -> nn.Module:
@@ -32,8 +23,7 @@ def wrapped(bridge: Any) -> nn.Module:
     A bridge splits fused matrices into maps of their own, and keeps the fused one, which nothing reads any more: it is
     no parameter of the copy.
     """
-    held = chain.from_iterable(results(dict(vars(one))) for one in bridge.original_model.modules())
-    model = copy.deepcopy(bridge.original_model, {id(one): one.detach().clone() for one in held}).eval()
+    model = copied(bridge.original_model, "the network").eval()
     for module in model.modules():
         _set_free(module)
     parameters = {path: one for path, one in model.named_parameters() if one.is_floating_point()}
@@ -73,7 +63,7 @@ def _forget(module: nn.Module, given: Any, found: Any) -> None:
     setattr(module, _PATTERN, None)
 
 
-def opened(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn.Module, Any, Any]:
+def bridge_as_network(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn.Module, Any, Any]:
     """Return a bridge's model as a network of its batches, with inputs and targets.
 
     Tokens alone (samples, length), or a list of such tensors, are their own targets: the next token at every position
@@ -88,7 +78,7 @@ def opened(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn
 
 
 def followed(bridge: Any, batch: Any, loss: Any) -> tuple[nn.Module, Any, Any]:
-    """Return the model that a bridge wraps and its training changes, with batch and loss: tokens as in `opened`."""
+    """Return the model that a bridge wraps, which its training changes, with batch and loss for a monitor."""
     if _are_tokens(batch):
         check_causal(bridge)
         batch = [(one, following(one)) for one in (batch if isinstance(batch, list) else [batch])]

@@ -15,7 +15,7 @@ from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import Layered, Objective, OtherNetwork
-from hessfig.curvature.vocabulary_head import HeadedColumn, can_take
+from hessfig.curvature.vocabulary_head import HeadedColumn
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Engines:
             witness.check_products(by_differences=self.products == Choice.differences)
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
-        if self.products == Choice.linearised and can_take(self.problem):
+        if self.products == Choice.linearised and self.problem.is_headed:
             return self.headed_column(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)

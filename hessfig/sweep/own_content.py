@@ -9,8 +9,8 @@ from hessfig.config.user_code import guarded
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.fingerprint import fingerprint
+from hessfig.models.identity import content_of
 from hessfig.models.kinds.python import KEY
-from hessfig.models.own.own_network import content_of
 from hessfig.models.protocol import ONCE
 from hessfig.rng import one_thread
 from hessfig.states import point

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 import hessfig
-from hessfig.models.own.own_function import Asked, OwnFunction
+from hessfig.models.own.border import Asked
+from hessfig.models.own.own_function import OwnFunction
 
 QUICK = {"rounds": 1}
 

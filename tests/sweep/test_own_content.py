@@ -22,7 +22,7 @@ from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import CATALOGUE, quantity
 from hessfig.models.fingerprint import fingerprint
-from hessfig.models.own.own_network import content_of
+from hessfig.models.identity import content_of
 from hessfig.sweep.measure import draw_problem
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import note_contents

@@ -69,12 +69,12 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
 
     Raises UserError when it cannot be found or returns something else than a network with data and a loss.
     """
-    from hessfig.models.own.witnessing import as_drawn
+    from hessfig.models.own.witnessing import factory_objective
     from hessfig.rng import one_thread
 
     with one_thread():  # weights that the factory trains, say, have the same bits in every process
         made = call_factory(config, sigma, seed)
-        drawn = as_drawn(made, dtype=config.dtype, source=str(config.model.factory))
+        drawn = factory_objective(made, dtype=config.dtype, source=str(config.model.factory))
     check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
     return drawn
 

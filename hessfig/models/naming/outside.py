@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.models.blocks import TIED
-from hessfig.models.lens_bridge import WRAPPED
-from hessfig.models.naming.suggested import Held
-from hessfig.models.naming.trial import CannotRun, NetworkTrial, part_of
+from hessfig.models.naming.suggested import WRAPPED, Held
+from hessfig.models.naming.trial import CannotRun, NetworkTrial, Use
 from hessfig.models.naming.tried_names import alike
-from hessfig.models.naming.uses import Use
 from hessfig.models.naming.views import own
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Weight, bias_of
@@ -32,7 +30,7 @@ class Outside:
 
     def __init__(self, network: nn.Module, trial: NetworkTrial) -> None:
         self.network, self.trial = network, trial
-        self._called = _called(network)
+        self._called = _called(network, trial)
         self._uses = defaultdict[str, list[Use]](list)
         for use in trial.uses:
             self._uses[use.path].append(use)
@@ -85,9 +83,9 @@ class Outside:
         except CannotRun:
             return False
         pairs = zip(self.trial.outputs, outputs, strict=True)
-        made = [(one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)]
+        logits = [(one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)]
         return any(
-            alike(one[..., ~half], two[..., ~half]) and _differ(one[..., half], two[..., half]) for one, two in made
+            alike(one[..., ~half], two[..., ~half]) and _differ(one[..., half], two[..., half]) for one, two in logits
         )
 
 
@@ -95,13 +93,12 @@ def _differ(one: Tensor, two: Tensor) -> bool:
     return bool((one != two).flatten(0, -2).any(dim=0).all())
 
 
-def _called(network: nn.Module) -> dict[str, list[str]]:
+def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:
     """Return every name of a module that holds a parameter, and what it is to a model of transformers, by its path."""
     paths = {id(one): path for path, one in network.named_parameters()}
     names: dict[str, list[str]] = {path: [] for path in paths.values()}
     for path, one in network.named_parameters(remove_duplicate=False):
         names[paths[id(one)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
-    for word, get in (("embed", "get_input_embeddings"), ("head", "get_output_embeddings")):
-        for one in part_of(network, get):
-            names[paths[id(one)]].append(word)
+    for word, parameter in trial.tables():
+        names[paths[id(parameter)]].append(word)
     return names

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from hessfig.models.lens_bridge import WRAPPED
 from hessfig.terms import Matrix
 
+WRAPPED = "_original_component."  # what a TransformerBridge puts between a module and the one that it stands for
 OTHER, ROUTER = "other", "W_router"
 QKV, GATED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V), (Matrix.W_gate, Matrix.W_in)
 FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
@@ -183,8 +183,8 @@ class Places:
             return OTHER, False
         patterns = _IN_ATTENTION if one.in_attention else _IN_MLP
         role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", one.lower)), "")
-        told = self._told(role, one, shape)
-        return (told if self._fits(told, one, shape) else ""), False
+        known = self._told(role, one, shape)
+        return (known if self._fits(known, one, shape) else ""), False
 
     def _told(self, role: str, one: Held, shape: tuple[int, ...]) -> str:
         """Return the role of which the names of its layer, or the type of the model, know more."""
@@ -269,7 +269,7 @@ def first(thing: Any, names: tuple[str, ...]) -> int:
     """
     for name in names:
         with suppress(RuntimeError):
-            found = getattr(thing, name, None)
-            if isinstance(found, int) and found > 0:
-                return found
+            number = getattr(thing, name, None)
+            if isinstance(number, int) and number > 0:
+                return number
     return 0

@@ -1,22 +1,25 @@
-"""Small runs of a network, and of its parts alone, that leave it as it was: on a batch given, or on one made up."""
+"""Small runs of a network, and of its parts alone, on a batch given or made up: which maps use which parameters."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hessfig.errors import plain
 from hessfig.models.naming.suggested import WIDTHS, first, is_cross
-from hessfig.models.naming.uses import Change, Use, Watch
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Change = Callable[["Use", Tensor], Tensor]
 _SAMPLES, _LENGTH = 2, 5  # of tokens that are made up; a decoder is given one position less
 _MOST = 258  # positions of a table that a made-up input may have to fill
 _SIDES = (8, 16, 32)  # of pictures
@@ -26,35 +29,130 @@ class CannotRun(Exception):
     """A network, or a part of it, does not run on what it is given."""
 
 
-@contextmanager
-def undisturbed(network: nn.Module) -> Iterator[None]:
-    """Run without gradients, in evaluation mode and without torch's fused attention; put everything back afterwards."""
-    held = [(one, dict(vars(one)), dict(one._buffers)) for one in network.modules()]
-    buffers = [(one, one.detach().clone()) for one in network.buffers()]
-    is_fast = torch.backends.mha.get_fastpath_enabled()
-    devices = sorted({one.device.index or 0 for one in network.parameters() if one.is_cuda})
-    try:
-        with torch.random.fork_rng(devices), torch.no_grad():
-            torch.backends.mha.set_fastpath_enabled(False)
-            network.eval()
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(is_fast)
-        for module, attributes, own in held:
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._buffers.clear()
-            module._buffers.update(own)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
+@dataclass(frozen=True)
+class Use:
+    """The use of a parameter by an operation: outputs `start` and on, along `axis` of the parameter.
+
+    `number` counts the uses of these outputs in the run. `given` is what the operation is given beside it: vectors as
+    (rows, inputs), indices or pictures as they are. None where it is not kept.
+    """
+
+    path: str
+    kind: str
+    axis: int
+    start: int
+    number: int
+    given: Tensor | None = None
+
+
+# Of an operation: where its input and its weight stand, and the weight's axis of outputs.
+_PLACES = {
+    **dict.fromkeys(("mm", "bmm", "_grouped_mm"), (0, 1, -1)),
+    **dict.fromkeys(("addmm", "baddbmm"), (1, 2, -1)),
+    **{"linear": (0, 1, 0), "embedding": (1, 0, -1), "convolution": (0, 1, 0)},
+}
+_VECTORS = ("mm", "bmm", "_grouped_mm", "addmm", "baddbmm", "linear")
+
+
+class Watch(TorchDispatchMode):
+    """While it is on, uses of `parameters` are listed; what those in `changes` return is replaced.
+
+    `kept` are the parameters whose inputs are kept. A bias in `blank` that is added on its own is taken for zero.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        kept: Collection[str] = (),
+        changes: Mapping[str, Change] | None = None,
+        blank: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self._held = defaultdict[int, list[tuple[str, Tensor]]](list)
+        for path, one in parameters.items():
+            self._held[one.untyped_storage().data_ptr()].append((path, one))
+        self._kept, self._changes, self._blank = kept, changes or {}, blank
+        self._numbers = Counter[tuple[str, int]]()
+        self.uses: list[Use] = []
+        self.added: set[str] = set()  # matrices that are added to something
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation, and note what it uses."""
+        del types
+        kind = func.overloadpacket.__name__
+        if self._blank and kind in ("add", "add_"):
+            args = tuple(torch.zeros_like(one) if self._path(one) in self._blank else one for one in args)
+        if kind in ("add", "add_"):
+            self.added |= {path for path in map(self._path, args) if path is not None}
+        output = func(*args, **(kwargs or {}))
+        use = self._use(kind, args) if kind in _PLACES else None
+        return output if use is None else self._seen(use, output)
+
+    def _seen(self, use: Use, found: Tensor) -> Tensor:
+        self.uses.append(use)
+        change = self._changes.get(use.path)
+        if change is None:
+            return found
+        rows = found.reshape(-1, found.shape[-1])
+        return change(use, rows).to(found).reshape(found.shape)
+
+    def _use(self, kind: str, args: Any) -> Use | None:
+        source, place, axis = _PLACES[kind]
+        given, weight = args[source], args[place]
+        path = self._path(weight)
+        if path is None:
+            return None
+        (parameter,) = [one for name, one in self._held[weight.untyped_storage().data_ptr()] if name == path]
+        lies = _lies(parameter, weight, axis)
+        if lies is None:
+            return None
+        number = self._numbers[path, lies[1]]
+        self._numbers[path, lies[1]] += 1
+        use = Use(path, kind, *lies, number)
+        if kind not in _VECTORS:
+            return replace(use, given=given.clone())
+        return replace(use, given=given.reshape(-1, given.shape[-1]).clone()) if path in self._kept else use
+
+    def _path(self, one: Any) -> str | None:
+        """Return the parameter that a tensor is a view of."""
+        if not isinstance(one, Tensor) or one.layout is not torch.strided:
+            return None
+        at = one.storage_offset()
+        parameters = self._held.get(one.untyped_storage().data_ptr(), [])
+        inside = [
+            (whole.storage_offset(), path)
+            for path, whole in parameters
+            if 0 <= at - whole.storage_offset() < _extent(whole)
+        ]
+        return max(inside)[1] if inside else None
+
+
+def _extent(one: Tensor) -> int:
+    """Return how far the entries of a tensor lie apart in what holds them."""
+    return 1 + sum((length - 1) * step for length, step in zip(one.shape, one.stride(), strict=True))
+
+
+def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
+    """Return the axis of a parameter that an axis of its view runs along, and where it begins there.
+
+    None where that cannot be told.
+    """
+    stride, length = view.stride(at), view.shape[at]
+    axes = [axis for axis, step in enumerate(parameter.stride()) if step == stride and parameter.shape[axis] >= length]
+    whole = [axis for axis in axes if parameter.shape[axis] == length]
+    if len(whole or axes) != 1 or not (whole or parameter.is_contiguous()):
+        return None
+    (axis,) = whole or axes
+    if whole:
+        return axis, 0
+    offset = view.storage_offset() - parameter.storage_offset()
+    return axis, int(offset // stride % parameter.shape[axis])
 
 
 class NetworkTrial:
     """A network on the first input that it runs on: its calls, the uses of its parameters, its outputs.
 
-    `problem` says why there is none. To be made and used inside `undisturbed`.
+    `problem` says why there is none. It is to be made and used where the network is put back afterwards.
     """
 
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:
@@ -75,6 +173,19 @@ class NetworkTrial:
                 self._note_calls()
                 return
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axis of outputs by parameter, where all of its uses agree."""
+        seen = defaultdict[str, set[int]](set)
+        for use in self.uses:
+            seen[use.path].add(use.axis)
+        return {path: next(iter(axes)) for path, axes in seen.items() if len(axes) == 1}
+
+    def tables(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters that a model of transformers calls its embedding and its head, with these words."""
+        parts = (("embed", "get_input_embeddings"), ("head", "get_output_embeddings"))
+        return [(word, parameter) for word, get in parts for parameter in part_of(self.network, get)]
+
     def run(
         self,
         place: str,
@@ -91,11 +202,11 @@ class NetworkTrial:
         watch = Watch(self.parameters, kept, changes, blank)
         try:
             with watch:
-                found = self.network.get_submodule(place)(*arguments, **words)
+                result = self.network.get_submodule(place)(*arguments, **words)
         except Exception as error:  # whatever the user's own code raises on what it is not made for
             raise CannotRun(plain(f"{type(error).__name__}: {error}")) from error
         self.added |= watch.added
-        return watch.uses, list(tensors_in(found))
+        return watch.uses, list(tensors_in(result))
 
     def owner(self, paths: Collection[str]) -> str | None:
         """Return the smallest part that holds these parameters and is called; None where there is none.
@@ -279,8 +390,8 @@ def _words(network: nn.Module) -> int:
 def _tokens(network: nn.Module, length: int, words: int) -> Tensor:
     """Return tokens (samples, length), without 0, which often marks what is padded."""
     generator = torch.Generator().manual_seed(length)
-    found = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
-    return found.to(next(network.parameters()).device)
+    tokens = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
+    return tokens.to(next(network.parameters()).device)
 
 
 def _vectors(network: nn.Module, length: int, width: int) -> Tensor:

@@ -10,8 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hessfig.models.naming.trial import CannotRun, NetworkTrial
-from hessfig.models.naming.uses import Use
+from hessfig.models.naming.trial import CannotRun, NetworkTrial, Use
 from hessfig.terms import Matrix
 
 _ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)
@@ -84,17 +83,17 @@ class _Runs:
         seen = [one for one in self._uses if one.path == self.into.path and one.given is not None]
         if not seen or any(one.axis != self.into.axis for one in seen):
             raise CannotRun(f"{self.into.path} is not used as a map along its axis")
-        found = [one.given for one in (seen[:1] if self.once else seen) if one.given is not None]
-        return torch.cat(found)
+        inputs = [one.given for one in (seen[:1] if self.once else seen) if one.given is not None]
+        return torch.cat(inputs)
 
     def given(self, name: str) -> Tensor:
         """Return what the map of a weight was given first (rows, inputs)."""
         part = self.parts[name]
         below = [one for one in self._uses if one.path == part.path and one.start <= int(part.columns.min())]
-        found = min(below, key=lambda one: (-one.start, one.number)).given if below else None
-        if found is None:
+        inputs = min(below, key=lambda one: (-one.start, one.number)).given if below else None
+        if inputs is None:
             raise CannotRun(f"{part.path} is not used")
-        return found
+        return inputs
 
     def _values(self, puts: dict[str, Put], use: Use, found: Tensor) -> Tensor:
         """Return (rows, outputs) to stand where a map's outputs do."""
@@ -190,9 +189,9 @@ def _numbers(runs: _Runs, usual: Tensor, name: str, put: Put) -> list[int]:
     heads, numbers = runs.parts[name].heads, [0] * len(runs.into.heads)
     for bit in range(len(heads).bit_length()):
         columns = torch.cat([head for at, head in enumerate(heads, 1) if at >> bit & 1])
-        found = runs.entering(**{name: replace(put, columns=columns)})
+        changed = runs.entering(**{name: replace(put, columns=columns)})
         for at, head in enumerate(runs.into.heads):
-            numbers[at] += 0 if alike(found[:, head], usual[:, head]) else 1 << bit
+            numbers[at] += 0 if alike(changed[:, head], usual[:, head]) else 1 << bit
     return numbers
 
 

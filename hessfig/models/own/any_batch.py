@@ -1,10 +1,9 @@
-"""Batches of any kind (dictionaries, several inputs, loaders) and networks of several outputs, as one tensor each."""
+"""A network that takes batches of any kind (dictionaries, several inputs) as a function of the numbers of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, product
 from math import inf
 from typing import Any
@@ -15,17 +14,12 @@ from torch import Tensor, nn
 from hessfig.curvature.problem import evaluating
 from hessfig.curvature.rounding import SINGLES
 from hessfig.curvature.samples import met
-from hessfig.errors import UserError, first_few, plain
+from hessfig.errors import first_few, plain
 from hessfig.models.own.in_place import in_its_place
-from hessfig.models.own.kept_batches import kept
-from hessfig.models.own.own_checks import check_tensor, oddity, shape_of
-from hessfig.rng import row_major
+from hessfig.models.own.own_checks import shape_of
 
 LABELS = "labels"
 Axes = tuple[int | None, ...]  # of every tensor of a batch: the axis that runs over samples
-_ALLOWED = (
-    "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
-)
 
 
 @dataclass
@@ -72,87 +66,6 @@ class Given:
         return plain(", ".join([*map(shape_of, self.arguments), *named]), most=300)
 
 
-def is_plain(inputs: Any, targets: Any) -> bool:
-    """Whether inputs and targets are tensors or lists of them, or nothing that this module knows."""
-    if targets is None or isinstance(targets, str) or isinstance(inputs, Mapping):
-        return False
-    if isinstance(inputs, tuple) and isinstance(targets, Tensor):
-        return len(inputs) == 1
-    listed = isinstance(inputs, list) and any(isinstance(one, tuple | Mapping) for one in inputs)
-    return not listed
-
-
-def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
-    """Return batches as the network takes them, with floating-point numbers of type `real`.
-
-    `targets` may be None (they are the second of a pair, or `labels` of a dictionary), the name of an entry, a tensor,
-    or a list with one for every batch. Raises UserError for anything else.
-    """
-    pairs = list(_paired(inputs, targets))
-    if not pairs:
-        raise _unknown("there is no batch", inputs, targets)
-    found = [_given(one, goal, inputs, targets) for one, goal in pairs]
-    for one in found:
-        for name, tensor in one.tensors:
-            if oddity(tensor):
-                check_tensor(name, tensor)
-    return [replace(one, targets=labels(one.targets)).mapped(partial(typed, real=real)) for one in found]
-
-
-def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (inputs, targets) of every batch."""
-    named = targets is None or isinstance(targets, str)
-    if isinstance(inputs, Mapping | Tensor) or (isinstance(inputs, tuple) and isinstance(targets, Tensor)):
-        yield inputs, targets
-    elif isinstance(inputs, tuple) and named and len(inputs) == 2 and not isinstance(inputs[0], Mapping | list):
-        yield inputs
-    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
-        every = list(kept(inputs))
-        goals = [targets] * len(every) if named else list(kept(targets, "targets"))
-        if len(goals) != len(every):
-            raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
-        for one, goal in zip(every, goals, strict=True):
-            is_pair = named and isinstance(one, tuple | list) and len(one) == 2
-            yield tuple(one) if is_pair else (one, goal)
-    else:
-        raise _unknown("inputs and targets are of another kind", inputs, targets)
-
-
-def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
-    words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
-    arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
-    labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
-    if goal is None or isinstance(goal, str):
-        key = goal or LABELS
-        if key not in words:
-            raise _unknown(f"the batch has no entry {plain(key)!r}, and no targets are given", inputs, targets)
-        goal = words.pop(key)
-    sizes = [len(thing) for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
-    if not sizes or not sizes[0] or not isinstance(goal, Tensor):
-        raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
-    is_told = goal.ndim > 0 and len(goal) in sizes  # by the targets, whatever comes first among the arguments
-    return Given(arguments, words, goal, len(goal) if is_told else sizes[0], labelled)
-
-
-def typed(tensor: Tensor, real: torch.dtype) -> Tensor:
-    """Return a copy of a tensor of a batch in row-major order, its floating-point numbers of type `real`."""
-    return row_major(tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True))
-
-
-def labels(targets: Tensor) -> Tensor:
-    """Return targets with class numbers of int64, as torch wants them."""
-    return targets.long() if targets.dtype in (torch.int8, torch.int16, torch.int32) else targets
-
-
-def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
-    return UserError(
-        f"the batch cannot be read: {what}",
-        got=f"{shape_of(inputs)} and {shape_of(targets)}",
-        allowed=_ALLOWED,
-        remedy="for example hessfig.Problem(network, {'input_ids': ids, 'labels': ids}), or targets='NAME' of an entry",
-    )
-
-
 class Shell(nn.Module):
     """A module around a network, with its parameters, buffers and modules under the same names."""
 
@@ -179,8 +92,11 @@ class Rows(Shell):
     """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
 
     Inputs are (samples, 2): number of the batch, number of the sample in it. `read` makes the tensor of what the
-    network returns and of the targets.
+    network returns and of the targets. `_along` has, for every batch, the axes that run over samples, once they are
+    known: before, all samples of a batch are asked for at once.
     """
+
+    _along: list[Axes] | None = None
 
     def __init__(self, network: nn.Module, given: list[Given], read: Read) -> None:
         super().__init__(network)
@@ -193,10 +109,13 @@ class Rows(Shell):
         return [torch.stack([torch.full_like(rows, at), rows], dim=1) for at, rows in enumerate(numbers)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the outputs of one batch, whose samples are all there: `by_sample` is the network of some of them."""
-        one = self.given[int(rows[0, 0]) if len(self.given) > 1 else 0]
-        assert len(rows) == one.size, "some samples are given to by_sample()"
-        return self._outputs(one.mapped(torch.clone))
+        """Return the outputs of all samples of one batch; of some of them where `by_sample` made the network."""
+        number = int(rows[0, 0]) if len(self.given) > 1 else 0
+        batch = self.given[number]
+        if self._along is not None:
+            return self._outputs(batch.rows(rows[:, 1], self._along[number]))
+        assert len(rows) == batch.size, "some samples are given to by_sample()"
+        return self._outputs(batch)
 
     def by_sample(self) -> Rows:
         """Return the network as a function of some of the samples.
@@ -205,7 +124,9 @@ class Rows(Shell):
         with those of all, for every choice of axes of that length. Raises UserError where none does.
         """
         with evaluating(self._inside[0]):
-            return SomeRows(self._inside[0], self.given, self._read, [self._axes(one) for one in self.given])
+            network = Rows(self._inside[0], self.given, self._read)
+            network._along = [self._axes(batch) for batch in self.given]
+            return network
 
     def _outputs(self, one: Given) -> Tensor:
         own = one.mapped(torch.clone)  # a network may change what it is given
@@ -229,21 +150,21 @@ class Rows(Shell):
 
         Of a loss, which has no axis of samples, their mean or their sum.
         """
-        found, size = list[Tensor](), float(whole.nan_to_num().abs().max()) or 1.0
+        outputs, size = list[Tensor](), float(whole.nan_to_num().abs().max()) or 1.0
         for row in range(one.size):
             try:
-                found.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes)))
+                outputs.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes)))
             except Exception:  # whatever it raises: this is not what the network takes
                 return inf
-            if len(whole) == one.size and not _far(found[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
+            if len(whole) == one.size and not _far(outputs[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
                 return inf
-        alone = torch.cat(found)
+        alone = torch.cat(outputs)
         whole_of = (alone,) if len(whole) == one.size else (alone.mean(0, keepdim=True), alone.sum(0, keepdim=True))
         return min(_far(each, whole) for each in whole_of) / size
 
     def _shown(self, one: Given) -> Tensor:
-        found = self._outputs(one).detach()
-        return found if found.ndim else found[None]
+        outputs = self._outputs(one).detach()
+        return outputs if outputs.ndim else outputs[None]
 
     def train(self, mode: bool = True) -> Rows:
         """Set the mode of the network too, which is no module of this one."""
@@ -254,19 +175,6 @@ class Rows(Shell):
         super()._apply(fn, recurse)
         self.given = [one.mapped(fn) for one in self.given]
         return self
-
-
-class SomeRows(Rows):
-    """A network as a function of some samples: `axes` are those that run over samples, batch by batch."""
-
-    def __init__(self, network: nn.Module, given: list[Given], read: Read, axes: list[Axes]) -> None:
-        super().__init__(network, given, read)
-        self._along = axes
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Return the outputs for some samples of one batch."""
-        at = int(rows[0, 0]) if len(self.given) > 1 else 0
-        return self._outputs(self.given[at].rows(rows[:, 1], self._along[at]))
 
 
 def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
@@ -281,24 +189,3 @@ def _far(one: Tensor, other: Tensor) -> float:
         return inf
     off = torch.where(one.isnan() & other.isnan() | (one == other), 0.0, (one - other).abs())
     return float(off.max()) if off.numel() else 0.0
-
-
-def only_trainable(network: nn.Module) -> nn.Module:
-    """Turn the parameters that require no gradient into buffers, in place, and return the network.
-
-    What is left are the weights of a training that holds others fixed: adapters such as LoRA. Raises UserError where
-    nothing is left.
-    """
-    if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise UserError(
-            "weights='trainable': no parameter of the network requires a gradient",
-            got="requires_grad=False everywhere",
-            allowed="a network with parameters that are trained",
-            remedy="leave weights out: every parameter is named then",
-        )
-    for module in network.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None and not parameter.requires_grad:
-                del module._parameters[name]
-                module.register_buffer(name, parameter.detach())
-    return network

@@ -87,19 +87,19 @@ def in_its_place(network: nn.Module) -> Context[None]:
     return network.installed() if isinstance(network, InPlace) else nullcontext()
 
 
-def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, made: dict[int, Any]) -> None:
+def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, mirrored: dict[int, Any]) -> None:
     """Give `ours` parameters and buffers of the names of `theirs`; what is shared there is shared here."""
     for name, parameter in theirs._parameters.items():
-        if parameter is not None and id(parameter) not in made:
-            made[id(parameter)] = nn.Parameter(cast(parameter, real), requires_grad=parameter.requires_grad)
-        ours._parameters[name] = None if parameter is None else made[id(parameter)]
+        if parameter is not None and id(parameter) not in mirrored:
+            mirrored[id(parameter)] = nn.Parameter(cast(parameter, real), requires_grad=parameter.requires_grad)
+        ours._parameters[name] = None if parameter is None else mirrored[id(parameter)]
     for name, tensor in theirs._buffers.items():
         if tensor is not None:
-            ours._buffers[name] = made.setdefault(id(tensor), cast(tensor, real))
+            ours._buffers[name] = mirrored.setdefault(id(tensor), cast(tensor, real))
     for name, child in theirs._modules.items():
         if child is not None:
             ours._modules[name] = nn.Module()
-            _mirror(child, ours._modules[name], real, made)
+            _mirror(child, ours._modules[name], real, mirrored)
 
 
 def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
@@ -120,8 +120,8 @@ def _noted(network: nn.Module) -> Iterator[None]:
 
 def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Yield where a module holds a parameter or buffer, its name there, and the tensor."""
-    for held in (module._parameters, module._buffers):
-        yield from ((held, name, one) for name, one in list(held.items()) if one is not None)
+    for tensors in (module._parameters, module._buffers):
+        yield from ((tensors, name, one) for name, one in list(tensors.items()) if one is not None)
 
 
 class _Strays(TorchFunctionMode):

@@ -3,73 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hessfig.curvature.double_backward import differentiable_twice, length
-from hessfig.curvature.witness import Derivatives, derivatives
-from hessfig.models.own.any_batch import Given, is_plain, read_batches
+from hessfig.curvature.double_backward import differentiable_twice
+from hessfig.curvature.witness import Derivatives, Directions, derivatives
+from hessfig.models.own.any_batch import Given
+from hessfig.models.own.border import Asked
 from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.own_loss import ForeignCall, Reading
 from hessfig.models.own.preserved import laid_out, preserved, requiring_gradients
-from hessfig.rng import stream
-
-TRAINABLE = "trainable"
-_STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a user asks to be measured: a network, its batches, the loss and names of weights, as they were given."""
-
-    network: nn.Module
-    inputs: Any
-    targets: Any
-    loss: Any
-    weights: Any = None
-    outputs: str | int | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the network takes one tensor, and the loss takes what it returns: it is called without labels."""
-        return self.outputs is None and is_plain(self.inputs, self.targets)
-
-    @property
-    def meant_loss(self) -> Any:
-        """The loss that is meant: cross-entropy, where none is given and the network is not asked for its own."""
-        return "cross_entropy" if self.loss is None and self.is_plain else self.loss
-
-    def called(self, network: nn.Module, real: torch.dtype) -> ForeignCall:
-        """Return a network, the user's or a copy, called with the batches in a type."""
-        given = read_batches(self.inputs, self.targets, real)
-        return ForeignCall(network, given, self.outputs, labels=not self.is_plain)
-
-
-@dataclass(frozen=True)
-class Directions:
-    """Vectors and a step by parameter, the same for every type of numbers; `ratio` is |w| / |v|."""
-
-    vectors: tuple[Mapping[str, Tensor], ...]
-    step: Mapping[str, Tensor]
-    ratio: float
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Tensor]) -> Directions:
-        """Return a random and a constant vector, and a step of _STEP along another random one."""
-        signs = {name: _signs("v", name, one) for name, one in parameters.items()}
-        ones = {name: torch.ones_like(one) for name, one in parameters.items()}
-        step = {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
-        count = sum(one.numel() for one in parameters.values())
-        return cls((signs, ones), step, length(parameters.values()) / max(count, 1) ** 0.5)
-
-    def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
-        """Return the vectors in the types of some leaves."""
-        return [{name: vector[name].to(one) for name, one in leaves.items()} for vector in self.vectors]
 
 
 class OwnFunction:
@@ -85,8 +32,7 @@ class OwnFunction:
     def parameters(self) -> dict[str, Tensor]:
         """The user's own parameters that are measured, by name."""
         named = [(name, one) for name, one in self.network.named_parameters() if one.is_floating_point()]
-        is_trained = isinstance(self.asked.weights, str) and self.asked.weights == TRAINABLE
-        return {name: one for name, one in named if one.requires_grad or not is_trained}
+        return {name: one for name, one in named if one.requires_grad or not self.asked.is_trainable}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,7 +48,7 @@ class OwnFunction:
     def call(self) -> ForeignCall:
         """The network with its batches, and which loss follows from them."""
         with self._kept():
-            return self.asked.called(self.network, self.dtype)
+            return ForeignCall(self.asked, self.network, self.dtype)
 
     @cached_property
     def _read(self) -> Reading:
@@ -121,8 +67,8 @@ class OwnFunction:
     def beside(self, shares: Mapping[int, float], order: int) -> tuple[Derivatives, dict[str, Tensor]]:
         """Return value and gradient one step beside the weights, and the weights there."""
         with self._kept(), self._moved():
-            there = {name: one.detach().clone() for name, one in self.parameters.items()}
-            return self._derivatives(shares, (), min(order, 1)), there
+            place = {name: one.detach().clone() for name, one in self.parameters.items()}
+            return self._derivatives(shares, (), min(order, 1)), place
 
     def _derivatives(self, shares: Mapping[int, float], vectors: Sequence[Any], order: int) -> Derivatives:
         terms = [partial(self._term, batch, share) for batch, share in shares.items()]
@@ -155,11 +101,12 @@ class OwnFunction:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(preserved(self.network, self.asked.loss))
-            stack.enter_context(differentiable(self.network))
-            stack.enter_context(laid_out(self.network))
-            stack.enter_context(requiring_gradients(self.parameters.values()))
+        with (
+            preserved(self.network, self.asked.loss),
+            differentiable(self.network),
+            laid_out(self.network),
+            requiring_gradients(self.parameters.values()),
+        ):
             yield
 
     @contextmanager
@@ -173,15 +120,3 @@ class OwnFunction:
         finally:
             for name, one in self.parameters.items():
                 one.data.copy_(before[name])
-
-
-def _signs(word: str, name: str, like: Tensor) -> Tensor:
-    generator = stream(0, "witness", word, name)
-    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device="cpu")
-    return (2 * bits - 1).to(like)
-
-
-def _scale(parameter: Tensor) -> Tensor:
-    """Return a parameter's root mean square, 1 where it is zero or no number."""
-    size = parameter.double().square().mean().sqrt()
-    return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size)).to(parameter)

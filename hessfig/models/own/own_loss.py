@@ -6,46 +6,22 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
-from hessfig.curvature.losses import IGNORED, LOSSES, CrossEntropy, Inside, SquaredError
-from hessfig.errors import UserError, first_few
+from hessfig.curvature.losses import IGNORED, LOSSES, Called, CrossEntropy, Inside, SquaredError
+from hessfig.errors import UserError, did_you_mean, first_few, plain
 from hessfig.models.own.any_batch import LABELS, Given, Rows
-from hessfig.models.own.own_checks import Raised, shape_of, words_of
+from hessfig.models.own.batches import read_batches
+from hessfig.models.own.border import Asked
+from hessfig.models.own.copies import cast_module, copied
+from hessfig.models.own.own_checks import Raised, check_mode, shape_of, words_of
 
 _ULPS = 4  # of the value of a loss that is taken for a known one, until its derivatives are compared
-
-
-def adapted(
-    network: nn.Module, given: list[Given], loss: Any, outputs: str | int | None
-) -> tuple[Rows, list[Any], Any]:
-    """Return the network as a function of rows, the targets of every batch, and the loss.
-
-    A loss of None is the network's own where it returns one for its labels. Its own loss is taken for cross-entropy (of
-    the next token, or of each) or a mean of squares, of which outputs and targets are known, where value and gradient
-    are those; else the network's output is its loss. Without one it is cross-entropy of outputs and targets, unless
-    these are the `labels` of a dictionary: what they mean is not known then. Raises UserError for what the network
-    cannot take.
-    """
-    call = ForeignCall(network, given, outputs)
-    own = call.losses() if loss is None else []
-    if own:
-        return call.with_own_loss(own)
-    if loss is None and any(one.labelled for one in given):
-        raise UserError(
-            "loss: the batch has labels, and the network returns no loss for them",
-            got=f"loss=None, and {type(network).__name__} returns {shape_of(call.found[0])}",
-            allowed="a network that returns its loss for labels (an entry or attribute `loss`), or a loss",
-            remedy="loss='cross_entropy' (outputs against labels, not shifted), or a function loss(outputs, labels)",
-        )
-    if not call.has_outputs(loss):
-        return call.whole(call.reading(loss))
-    return call.with_outputs("cross_entropy" if loss is None else loss)
 
 
 @dataclass(frozen=True)
@@ -60,19 +36,66 @@ class Reading:
         return _scalar(self.loss(self.outputs(result), targets))
 
 
-class ForeignCall:
-    """A network and the batches it is called with: what it returned (`found`), and which function follows from it.
+def loss_module(loss: Any, real: torch.dtype) -> nn.Module:
+    """Return a loss as a module in a type: a known one by its name, a function, or a copy of a module.
 
-    With `labels`, they are handed to a network whose forward() names them, or takes any word and does not fail at this.
+    Raises UserError for anything else.
+    """
+    if isinstance(loss, str) and loss in LOSSES:
+        return LOSSES[loss]()
+    if callable(loss) and not isinstance(loss, nn.Module | type):
+        return Called(loss)
+    reduction = getattr(loss, "reduction", None)
+    if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
+        check_mode(loss)
+        return cast_module(copied(loss, "the loss"), real)
+    raise UserError(
+        "loss is not known",
+        got=plain(loss) if isinstance(loss, str) else shape_of(loss),
+        allowed=f"{', '.join(LOSSES)}, a function loss(outputs, targets), or a module with reduction 'mean' or 'sum'",
+        remedy=did_you_mean(loss[:100], LOSSES) or f"for example loss={next(iter(LOSSES))!r}"
+        if isinstance(loss, str)
+        else "set .reduction on your loss module",
+    )
+
+
+class ForeignCall:
+    """A network and the batches it is called with: its `results`, and which function follows from them.
+
+    Labels are handed to a network whose forward() names them, or takes any word and does not fail at this; not to one
+    that takes a single tensor.
     """
 
-    def __init__(
-        self, network: nn.Module, given: list[Given], outputs: str | int | None, *, labels: bool = True
-    ) -> None:
-        self.network, self.outputs = network, outputs
-        takes = labels and _takes_labels(network, given[0])
-        self.given = [_with_labels(network, one) for one in given] if takes else given
-        self.found = [_called(network, one) for one in self.given]
+    def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype) -> None:
+        self.network, self.outputs = network, asked.outputs
+        given = read_batches(asked.inputs, asked.targets, real)
+        takes = not asked.is_plain and _takes_labels(network, given[0])
+        self.given = [_with_labels(network, batch) for batch in given] if takes else given
+        self.results = [_called(network, batch) for batch in self.given]
+
+    def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
+        """Return the network as a function of rows, the targets of every batch, and the loss.
+
+        A loss of None is the network's own where it returns one for its labels. Its own loss is taken for cross-entropy
+        (of the next token, or of each) or a mean of squares, of which outputs and targets are known, where value and
+        gradient are those; else the network's output is its loss. Without one it is cross-entropy of outputs and
+        targets, unless these are the `labels` of a dictionary: what they mean is not known then. Raises UserError for
+        what the network cannot take.
+        """
+        own = self.losses() if loss is None else []
+        if own:
+            return self.with_own_loss(own)
+        if loss is None and any(batch.labelled for batch in self.given):
+            raise UserError(
+                "loss: the batch has labels, and the network returns no loss for them",
+                got=f"loss=None, and {type(self.network).__name__} returns {shape_of(self.results[0])}",
+                allowed="a network that returns its loss for labels (an entry or attribute `loss`), or a loss",
+                remedy="loss='cross_entropy' (outputs against labels, not shifted), "
+                "or a function loss(outputs, labels)",
+            )
+        if not self.has_outputs(loss):
+            return self.whole(self.reading(loss))
+        return self.with_outputs("cross_entropy" if loss is None else loss)
 
     def has_own_loss(self, loss: Any) -> bool:
         """Whether the loss is the network's own."""
@@ -81,7 +104,7 @@ class ForeignCall:
     def has_outputs(self, loss: Any) -> bool:
         """Whether the loss takes one tensor of what the network returns, and is no entry of it."""
         is_function = callable(loss) and not isinstance(loss, nn.Module | type)
-        is_raw = is_function and self.outputs is None and _picked(self.found[0]) is None
+        is_raw = is_function and self.outputs is None and select_output(self.results[0]) is None
         return not (is_raw or self.has_own_loss(loss))
 
     def reading(self, loss: Any) -> Reading:
@@ -96,23 +119,25 @@ class ForeignCall:
 
     def losses(self) -> list[Tensor]:
         """Return the loss of every batch that the network itself returned; none where it returns none."""
-        own = [_entry(one, "loss") for one in self.found]
+        own = [_entry(one, "loss") for one in self.results]
         return own if all(isinstance(one, Tensor) for one in own) else []
 
     def with_outputs(self, loss: Any) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs that the loss takes."""
         read = partial(_output, name=self.outputs)
-        for one in self.found:
-            read(one, None)
-        return Rows(self.network, self.given, read), [one.targets for one in self.given], loss
+        for result in self.results:
+            read(result, None)
+        return Rows(self.network, self.given, read), [batch.targets for batch in self.given], loss
 
     def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""
-        for make in _KNOWN:
-            made = [self._made(make, *one) for one in zip(self.given, self.found, own, strict=True)]
-            if all(made):
-                targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
-                return Rows(self.network, self._bare(), partial(_output, name=self.outputs)), targets, losses[0]
+        for known in _KNOWN:
+            batches = zip(self.given, self.results, own, strict=True)
+            candidates = [self._candidate(known, *batch) for batch in batches]
+            fitting = [candidate for candidate in candidates if candidate is not None]
+            if len(fitting) == len(own):
+                rows = Rows(self.network, self._bare(), partial(_output, name=self.outputs))
+                return rows, [candidate.targets for candidate in fitting], fitting[0].loss
         return self.whole(self.reading(None))
 
     def whole(self, read: Reading, *, several: bool = False) -> tuple[Rows, list[Any], Any]:
@@ -126,35 +151,36 @@ class ForeignCall:
             )
         return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside()
 
-    def _picked(self, found: Any) -> Tensor | None:
-        picked = _picked(found) if self.outputs is None else _entry(found, self.outputs)
-        return picked if isinstance(picked, Tensor) else None
+    def _selected(self, result: Any) -> Tensor | None:
+        output = select_output(result) if self.outputs is None else _entry(result, self.outputs)
+        return output if isinstance(output, Tensor) else None
 
-    def _made(self, make: Make, one: Given, found: Any, own: Tensor) -> Made | None:
-        """Return (value, targets, loss) of a known loss; None where it does not fit, or its value is not the own one.
+    def _candidate(self, known: KnownLoss, batch: Given, result: Any, own: Tensor) -> LossCandidate | None:
+        """Return a known loss of a batch; None where it does not fit, or its value is not the network's own.
 
         It is computed in the type of the own loss, which may be float32 whatever the weights are.
         """
-        output = self._picked(found)
+        output = self._selected(result)
         if output is None or own.dtype not in (torch.float32, torch.float64):
             return None
         try:
             with torch.no_grad():
-                made = make(output.to(own.dtype), one.targets)
+                candidate = known(output.to(own.dtype), batch.targets)
         except (RuntimeError, ValueError, IndexError):
             return None
         off = _ULPS * torch.finfo(own.dtype).eps
-        return made if torch.isclose(made[0], own, rtol=off, atol=0.0, equal_nan=True).all() else None
+        is_own = torch.isclose(candidate.value, own, rtol=off, atol=0.0, equal_nan=True).all()
+        return candidate if is_own else None
 
     def _bare(self) -> list[Given]:
         """Return the batches without their labels, where the outputs are the same without."""
         words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
         bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
         try:
-            found = [self._picked(_called(self.network, one)) for one in bare]
+            outputs = [self._selected(_called(self.network, batch)) for batch in bare]
         except UserError:  # inputs of a decoder are made from labels: it needs them
             return self.given
-        pairs = zip(found, map(self._picked, self.found), strict=True)
+        pairs = zip(outputs, map(self._selected, self.results), strict=True)
         return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
 
 
@@ -184,16 +210,16 @@ def _with_labels(network: nn.Module, one: Given) -> Given:
     return replace(one, words={**cached, **one.words, LABELS: one.targets})
 
 
-def _called(network: nn.Module, one: Given) -> Any:
+def _called(network: nn.Module, batch: Given) -> Any:
     """Return what the network returns for a copy of a batch, without its graph; it may take gradients itself."""
-    one = one.mapped(torch.clone)
+    own = batch.mapped(torch.clone)
     try:
         with torch.enable_grad():
-            return tree_map_only(Tensor, torch.detach, network(*one.arguments, **one.words))
+            return tree_map_only(Tensor, torch.detach, network(*own.arguments, **own.words))
     except (Exception, SystemExit) as error:
         raise Raised(
             f"the network cannot take the batch: it raises {type(error).__name__}",
-            got=f"{words_of(error)}; given {one}",
+            got=f"{words_of(error)}; given {own}",
             allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",
             remedy="call the network yourself with the same batch",
         ) from error
@@ -210,7 +236,7 @@ def _entry(found: Any, name: str | int) -> Any:
     return getattr(found, name, None)
 
 
-def _picked(found: Any) -> Tensor | None:
+def select_output(found: Any) -> Tensor | None:
     """Return the one tensor that is an output: the thing itself, its logits, or the only one there is."""
     if isinstance(found, Tensor):
         return found
@@ -224,9 +250,9 @@ def _picked(found: Any) -> Tensor | None:
 
 def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
     del targets
-    picked = _picked(found) if name is None else _entry(found, name)
-    if isinstance(picked, Tensor):
-        return picked
+    output = select_output(found) if name is None else _entry(found, name)
+    if isinstance(output, Tensor):
+        return output
     names = list(map(str, found)) if isinstance(found, Mapping) else []
     raise UserError(
         "the network's outputs: it is not clear which tensor the loss takes",
@@ -236,35 +262,42 @@ def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
     )
 
 
-Made = tuple[Tensor, Tensor, nn.Module]
-Make = Callable[[Tensor, Tensor], Made]
+class LossCandidate(NamedTuple):
+    """A loss that may be the network's own: its value, the targets that it takes, and the loss itself."""
+
+    value: Tensor
+    targets: Tensor
+    loss: nn.Module
 
 
-def _next_token(output: Tensor, targets: Tensor) -> Made:
+KnownLoss = Callable[[Tensor, Tensor], LossCandidate]  # of an output and the targets
+
+
+def _next_token(output: Tensor, targets: Tensor) -> LossCandidate:
     following = F.pad(targets[:, 1:], (0, 1), value=IGNORED)
     return _each_token(output, following)
 
 
-def _each_token(output: Tensor, targets: Tensor) -> Made:
+def _each_token(output: Tensor, targets: Tensor) -> LossCandidate:
     if targets.is_floating_point() or targets.shape != output.shape[:-1]:
         raise ValueError("no classes")
-    return CrossEntropy()(output, targets), targets, CrossEntropy()
+    return LossCandidate(CrossEntropy()(output, targets), targets, CrossEntropy())
 
 
-def _numbers(output: Tensor, targets: Tensor) -> Made:
+def _numbers(output: Tensor, targets: Tensor) -> LossCandidate:
     return _entry_by_entry(SquaredError("mean"), output, targets)
 
 
-def _yes_or_no(output: Tensor, targets: Tensor) -> Made:
+def _yes_or_no(output: Tensor, targets: Tensor) -> LossCandidate:
     return _entry_by_entry(nn.BCEWithLogitsLoss(), output, targets)
 
 
-def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> Made:
+def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> LossCandidate:
     shaped = targets.to(output.dtype).view_as(output)
-    return loss(output, shaped), shaped, loss
+    return LossCandidate(loss(output, shaped), shaped, loss)
 
 
-_KNOWN: tuple[Make, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
+_KNOWN: tuple[KnownLoss, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
 
 
 def _scalar(value: Any) -> Tensor:

@@ -1,27 +1,25 @@
-"""Puts a user's network and loss back as they were after a run: tensors, attributes, closures, random generators."""
+"""Puts a user's network, loss or loader back as it was after a run: tensors, attributes, closures, generators."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import CellType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from hessfig.models.identity import is_library, names_in
 from hessfig.rng import is_row_major, kept_draws, lay_out
 
 _CONTAINERS = (dict, list, set, deque)
-_DEEPEST = 12  # containers inside of containers that are looked into
-_LONGEST = (
-    10_000  # entries of a container that are looked into; of a longer one (a data set) the entries are kept alone
-)
 
 
 @contextmanager
@@ -31,7 +29,22 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     Attributes and containers are put back by what they hold and, with `numbers`, tensors and arrays by their bytes.
     What code writes elsewhere (files, objects of libraries) stays written.
     """
-    state = _State(numbers=numbers)
+    with _restoring(_State(numbers=numbers), things):
+        yield
+
+
+@contextmanager
+def preserved_loader(loader: Any) -> Iterator[None]:
+    """Put back what one pass changes in a loader: attributes, lists, orders and generators of all its parts."""
+    state = _LoaderState(numbers=True)
+    with _restoring(state, (loader,)):
+        if isinstance(loader, DataLoader):
+            vars(loader)["_iterator"] = None  # its own workers would go on where this pass ends
+        yield
+
+
+@contextmanager
+def _restoring(state: _State, things: Iterable[Any]) -> Iterator[None]:
     for thing in things:
         state.add(thing)
     with kept_draws():
@@ -60,26 +73,26 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 @contextmanager
 def laid_out(network: nn.Module) -> Iterator[None]:
     """Have parameters and buffers in row-major order: torch's batch norms misread others in their backward pass."""
-    held = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
+    others = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
     try:
         lay_out(network)
         yield
     finally:
-        for one, data in held:
+        for one, data in others:
             one.data = data
 
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Have parameters require gradients and no hook of theirs change them: hooks are no part of a function."""
-    held = list(parameters)
-    flags, hooks = [one.requires_grad for one in held], [_taken(one._backward_hooks) for one in held]
+    leaves = list(parameters)
+    flags, hooks = [one.requires_grad for one in leaves], [_taken(one._backward_hooks) for one in leaves]
     try:
-        for one in held:
+        for one in leaves:
             one.requires_grad_()
         yield
     finally:
-        for one, flag, own in zip(held, flags, hooks, strict=True):
+        for one, flag, own in zip(leaves, flags, hooks, strict=True):
             one.requires_grad_(flag)
             (one._backward_hooks or {}).update(own)
 
@@ -93,7 +106,12 @@ def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:
 
 
 class _State:
-    """What is put back: one function for each thing, called in reverse order."""
+    """What is put back: one function for each thing, called in reverse order.
+
+    Of a container with more entries than `longest` (a data set) the entries are kept, and not looked into.
+    """
+
+    deepest, longest, most_parts = 12, 10_000, float("inf")
 
     def __init__(self, *, numbers: bool) -> None:
         self._seen, self._undo, self._kept = set[int](), list[Callable[[], object]](), list[Any]()
@@ -101,7 +119,7 @@ class _State:
 
     def add(self, thing: Any, depth: int = 0) -> None:
         """Note the state of a thing and of what it holds."""
-        if id(thing) in self._seen or depth > _DEEPEST:
+        if id(thing) in self._seen or depth > self.deepest or len(self._kept) >= self.most_parts:
             return
         self._seen.add(id(thing))
         self._kept.append(thing)  # its id stays its own
@@ -116,7 +134,9 @@ class _State:
 
     def _parts(self, thing: Any) -> Iterable[Any]:
         if isinstance(thing, Tensor | numpy.ndarray):
-            return self._of_numbers(thing)
+            if self._numbers and self._counts(thing):
+                self._undo.append(_numbers_of(thing))
+            return ()
         if isinstance(thing, FunctionType):
             return self._of_function(thing)
         if isinstance(thing, MethodType):
@@ -126,19 +146,21 @@ class _State:
         if isinstance(thing, CellType):
             return self._of_cell(thing)
         if isinstance(thing, tuple):
-            return thing
+            return thing if len(thing) <= self.longest else ()
         if isinstance(thing, _CONTAINERS):
             return self._of_container(thing)
-        if isinstance(thing, nn.Module | SimpleNamespace) or (hasattr(thing, "__dict__") and _is_own_object(thing)):
-            return self._of_container(vars(thing))
-        return ()
+        return self._of_container(vars(thing)) if self._is_open(thing) else ()
 
-    def _of_numbers(self, thing: Tensor | NDArray[Any]) -> tuple[()]:
-        if self._numbers and isinstance(thing, numpy.ndarray):
-            self._undo.append(partial(numpy.copyto, thing, thing.copy()))
-        elif self._numbers and isinstance(thing, Tensor) and _is_dense(thing):
-            self._undo.append(partial(_put_back, thing, thing.detach().clone()))
-        return ()
+    def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
+        """Whether numbers are put back."""
+        return _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
+
+    def _is_open(self, thing: Any) -> bool:
+        """Whether the attributes of an object are put back; of other objects there is no state here."""
+        if isinstance(thing, nn.Module | SimpleNamespace):
+            return True
+        is_object = hasattr(thing, "__dict__") and not isinstance(thing, type)
+        return is_object and not is_library(type(thing).__module__)
 
     def _of_function(self, function: FunctionType) -> list[Any]:
         if is_library(function.__module__):
@@ -150,17 +172,66 @@ class _State:
 
     def _of_cell(self, cell: CellType) -> list[Any]:
         try:
-            held = cell.cell_contents
+            content = cell.cell_contents
         except ValueError:  # nothing is bound to it yet
             return []
-        self._undo.append(partial(setattr, cell, "cell_contents", held))
-        return [held]
+        self._undo.append(partial(setattr, cell, "cell_contents", content))
+        return [content]
 
     def _of_container(self, thing: Any) -> list[Any]:
         copy = type(thing)(thing) if type(thing) in (dict, list, set) else _plain_copy(thing)
         self._undo.append(partial(_refill, thing, copy))
-        held = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
-        return held if len(held) <= _LONGEST else []
+        entries = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
+        return entries if len(entries) <= self.longest else []
+
+
+class _LoaderState(_State):
+    """The state of a loader, its samplers and its data, objects of libraries included; data themselves are not kept."""
+
+    deepest, longest, most_parts = 60, 64, 10_000
+
+    def _parts(self, thing: Any) -> Iterable[Any]:
+        generator = _generator_of(thing)
+        if generator is not None:
+            self._undo.append(generator)
+            return ()
+        if isinstance(thing, _CLOSED) and not isinstance(thing, dict):
+            return ()
+        return (thing.__self__,) if isinstance(thing, BuiltinMethodType) else super()._parts(thing)
+
+    def _of_function(self, function: FunctionType) -> list[Any]:
+        return [vars(function), *(function.__closure__ or ())]
+
+    def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
+        """Whether numbers may be the order of samples, which some loaders shuffle in place."""
+        is_whole = numbers.dtype == torch.int64 if isinstance(numbers, Tensor) else numbers.dtype.kind in "iu"
+        return numbers.ndim == 1 and is_whole and super()._counts(numbers)
+
+    def _is_open(self, thing: Any) -> bool:
+        return isinstance(getattr(thing, "__dict__", None), dict)
+
+
+_CLOSED = (Mapping, str, bytes, nn.Module, ModuleType, type, Iterator)
+
+
+def _generator_of(thing: Any) -> Callable[[], object] | None:
+    """Return what puts a random generator into its present state; None for anything else."""
+    if isinstance(thing, torch.Generator):
+        return partial(thing.set_state, thing.get_state())
+    if isinstance(thing, numpy.random.RandomState):
+        return partial(thing.set_state, thing.get_state())
+    if isinstance(thing, random.Random):
+        return partial(thing.setstate, thing.getstate())
+    if isinstance(thing, numpy.random.Generator):
+        return partial(setattr, thing.bit_generator, "state", thing.bit_generator.state)
+    return None
+
+
+def _numbers_of(thing: Tensor | NDArray[Any]) -> Callable[[], object]:
+    """Return what gives a tensor or an array its present numbers back."""
+    if isinstance(thing, Tensor):
+        return partial(_put_back, thing, thing.detach().clone())
+    return partial(numpy.copyto, thing, thing.copy())
 
 
 def _plain_copy(thing: Any) -> Any:
@@ -204,8 +275,3 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _is_dense(tensor: Tensor) -> bool:
     is_strided = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return is_strided and not (tensor.is_meta or tensor.is_inference())
-
-
-def _is_own_object(thing: Any) -> bool:
-    """Whether an object is of a class of the user's own; classes, modules of Python and tensors have no state here."""
-    return not isinstance(thing, type | Tensor) and not is_library(type(thing).__module__)

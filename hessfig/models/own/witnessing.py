@@ -25,12 +25,11 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, plain
-from hessfig.models.found_weights import FOUND, find_weights
-from hessfig.models.lens_bridge import is_bridge, opened, wrapped
-from hessfig.models.own.any_batch import read_batches
-from hessfig.models.own.own_checks import Raised, check_network, check_tree, original, shape_of, uncopied
-from hessfig.models.own.own_function import Asked, OwnFunction
-from hessfig.models.own.own_network import Built, Uncopied, copy_of, in_place_of, split_problem, whole_problem
+from hessfig.models.own.border import Asked, open_request
+from hessfig.models.own.copies import Uncopied, copy_of, in_place_of, uncopied
+from hessfig.models.own.own_checks import Raised, shape_of
+from hessfig.models.own.own_function import OwnFunction
+from hessfig.models.own.own_network import Built, split_problem, whole_problem
 from hessfig.rng import kept_draws, made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
@@ -39,59 +38,29 @@ _NOT_COMPARED = "what is measured was not compared with the network itself, whic
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
 
-def foreign(
-    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: Any = None, *, dtype: str
-) -> Objective:
-    """Check and name everything, and return what is measured: it was compared with the user's own function.
+def witnessed(asked: Asked, dtype: str) -> Objective:
+    """Return what is measured in a type, compared with the user's own function.
 
-    The network is copied, or run in place where a copy computes something else. `inputs` and `targets` are tensors or
-    lists of them (batches, which weigh what the loss's mean divides by), or what hessfig.models.own.any_batch reads, or
-    lens_bridge.opened of a bridge, whose weights are found where none are named; `outputs` names what the loss takes of
-    several outputs. `loss`: cross_entropy, mse, mse_sum, a function, or a module with `reduction`; None: the network's
-    own, or cross_entropy. `weights`: {name: parameter, (parameter, index) or a list of these}; a name may be pinned to
-    a layer (W_V@2). Raises UserError for what does not fit, and where nothing computes what the user's function does.
+    The network is copied, or run in place where a copy computes something else. Raises UserError for batches, losses
+    and names that do not fit, and where nothing computes what the user's function does.
     """
-    check_network(network := _original(network))
-    with differentiating(), kept_draws(), made_on(next(network.parameters()).device):
-        asked = asked_of_user(network, inputs, targets, loss, weights, outputs)
+    with differentiating(), kept_draws(), made_on(asked.device):
         return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
 
-def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
+def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     """Return what a factory made as a checked problem. Raises UserError when it made something else."""
-    if hasattr(found, "network") and hasattr(found, "targets"):
-        outputs = getattr(found, "outputs", None)
-        found = (found.network, found.inputs, found.targets, found.loss, found.weights, outputs)
-    if not isinstance(found, tuple) or len(found) not in (4, 5, 6) or not isinstance(found[0], nn.Module):
+    if hasattr(returned, "network") and hasattr(returned, "targets"):
+        outputs = getattr(returned, "outputs", None)
+        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, outputs)
+    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6) or not isinstance(returned[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
-            got=shape_of(found),
+            got=shape_of(returned),
             allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
             remedy="return a torch.nn.Module, its inputs, the targets and a loss",
         )
-    return foreign(*found, dtype=dtype)
-
-
-def asked_of_user(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any, outputs: Any) -> Asked:
-    """Return what a user asks for, a bridge as the model that it wraps. Raises UserError for what is no network."""
-    check_network(network := _original(network))
-    check_tree(network)
-    if is_bridge(network):
-        model = wrapped(network)
-        weights = find_weights(model) if weights in (None, FOUND) else weights
-        network, inputs, targets = opened(network, model, inputs, targets)
-    if isinstance(weights, str) and weights == FOUND:
-        first = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
-        weights = find_weights(network, inputs=first.words or first.arguments)
-    return Asked(network, inputs, targets, loss, weights, outputs)
-
-
-def _original(network: Any) -> Any:
-    """Return the module inside of what torch.compile returned, and say so."""
-    if (module := original(network)) is not network:
-        words = "the network is compiled: the module that torch.compile was given is measured, under its own names"
-        warnings.warn(words, RuntimeWarning, stacklevel=4)
-    return module
+    return witnessed(open_request(*returned), dtype)
 
 
 @dataclass(frozen=True)
@@ -175,8 +144,8 @@ class Witnessing:
         moved = {name: own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
         beside = derivatives(terms_of(problem, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
-        there = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
-        return _Comparison(own, here, {**apart(own.here, here, ratio), **there})
+        beside_weights = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
+        return _Comparison(own, here, {**apart(own.here, here, ratio), **beside_weights})
 
     def _witness(self, built: Built) -> Witness | str:
         """Return what the user's function says of a problem: a witness, or in words why it is another function."""
@@ -224,8 +193,8 @@ class Witnessing:
         signs = self.own.directions.like(leaves)[0]
         shaken = {name: (one.detach() * (1 + 4 * eps * signs[name])).requires_grad_() for name, one in leaves.items()}
         vectors = self.own.directions.like(leaves)[: len(seen.here.products)]
-        there = derivatives(terms_of(problem, shaken), shaken, vectors, 2 if vectors else 1)
-        moved = apart(seen.here, there, self.own.directions.ratio)
+        after = derivatives(terms_of(problem, shaken), shaken, vectors, 2 if vectors else 1)
+        moved = apart(seen.here, after, self.own.directions.ratio)
         allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
         return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
 
@@ -251,10 +220,10 @@ class Witnessing:
 
 
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
-    held = uncopied(network)[0]
+    places = uncopied(network)[0]
     return UserError(
         "what would be measured is not the user's function: its derivatives, computed in place, are others",
-        got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [held] * bool(held)), most=700),
+        got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [places] * bool(places)), most=700),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "
         f"{str(real).removeprefix('torch.')} whatever it is given, dtype={str(real).removeprefix('torch.')!r}",

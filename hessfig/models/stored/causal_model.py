@@ -19,9 +19,8 @@ from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.rounding import OUTPUTS, ROWS
-from hessfig.curvature.witness import Derivatives, apart, derivatives
+from hessfig.curvature.witness import Derivatives, Directions, apart, derivatives
 from hessfig.errors import UserError, first_few
-from hessfig.models.own.own_function import Directions
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ModelSizes, architecture, public
 from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases

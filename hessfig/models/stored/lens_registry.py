@@ -13,7 +13,8 @@ from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, plain, unknown_name
 from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import check_causal, following
-from hessfig.models.own.witnessing import foreign
+from hessfig.models.own.border import open_request
+from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored.lens_settings import LensSizes
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.tokens import Ids
@@ -56,7 +57,7 @@ def drawn_at_random(config: Config, seed: int, ids: Ids, at_once: int) -> Object
     targets = [following(batch) for batch in batches]
     for one in targets:
         one[:, : config.task.first_scored] = -100
-    return foreign(_bridge(config, seed), batches, targets, "cross_entropy", dtype=config.dtype)
+    return witnessed(open_request(_bridge(config, seed), batches, targets, "cross_entropy"), config.dtype)
 
 
 def _bridge(config: Config, seed: int) -> Any:

@@ -1,15 +1,23 @@
-"""What TransformerLens's configuration says: sizes, and the layout of the weights."""
+"""The folder of a TransformerLens network: its configuration (sizes, and the layout of the weights) and its files."""
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from hessfig.errors import UserError
+from hessfig.config.schema import Config
+from hessfig.errors import UserError, first_few
+from hessfig.files import is_file
 from hessfig.models.stored.architectures import check_pieces, count_of
+from hessfig.models.stored.model_folder import CONFIG, KEY, json_of
 from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight, bias_of, norm_of
 
+_PATTERNS = ("*.safetensors", "*.pth", "*.pt")
+_FORM = f"a folder with {CONFIG} (TransformerLens's configuration as JSON) and the state, {', '.join(_PATTERNS)}"
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
 _COUNTS = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_ctx")
@@ -28,6 +36,12 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_scores_soft_cap", "output_logits_soft_cap"), (-1, 0, None)),
     **dict.fromkeys(("num_experts", "experts_per_token"), (None,)),
 }
+
+
+def settings_of(config: Config) -> tuple[dict[str, Any], str]:
+    """Return the configuration, and where it stands, for messages. Raises UserError when there is none."""
+    path = weights_of(config).parent / CONFIG
+    return json_of(path, _FORM), str(path)
 
 
 @dataclass(frozen=True)
@@ -114,6 +128,46 @@ def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
         allowed=allowed,
         remedy="model=huggingface for a model of transformers, or model=python model.factory=FILE.py:FUNCTION",
     )
+
+
+def digest(sizes: LensSizes, weights: str) -> str:
+    """Return one hash of sizes and of the hash of the weights' file."""
+    return hashlib.sha256(json.dumps([asdict(sizes), weights]).encode()).hexdigest()
+
+
+def weights_of(config: Config) -> Path:
+    """Return the file of weights: model.path itself, or the only one in that folder.
+
+    Raises UserError when there is none, or when there are several.
+    """
+    if config.model.path is None:
+        raise UserError(
+            f"{KEY} is missing",
+            got="model=transformer_lens without model.path",
+            allowed=f"{_FORM}, or that file; without it, random weights of model.name",
+            remedy="model.path=DIR, or for example model.name=GPT2LMHeadModel",
+        )
+    place = Path(config.model.path)
+    if is_file(place):
+        return place
+    files = sorted(path for pattern in _PATTERNS for path in place.glob(pattern)) if place.is_dir() else []
+    if len(files) != 1:
+        raise UserError(
+            f"{KEY}: {_odd(place, bool(files))}",
+            got=first_few([path.name for path in files]) if files else place,
+            allowed=f"{_FORM}, or that file",
+            remedy=f"for example model.path={files[-1]}" if files else _HOW,
+        )
+    return files[0]
+
+
+_HOW = "torch.save(model.state_dict(), 'DIR/state.pth'), and the configuration's numbers as DIR/config.json"
+
+
+def _odd(place: Path, several: bool) -> str:
+    if several:
+        return "the folder has several files of weights"
+    return "the folder has no weights" if place.is_dir() else "there is no such folder"
 
 
 HEAD = "unembed.weight"  # (vocabulary, width + 1): W_U transposed, and b_U as its last column

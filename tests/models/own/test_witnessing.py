@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hessfig
-from hessfig.models.own.witnessing import as_drawn
+from hessfig.models.own.witnessing import factory_objective
 from tests.odd_functions import REFUSED, RIGHT, Odd
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -78,7 +78,7 @@ def test_operators_and_factories_too(name: str) -> None:
     largest = max(blocks, key=lambda block: float(blocks[block].norm()))
     operator = problem(one).operator(largest)
     assert torch.allclose(operator.dense(), blocks[largest], rtol=1e-8, atol=1e-10)
-    drawn = as_drawn(problem(one), dtype="float64", source="mine.py:make")
+    drawn = factory_objective(problem(one), dtype="float64", source="mine.py:make")
     assert drawn.witness is not None and max(drawn.witness.off.values()) < 1e-9
 
 

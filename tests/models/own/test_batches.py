@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import hessfig
 from hessfig.errors import UserError
-from hessfig.models.own import kept_batches
-from hessfig.models.own.kept_batches import kept
+from hessfig.models.own import batches as read_batches
+from hessfig.models.own.batches import keep_batches
 
 SAMPLES, SIZE = 10, 4
 
@@ -199,7 +199,7 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize("batch", [list(samples()), Pair(*samples()), {"x": samples()[0]}])
 def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(batch: Any) -> None:
-    (found,) = kept(iter([batch]))
+    (found,) = keep_batches(iter([batch]))
     assert type(found) is type(batch)
     pairs = (
         zip(found.values(), batch.values(), strict=True) if isinstance(batch, dict) else zip(found, batch, strict=True)
@@ -213,12 +213,12 @@ def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(batch:
     "given", [torch.ones(2), (1, 2), [1], {"a": 1}, "text", numpy.ones(3), nn.Sequential(), None, 3]
 )
 def test_what_is_a_batch_or_a_list_of_them_is_left_as_it_is(given: Any) -> None:
-    assert kept(given) is given
+    assert keep_batches(given) is given
 
 
 @pytest.mark.parametrize(("name", "value"), [("MOST_BATCHES", 50), ("SHARE", 10**7)])
 def test_a_stream_without_end_is_refused_with_a_bound(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_batches, name, value)
+    monkeypatch.setattr(read_batches, name, value)
     endless = itertools.repeat(samples())
     with pytest.raises(UserError, match="inputs: the batches have no end, or are more than can be kept") as refused:
         hessfig.Problem(network(), endless)
@@ -228,8 +228,8 @@ def test_a_stream_without_end_is_refused_with_a_bound(name: str, value: int, mon
 
 
 def test_as_many_batches_as_the_bound_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_batches, "MOST_BATCHES", 5)
-    assert len(kept(itertools.repeat(samples(), 5))) == 5
+    monkeypatch.setattr(read_batches, "MOST_BATCHES", 5)
+    assert len(keep_batches(itertools.repeat(samples(), 5))) == 5
 
 
 @pytest.mark.parametrize("kind", ["the global generator", "a generator of its own", "a sampler that counts"])

@@ -1,0 +1,170 @@
+"""The batches of a user's own problem: read from tensors, dictionaries, pairs and loaders, and kept as copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.config.machine import memory
+from hessfig.curvature.problem import Batch
+from hessfig.errors import UserError, plain
+from hessfig.models.own.any_batch import LABELS, Given
+from hessfig.models.own.own_checks import check_tensor, oddity, shape_of
+from hessfig.models.own.preserved import preserved_loader
+from hessfig.rng import row_major
+
+MOST_BATCHES, SHARE = 100_000, 4  # batches, and bytes as a share of the memory: one part in four
+_BATCHES = (Tensor, Mapping, str, bytes, list, tuple, nn.Module)  # what is a batch itself, or a list of them
+_ALLOWED = (
+    "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
+)
+
+
+def keep_batches(given: Any, what: str = "inputs") -> Any:
+    """Return the batches of a loader or an iterable as a list of copies; anything else as it is.
+
+    A second pass over a loader that shuffles gives another loss. The global generators, and those that the loader, its
+    samplers or its data hold, are as before the pass. Raises UserError for more than MOST_BATCHES batches, or more
+    bytes than a quarter of the memory: a stream may have no end.
+    """
+    if isinstance(given, _BATCHES) or not isinstance(given, Iterable) or hasattr(given, "__array__"):
+        return given
+    batches, size, most = list[Any](), 0, memory() // SHARE
+    with torch.inference_mode(False), preserved_loader(given):
+        for batch in given:
+            batches.append(copy_batch(batch))
+            size += _bytes(batches[-1])
+            if len(batches) > MOST_BATCHES or size > most:
+                raise _too_many(what, len(batches), size, most)
+    return batches
+
+
+def copy_batch(batch: Any) -> Any:
+    """Return a batch with tensors of its own: what is done to those of the caller later changes no measurement."""
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, Mapping):
+        return {name: copy_batch(one) for name, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(copy_batch, batch))
+    return type(batch)(map(copy_batch, batch)) if type(batch) in (list, tuple) else batch
+
+
+def _bytes(batch: Any) -> int:
+    if isinstance(batch, Tensor):
+        return batch.numel() * batch.element_size()
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return sum(map(_bytes, parts))
+
+
+def _too_many(what: str, count: int, size: int, most: int) -> UserError:
+    return UserError(
+        f"{what}: the batches have no end, or are more than can be kept",
+        got=f"{count} batches of {size / 2**30:.2g} GiB, and there are more",
+        allowed=f"at most {MOST_BATCHES} batches, and {most / 2**30:.2g} GiB (a quarter of the memory), read once",
+        remedy="list(itertools.islice(loader, 20)) in place of loader: its first 20 batches",
+    )
+
+
+def is_plain(inputs: Any, targets: Any) -> bool:
+    """Whether inputs and targets are tensors or lists of them, or nothing that this module knows."""
+    if targets is None or isinstance(targets, str) or isinstance(inputs, Mapping):
+        return False
+    if isinstance(inputs, tuple) and isinstance(targets, Tensor):
+        return len(inputs) == 1
+    listed = isinstance(inputs, list) and any(isinstance(one, tuple | Mapping) for one in inputs)
+    return not listed
+
+
+def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
+    """Return batches as the network takes them, with floating-point numbers of type `real`.
+
+    `targets` may be None (they are the second of a pair, or `labels` of a dictionary), the name of an entry, a tensor,
+    or a list with one for every batch. Raises UserError for anything else.
+    """
+    pairs = list(_paired(inputs, targets))
+    if not pairs:
+        raise _unknown("there is no batch", inputs, targets)
+    batches = [_given(batch, goal, inputs, targets) for batch, goal in pairs]
+    for batch in batches:
+        for name, tensor in batch.tensors:
+            if oddity(tensor):
+                check_tensor(name, tensor)
+    return [replace(batch, targets=_labels(batch.targets)).mapped(partial(_typed, real=real)) for batch in batches]
+
+
+def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (inputs, targets) of every batch."""
+    named = targets is None or isinstance(targets, str)
+    if isinstance(inputs, Mapping | Tensor) or (isinstance(inputs, tuple) and isinstance(targets, Tensor)):
+        yield inputs, targets
+    elif isinstance(inputs, tuple) and named and len(inputs) == 2 and not isinstance(inputs[0], Mapping | list):
+        yield inputs
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
+        every = list(keep_batches(inputs))
+        goals = [targets] * len(every) if named else list(keep_batches(targets, "targets"))
+        if len(goals) != len(every):
+            raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
+        for one, goal in zip(every, goals, strict=True):
+            is_pair = named and isinstance(one, tuple | list) and len(one) == 2
+            yield tuple(one) if is_pair else (one, goal)
+    else:
+        raise _unknown("inputs and targets are of another kind", inputs, targets)
+
+
+def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
+    words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
+    arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
+    labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
+    if goal is None or isinstance(goal, str):
+        key = goal or LABELS
+        if key not in words:
+            raise _unknown(f"the batch has no entry {plain(key)!r}, and no targets are given", inputs, targets)
+        goal = words.pop(key)
+    sizes = [len(thing) for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
+    if not sizes or not sizes[0] or not isinstance(goal, Tensor):
+        raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
+    is_told = goal.ndim > 0 and len(goal) in sizes  # by the targets, whatever comes first among the arguments
+    return Given(arguments, words, goal, len(goal) if is_told else sizes[0], labelled)
+
+
+def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
+    """Return a copy of a tensor of a batch in row-major order, its floating-point numbers of type `real`."""
+    return row_major(tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True))
+
+
+def _labels(targets: Tensor) -> Tensor:
+    """Return targets with class numbers of int64, as torch wants them."""
+    return targets.long() if targets.dtype in (torch.int8, torch.int16, torch.int32) else targets
+
+
+def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
+    return UserError(
+        f"the batch cannot be read: {what}",
+        got=f"{shape_of(inputs)} and {shape_of(targets)}",
+        allowed=_ALLOWED,
+        remedy="for example hessfig.Problem(network, {'input_ids': ids, 'labels': ids}), or targets='NAME' of an entry",
+    )
+
+
+def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
+    """Return the batches of a network that takes one tensor. Raises UserError for anything else than tensors."""
+    xs, ys = (list(side) if isinstance(side, list | tuple) else [side] for side in (inputs, targets))
+    if len(xs) != len(ys) or not xs or not all(isinstance(x, Tensor) for x in (*xs, *ys)):
+        raise UserError(
+            "inputs and targets are not tensors, or lists of as many tensors",
+            got=f"{shape_of(inputs)} and {shape_of(targets)}",
+            allowed="tensors whose first axis runs over samples",
+            remedy="torch.as_tensor(array); wrap networks of other inputs in a module that takes one tensor",
+        )
+    for name, side in (("inputs", xs), ("targets", ys)):
+        for tensor in side:
+            check_tensor(name, tensor)
+    # of a network that is cut at its layers every position is scored; others return what is scored
+    scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
+    return [Batch(_typed(x, real), _typed(_labels(y), real), at) for x, y, at in zip(xs, ys, scored, strict=True)]

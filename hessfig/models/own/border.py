@@ -1,0 +1,70 @@
+"""Opens what a user gives, once: the network is checked and taken out of its wrapper, and its weights are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hessfig.curvature.double_backward import differentiating
+from hessfig.models.found_weights import FOUND, find_weights
+from hessfig.models.own.batches import is_plain, read_batches
+from hessfig.models.own.own_checks import checked_network
+from hessfig.models.own.weight_names import TRAINABLE
+from hessfig.models.own.wrappers import opener_of
+from hessfig.rng import kept_draws
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks to be measured: a network, its batches, the loss and names of weights, as they were given."""
+
+    network: nn.Module
+    inputs: Any
+    targets: Any
+    loss: Any
+    weights: Any = None
+    outputs: str | int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Of the network."""
+        return next(self.network.parameters()).device
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the network takes one tensor, and the loss takes what it returns: it is called without labels."""
+        return self.outputs is None and is_plain(self.inputs, self.targets)
+
+    @property
+    def meant_loss(self) -> Any:
+        """The loss that is meant: cross-entropy, where none is given and the network is not asked for its own."""
+        return "cross_entropy" if self.loss is None and self.is_plain else self.loss
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether only parameters that require a gradient are measured."""
+        return isinstance(self.weights, str) and self.weights == TRAINABLE
+
+
+def open_request(
+    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: str | int | None = None
+) -> Asked:
+    """Return what a user asks for; of a wrapper of another library, the network inside.
+
+    Raises UserError for what is no network that can be measured.
+    """
+    network = checked_network(network)
+    is_found = isinstance(weights, str) and weights == FOUND
+    opener = opener_of(network)
+    with differentiating(), kept_draws():
+        if opener is not None:
+            model = opener.wrapped(network)
+            weights = find_weights(model) if weights is None or is_found else weights
+            network, inputs, targets = opener.bridge_as_network(network, model, inputs, targets)
+        elif is_found:
+            batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
+            weights = find_weights(network, inputs=batch.words or batch.arguments)
+    return Asked(network, inputs, targets, loss, weights, outputs)

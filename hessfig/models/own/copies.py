@@ -1,0 +1,146 @@
+"""Copies of a user's network: in another type of numbers, and as torch can differentiate them twice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.errors import UserError, first_few
+from hessfig.models.own.border import Asked
+from hessfig.models.own.in_place import InPlace, cast
+from hessfig.models.own.own_checks import replace_in, words_of
+from hessfig.rng import lay_out
+
+
+def copy_of(asked: Asked, real: torch.dtype) -> nn.Module:
+    """Return a copy of the user's network in a type, as torch can differentiate it twice.
+
+    A module under two names becomes two that share their parameters: torch.func.functional_call does not put back those
+    of one. Raises UserError for a network that cannot be copied.
+    """
+    network = copied(asked.network, "the network")
+    _split(network, {id(network)})
+    replace_in(network)
+    return cast_module(only_trainable(network) if asked.is_trainable else network, real)
+
+
+def in_place_of(asked: Asked, real: torch.dtype) -> nn.Module:
+    """Return the user's network itself, run with parameters of its own in a type."""
+    network = InPlace(asked.network, real, asked.loss)
+    return only_trainable(network) if asked.is_trainable else network
+
+
+def cast_module(module: nn.Module, real: torch.dtype) -> nn.Module:
+    """Bring a module's numbers into a type, complex ones into that of as many digits, and row-major order."""
+    module._apply(partial(cast, real=real))
+    return lay_out(module)
+
+
+class Uncopied(UserError):
+    """A module of the user's own that cannot be copied."""
+
+
+def copied(module: nn.Module, what: str) -> nn.Module:
+    """Return a copy of a module of the user's own; attributes with a graph are what it computed: constants.
+
+    Raises Uncopied for one that cannot be copied.
+    """
+    computed = chain.from_iterable(results(dict(vars(one))) for one in module.modules())
+    try:
+        return copy.deepcopy(module, {id(one): one.detach().clone() for one in computed})
+    except Exception as error:
+        places, remedy = uncopied(module)
+        raise Uncopied(
+            f"{what} cannot be copied",
+            got=places or words_of(error),
+            allowed="a module that copy.deepcopy copies",
+            remedy=remedy or "convert it yourself (module.double()), without a module under two names",
+        ) from error
+
+
+def _split(module: nn.Module, seen: set[int]) -> None:
+    for name, child in module._modules.items():
+        if child is not None and id(child) in seen:
+            module._modules[name] = _twin(child)
+        elif child is not None:
+            seen.add(id(child))
+            _split(child, seen)
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return another module with the same parameters, buffers and attributes."""
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    for kind in ("_parameters", "_buffers"):
+        twin.__dict__[kind] = dict(module.__dict__[kind])
+    children = module._modules.items()
+    twin.__dict__["_modules"] = {name: None if child is None else _twin(child) for name, child in children}
+    return twin
+
+
+_REPARAMETRISED = {
+    "BasePruningMethod": "torch.nn.utils.prune.remove(module, name), which makes a mask permanent",
+    "WeightNorm": "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm",
+    "SpectralNorm": "torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
+}
+_COMPUTED = "compute it in forward(), or tie parameters by assigning the nn.Parameter itself"
+
+
+def uncopied(network: nn.Module) -> tuple[str, str]:
+    """Return which attributes keep a network from being copied, and what to do: those computed from parameters."""
+    remedies = {
+        f"{path}.{name}".lstrip("."): _makers(module).get(name, _COMPUTED)
+        for path, module in network.named_modules()
+        for name, held in vars(module).items()
+        if any(True for _ in results(held))
+    }
+    places = f"computed from parameters, and no parameter itself: {first_few(list(remedies))}" if remedies else ""
+    return places, "; ".join(dict.fromkeys(remedies.values()))
+
+
+def results(held: Any) -> Iterator[Tensor]:
+    """Yield the tensors, alone or in lists and dictionaries, that were computed from parameters and carry a graph."""
+    if isinstance(held, Tensor) and held.grad_fn is not None:
+        yield held
+    elif isinstance(held, list | tuple | dict):
+        yield from (one for part in (held.values() if isinstance(held, dict) else held) for one in results(part))
+
+
+def _makers(module: nn.Module) -> dict[str, str]:
+    """Return the remedy for attributes that a hook of torch.nn.utils computes before every call, by their names."""
+    by_name = dict[str, str]()
+    for hook in module._forward_pre_hooks.values():
+        kinds = [kind.__name__ for kind in type(hook).__mro__ if kind.__module__.startswith("torch.nn.utils")]
+        kinds += ["BasePruningMethod"] * (type(hook).__name__ == "PruningContainer")
+        remedies = [_REPARAMETRISED[kind] for kind in kinds if kind in _REPARAMETRISED]
+        name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
+        if remedies and isinstance(name, str):
+            by_name[name] = remedies[0]
+    return by_name
+
+
+def only_trainable(network: nn.Module) -> nn.Module:
+    """Turn the parameters that require no gradient into buffers, in place, and return the network.
+
+    What is left are the weights of a training that holds others fixed: adapters such as LoRA. Raises UserError where
+    nothing is left.
+    """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise UserError(
+            "weights='trainable': no parameter of the network requires a gradient",
+            got="requires_grad=False everywhere",
+            allowed="a network with parameters that are trained",
+            remedy="leave weights out: every parameter is named then",
+        )
+    for module in network.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not parameter.requires_grad:
+                del module._parameters[name]
+                module.register_buffer(name, parameter.detach())
+    return network

@@ -1,0 +1,155 @@
+"""Checks of one run: outputs that are the same twice, and a loss that is one number with a derivative in them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hessfig.curvature.double_backward import no_derivative, steps_of
+from hessfig.curvature.losses import CrossEntropy, takes_numbers
+from hessfig.curvature.problem import Batch
+from hessfig.errors import UserError
+from hessfig.models.own.own_checks import Raised, oddity, shape_of, words_of
+
+_REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
+_ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor of shape ()"
+
+
+def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
+    """Run network and loss once and return the outputs.
+
+    They must be a tensor, the same twice, and something the loss can take and be differentiated in.
+    """
+    outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
+    if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
+        raise UserError(
+            "the network's output is not a tensor of real numbers",
+            got=shape_of(outputs),
+            allowed="a tensor, floating point",
+            remedy="wrap it in a module that returns the tensor the loss needs",
+        )
+    if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
+        raise UserError(
+            "the network's outputs change from call to call",
+            got=f"{shape_of(outputs)}, then another",
+            allowed="a deterministic network",
+            remedy="network.eval(), or take the randomness out",
+        )
+    if not outputs.ndim and (takes_numbers(loss) or isinstance(loss, CrossEntropy)):
+        raise UserError(
+            "the network returns one number, and no outputs that this loss can take",
+            got=f"{shape_of(outputs)}, and the loss {type(loss).__name__}",
+            allowed="outputs whose first axis runs over samples; or a number that is itself the loss",
+            remedy="where it is the loss: loss=lambda outputs, targets: outputs",
+        )
+    _check_loss(loss, outputs, batch.targets)
+    return outputs
+
+
+def changes_inputs(network: nn.Module, batch: Batch) -> bool:
+    """Whether a network changes its inputs in place."""
+    given = batch.inputs.clone()
+    _outputs(network, given)
+    return not torch.equal(given.nan_to_num(), batch.inputs.nan_to_num())
+
+
+def _outputs(network: nn.Module, inputs: Tensor) -> Any:
+    """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
+    with torch.enable_grad():
+        outputs = _called("the network", network, inputs)
+    return outputs.detach() if isinstance(outputs, Tensor) else outputs
+
+
+_CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint
+
+
+def check_reached(network: nn.Module, batch: Batch) -> None:
+    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant.
+
+    Raises UserError where some reach them through reentrant checkpoints, whose derivatives autograd.grad cannot take.
+    """
+    at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
+    if any(_CUT in str(one.message) for one in said) or "CheckpointFunctionBackward" in steps_of([outputs]):
+        raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
+    if not outputs.requires_grad:
+        warnings.warn(
+            "no parameter reaches the network's outputs (detached, or under torch.no_grad()): all derivatives are zero",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
+    """Return module(*given). Raises UserError, which says what was raised, when it raises anything."""
+    try:
+        return module(*given)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Raised(
+            f"{what} raises {type(error).__name__} when it is called",
+            got=f"{words_of(error)}; given {' and '.join(map(shape_of, given))}",
+            allowed=f"{'loss(outputs, targets)' if len(given) > 1 else 'network(inputs)'} without an error",
+            remedy=_REMEDY if len(given) > 1 else "call it yourself: network.double()(inputs), with the same inputs",
+        ) from error
+
+
+def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
+    """Raise UserError for a loss that is not one real number, the same twice, with a derivative in the outputs."""
+    if takes_numbers(loss) and outputs.shape != targets.shape:
+        _misfit(outputs, targets, "they differ in shape, and would be broadcast")
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        value = _called("the loss", loss, leaf, targets)
+        if not isinstance(value, Tensor) or value.shape != ():
+            end = "end it with .mean(), .sum() or .squeeze()"
+            raise UserError(
+                "the loss is no scalar",
+                got=f"it returned {shape_of(value)}",
+                allowed=_ALLOWED,
+                remedy=end if isinstance(value, Tensor) else "return the tensor: no .item(), float() or tuple",
+            )
+        if not value.is_floating_point():
+            _misfit(outputs, targets, f"it returned {shape_of(value)}")
+        if value.requires_grad:
+            of_outputs = partial(torch.autograd.grad, value, allow_unused=True)
+            if _called("the loss's backward pass", of_outputs, leaf)[0] is None:
+                raise UserError(
+                    "the loss does not depend on the network's outputs",
+                    got=f"{float(value.detach()):.6g}",
+                    allowed="a loss of outputs and targets",
+                    remedy="use its first argument",
+                )
+            again = float(_called("the loss", loss, leaf, targets).detach())
+            if again != float(value.detach()) and again == again:
+                raise UserError(
+                    "the loss is random: it changes from call to call",
+                    got=f"{float(value.detach()):.6g}, then {again:.6g}, of the same outputs and targets",
+                    allowed="a loss that is one function of outputs and targets",
+                    remedy="draw its random numbers once, before: noise = torch.randn(...), and let the loss use noise",
+                )
+            return
+    raise UserError(
+        "the loss has no derivative in the network's outputs",
+        got=f"{float(value):.6g}, detached from them or constant",
+        allowed="a loss that autograd can follow back to the outputs",
+        remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
+    )
+
+
+def _misfit(outputs: Tensor, targets: Tensor, why: str) -> NoReturn:
+    raise UserError(
+        "the loss cannot take the network's output",
+        got=f"outputs {shape_of(outputs)}, targets {shape_of(targets)}: {why}"[:400],
+        allowed=_ALLOWED,
+        remedy=f"{_REMEDY}; for mse: two tensors of one shape, such as outputs.squeeze(-1)",
+    )

@@ -1,0 +1,210 @@
+"""Names of a user's weights: parameters, slices of them and groups, with their layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.weights import Layout, Weight, every_parameter
+
+TRAINABLE = "trainable"
+Pair = tuple[Weight, Weight]
+_AT = "@"
+_MOST_LAYER = 10_000  # as model.n_layers
+_REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
+
+
+def named_layout(network: nn.Module, weights: Any) -> Layout:
+    """Return the layout of `weights`, or every parameter by its own name.
+
+    A parameter that has several names is held under the first of them; one without entries (LoRA of rank 0) has none.
+    Raises UserError for misfits, and for a group that holds an entry twice.
+    """
+    held = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
+    whole = every_parameter((name, p.numel()) for name, p in held)
+    if weights is None or weights == TRAINABLE:
+        return whole
+    if isinstance(weights, Layout):
+        return weights
+    if not isinstance(weights, Mapping) or not weights:
+        raise UserError(
+            "weights: no names of weights",
+            got=plain(repr(weights)),
+            allowed="{name: parameter}, None for every parameter by its own name, 'trainable' for those trained, or "
+            "'found' for those of a transformer by what they do",
+            remedy=_REMEDY,
+        )
+    known = _Known(network)
+    named = [weight for name, spec in weights.items() for weight in _named(known, name, spec)]
+    for name, layer, pair in _overlapping(named, known, "name"):
+        raise _twice(f"{name}{_AT}{layer}" if layer else str(name), pair, known)
+    shared = [pair for _, layer, pair in _overlapping(named, known, "parameter") if layer]
+    return Layout(tuple(named), whole.weights, shared=tuple(shared))
+
+
+class _Known:
+    """The parameters of a network: what each is called first, and which entries a view of it has."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.first = {id(p): name for name, p in network.named_parameters()}
+        every = network.named_parameters(remove_duplicate=False)
+        self.parameters = {name: p for name, p in every if p.is_floating_point()}
+        self.names = [name for name, p in network.named_parameters() if p.is_floating_point()]
+        self._entries: dict[str, Tensor] = {}
+
+    def overlap(self, pair: Pair) -> int:
+        """Return how many entries two weights have in common."""
+        first, second = pair
+        if first.parameter != second.parameter:
+            return 0
+        if first.index is None or second.index is None:
+            return min(first.size, second.size)
+        return int(torch.isin(self._of(first).flatten(), self._of(second).flatten()).sum())
+
+    def are_apart(self, weights: Sequence[Weight]) -> bool:
+        """Whether no two weights of one parameter have an entry in common: of a thousand rows, asked once."""
+        entries = torch.cat([self._of(one).flatten() for one in weights])
+        return len(entries.unique()) == len(entries)
+
+    def _of(self, weight: Weight) -> Tensor:
+        path = weight.parameter
+        if path not in self._entries:
+            parameter = self.parameters[path]
+            self._entries[path] = torch.arange(parameter.numel()).view(parameter.shape)
+        return self._entries[path][weight.index]
+
+
+def _overlapping(named: Sequence[Weight], known: _Known, alike: str) -> Iterator[tuple[str, int, Pair]]:
+    """Yield the pairs of weights that share entries, of those alike in layer, parameter and `alike`."""
+    groups = defaultdict(list)
+    for weight in named:
+        groups[getattr(weight, alike), weight.layer, weight.parameter].append(weight)
+    for (name, layer, _), members in groups.items():
+        if len(members) > 1 and not known.are_apart(members):
+            yield from ((name, layer, pair) for pair in combinations(members, 2) if known.overlap(pair))
+
+
+def _twice(name: str, pair: Pair, known: _Known) -> UserError:
+    """Return the error of a group that counts entries twice: its norm would be that of another matrix."""
+    views = [one.parameter if one.index is None else f"{one.parameter}{_shown(one.index)}" for one in pair]
+    return UserError(
+        f"weights: the group {name} holds entries twice",
+        got=f"{' and '.join(views)} have {known.overlap(pair)} entries in common",
+        allowed="parameters or slices without a common entry",
+        remedy="name every entry once in a group; other names may overlap with it",
+    )
+
+
+def _shown(index: Any) -> str:
+    return f"[{index}]" if not isinstance(index, tuple) else str(list(index))
+
+
+def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
+    bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
+    if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
+        raise UserError(
+            "weights: a name is plain text, perhaps with its layer behind @",
+            got=plain(repr(name)),
+            allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
+            remedy="rename it",
+        )
+    specs = [one for part in _members(spec) for one in _by_rows(known, part)]
+    if not specs:
+        raise UserError(f"weights: the group {name} is empty", got="[]", allowed="a list of parameters", remedy=_REMEDY)
+    return [_weight(known, bare, int(layer or 0), one) for one in specs]
+
+
+def _members(spec: Any) -> list[Any]:
+    """Return the entries of a group, a list or a tuple of names and pairs; a pair (name, index) is one of them."""
+    is_pair = isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and not _is_named(spec[1])
+    return list(spec) if isinstance(spec, list | tuple) and not is_pair else [spec]
+
+
+def _is_named(spec: Any) -> bool:
+    return isinstance(spec, str) or (isinstance(spec, list | tuple) and len(spec) > 0 and isinstance(spec[0], str))
+
+
+def _by_rows(known: _Known, spec: Any) -> list[Any]:
+    """Return the slices that a list of rows stands for: ("emb.weight", [0, 2, 3]) is [0:1] and [2:4] of it."""
+    if not isinstance(spec, tuple) or len(spec) != 2 or spec[0] not in known.parameters:
+        return [spec]
+    path, index = spec
+    numbers = index.tolist() if isinstance(index, Tensor | numpy.ndarray) and index.ndim == 1 else index
+    is_rows = isinstance(numbers, list | range) and all(isinstance(one, int | numpy.integer) for one in numbers)
+    if not is_rows or any(isinstance(one, bool) for one in numbers):
+        return [spec]
+    count, spans = len(known.parameters[path]) if known.parameters[path].ndim else 0, list[list[int]]()
+    for row in numbers:
+        if not -count <= row < count:
+            return [spec]
+        place = int(row) % count
+        if spans and spans[-1][1] == place:
+            spans[-1][1] += 1
+        else:
+            spans.append([place, place + 1])
+    return [(path, slice(*span)) for span in spans]
+
+
+def _is_layer(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_LAYER)) and int(text) <= _MOST_LAYER
+
+
+def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
+    path, index = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, None)
+    if not isinstance(path, str) or path not in known.parameters:
+        names = known.names
+        raise UserError(
+            f"weights: the network has no parameter {plain(repr(path))}",
+            got=plain(f"{name}: {path}"),
+            allowed=", ".join(names[:12]) + ", ..." * (len(names) > 12),
+            remedy=did_you_mean(str(path)[:200], names) or "see network.named_parameters()",
+        )
+    parameter = known.parameters[path]
+    size = _size(name, parameter, index)
+    return Weight(name, known.first[id(parameter)], size, layer, index=_from_the_front(index, parameter.ndim))
+
+
+def _size(name: str, parameter: Tensor, index: Any) -> int:
+    """Return the entries of the view. Raises UserError where it lies outside its parameter, or is no view."""
+    try:
+        view = parameter if index is None else parameter[index]
+        inside = view.numel() > 0 and _within(parameter, index)
+        shared = inside and view.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+    except (IndexError, TypeError, RuntimeError, ValueError, OverflowError):
+        inside = shared = False
+    if not (inside and shared):
+        raise UserError(
+            f"weights: the slice of {name} is not one of its parameter",
+            got=plain(repr(index)),
+            allowed=f"a slice within shape {tuple(parameter.shape)}, such as numpy.s_[:4, :], or rows: [0, 2, 5]",
+            remedy="count rows and columns again: PyTorch's Linear stores (outputs, inputs)",
+        )
+    return int(view.numel())
+
+
+def _from_the_front(index: Any, ndim: int) -> Any:
+    """Return an index without an ellipsis, with an axis at least: products have the probes on an axis of their own."""
+    if not ndim or not (index is Ellipsis or isinstance(index, tuple | int)):
+        return index if ndim else None
+    given: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    places = list(given)
+    if Ellipsis in places:
+        at, missing = places.index(Ellipsis), ndim + 1 - sum(one is not None for one in places)
+        places[at : at + 1] = [slice(None)] * missing
+    if len(places) == ndim and all(isinstance(one, int) for one in places):
+        places[-1] = slice(places[-1], places[-1] + 1 or None)
+    return index if places == given else tuple(places)
+
+
+def _within(parameter: Tensor, index: Any) -> bool:
+    """Whether the slices end inside the parameter: Python's slices would be cut short silently."""
+    slices = index if isinstance(index, tuple) else (index,)
+    ends = zip(slices, parameter.shape, strict=False)
+    return all(not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n for one, n in ends)
