@@ -207,22 +207,22 @@ def _overview(found: pd.DataFrame, groups: pd.DataFrame, seconds: dict) -> pd.Da
 class _Matrices:
     """A column of one diagonal block as dense matrices, checked by one product of a plain double backward."""
 
-    def __init__(self, problem: Objective, config: Config, layer: int, col: str, blocks: Sequence[Block]) -> None:
-        column = Engines(problem, config.model, Products.linearised).column(layer, col, blocks)
+    def __init__(self, objective: Objective, config: Config, layer: int, col: str, blocks: Sequence[Block]) -> None:
+        column = Engines(objective, config.model, Products.linearised).column(layer, col, blocks)
         self.dim, self.shape, self.dtype, self.bytes_per_probe = column.dim, column.shape, column.dtype, 1
         made = completed(dense_blocks(column), PARTS)
         self.blocks = {part: made[blocks[0], part] for part in PARTS}
         self.norms = {part: float(block.norm()) for part, block in self.blocks.items()}
         self.row = blocks[0]
-        self._check(problem, layer, col)
+        self._check(objective, layer, col)
 
     def split_matmat(self, probes: torch.Tensor, parts: Sequence[Part] = SPLIT) -> dict:
         """Return A V."""
         return {(self.row, part): self.blocks[part] @ probes for part in parts}
 
-    def _check(self, problem: Objective, layer: int, col: str) -> None:
-        side, vector = SidedColumn(problem, layer, col, [col]), torch.ones(self.dim, 1, dtype=self.dtype)
-        suffix, scale = problem.suffix(side.weights), self.norms[Part.H] + self.norms[Part.H_o]
+    def _check(self, objective: Objective, layer: int, col: str) -> None:
+        side, vector = SidedColumn(objective, layer, col, [col]), torch.ones(self.dim, 1, dtype=self.dtype)
+        suffix, scale = objective.suffix(side.weights), self.norms[Part.H] + self.norms[Part.H_o]
         for part, block in self.blocks.items():
             plain = side.gathered({part: DoubleBackward(suffix, part, side.parameters) @ side.spread(vector)})
             off = float((plain[col, part] - block @ vector).norm()) / scale

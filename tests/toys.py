@@ -80,10 +80,10 @@ def toy_problem(
 
 
 def exact_norms(
-    problem: Objective, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part], *, model: ModelConfig
+    objective: Objective, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part], *, model: ModelConfig
 ) -> dict[tuple[str, Part], float]:
     """Return the exact norms of a column of blocks by an engine of their own."""
-    return ExactEngine(problem, model).column(layer, col, rows, parts)
+    return ExactEngine(objective, model).column(layer, col, rows, parts)
 
 
 def toy_config(output_dir: object = "outputs", **settings: object) -> Config:

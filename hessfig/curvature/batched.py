@@ -39,10 +39,10 @@ def is_small(network: nn.Module) -> bool:
 
 
 @contextmanager
-def undisturbed(problem: Objective) -> Iterator[None]:
+def undisturbed(objective: Objective) -> Iterator[None]:
     """Differentiate whatever the caller has switched off, and small networks on one thread."""
-    device = next(problem.network.parameters()).device
-    with differentiating(), made_on(device), one_thread() if is_small(problem.network) else nullcontext():
+    device = next(objective.network.parameters()).device
+    with differentiating(), made_on(device), one_thread() if is_small(objective.network) else nullcontext():
         yield
 
 
@@ -53,17 +53,17 @@ class SmallNetwork:
     double backward. Where they do not, or where a backward pass cannot be batched, `holds` is false for the part.
     """
 
-    def __init__(self, problem: Objective) -> None:
-        self._suffix = problem.suffix(problem.layout.weights)
+    def __init__(self, objective: Objective) -> None:
+        self._suffix = objective.suffix(objective.layout.weights)
         self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
         self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
         self.holds, self.graphs = cache(self._holds), cache(self._graphs)
         self.bytes_per_probe = self._suffix.bytes_per_probe
 
     @staticmethod
-    def can_take(problem: Objective) -> bool:
+    def can_take(objective: Objective) -> bool:
         """Whether the network is somebody else's and small."""
-        return not isinstance(problem.network, Layered) and is_small(problem.network)
+        return not isinstance(objective.network, Layered) and is_small(objective.network)
 
     def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return A V in the parameters `rows`, (k, *shape) each; V is zero outside `columns`, which are alike."""
@@ -190,9 +190,9 @@ class BatchedColumn(SidedColumn):
     [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
-    def __init__(self, network: SmallNetwork, problem: Objective, layer: int, col: str, rows: Rows) -> None:
-        super().__init__(problem, layer, col, rows)
-        self._network, self._given = network, (problem, layer, col, rows)
+    def __init__(self, network: SmallNetwork, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+        super().__init__(objective, layer, col, rows)
+        self._network, self._given = network, (objective, layer, col, rows)
         self.bytes_per_probe = network.bytes_per_probe
 
     @cached_property

@@ -22,13 +22,13 @@ from hessfig.terms import AT_OUTPUTS, Block, Part
 class Entries:
     """The weights of one side of a block, in order, each row by row: what its vectors are made of."""
 
-    def __init__(self, problem: Objective, layer: int, name: str) -> None:
-        weights = problem.layout.side(layer, name)
+    def __init__(self, objective: Objective, layer: int, name: str) -> None:
+        weights = objective.layout.side(layer, name)
         labels = [f"{one.name}@{one.layer}" if one.layer else one.name for one in weights]
         self.names = labels if len(set(labels)) == len(labels) else [one.parameter for one in weights]
-        parameter = problem.network.get_parameter
+        parameter = objective.network.get_parameter
         self.shapes = [view_of(parameter(one.parameter), one).shape for one in weights]
-        self.sizes, self.dtype = [prod(shape) for shape in self.shapes], problem.dtype
+        self.sizes, self.dtype = [prod(shape) for shape in self.shapes], objective.dtype
 
     def unflatten(self, vector: Any) -> dict[str, Tensor]:
         """Return the entries of every weight, in its shape. Raises UserError for anything but such a vector."""
@@ -108,16 +108,16 @@ class BlockOperator(ImplicitMatrix):
     True
     """
 
-    def __init__(self, problem: Objective, block: Block, part: Part, column: Callable[[Block], Column]) -> None:
+    def __init__(self, objective: Objective, block: Block, part: Part, column: Callable[[Block], Column]) -> None:
         self.block, self.part = block, part
-        self._problem, self._column_of = problem, column
-        self.rows = Entries(problem, block.row_layer, block.row)
-        self.columns = Entries(problem, block.layer, block.col)
+        self._problem, self._column_of = objective, column
+        self.rows = Entries(objective, block.row_layer, block.row)
+        self.columns = Entries(objective, block.layer, block.col)
         self.names, self.sizes = self.columns.names, self.columns.sizes
         self._made: Column | None = None
         self._transposed: BlockOperator | None = self if block.is_diagonal else None
-        device = next(problem.network.parameters()).device
-        super().__init__((sum(self.rows.sizes), sum(self.columns.sizes)), problem.dtype, device)
+        device = next(objective.network.parameters()).device
+        super().__init__((sum(self.rows.sizes), sum(self.columns.sizes)), objective.dtype, device)
 
     def __repr__(self) -> str:
         return f"BlockOperator({self.part} of {self.block}, {self.shape[0]} x {self.shape[1]}, {self.dtype})"

@@ -152,12 +152,12 @@ class SidedColumn:
     that of its weight, (dim,) for several.
     """
 
-    def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
-        self.col = problem.layout.side(layer, col)
-        self.rows = {key: problem.layout.side(*at) for key, at in rows_of(layer, rows).items()}
+    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        self.col = objective.layout.side(layer, col)
+        self.rows = {key: objective.layout.side(*at) for key, at in rows_of(layer, rows).items()}
         self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
         self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
-        self.parameters = [problem.network.get_parameter(path) for path in self.places]
+        self.parameters = [objective.network.get_parameter(path) for path in self.places]
         self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
         alone = len(self.col) == 1
         self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
@@ -202,13 +202,13 @@ class DecayedColumn:
     The term depends on weights directly, not through the outputs, so that it is no part of H_o = J^T B J.
     """
 
-    def __init__(self, column: Column, problem: Objective, layer: int, col: str, rows: Rows) -> None:
-        self.column, self.decay = column, problem.decay
+    def __init__(self, column: Column, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+        self.column, self.decay = column, objective.decay
         self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
         self.bytes_per_probe = column.bytes_per_probe
-        own = _spans(problem.layout.side(layer, col))
+        own = _spans(objective.layout.side(layer, col))
         self.shared = {
-            key: [(there, own[path]) for path, there in _spans(problem.layout.side(*at)).items() if path in own]
+            key: [(there, own[path]) for path, there in _spans(objective.layout.side(*at)).items() if path in own]
             for key, at in rows.items()
         }
 

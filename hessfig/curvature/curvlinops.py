@@ -55,11 +55,11 @@ class ColumnOperator(SidedColumn):
     [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
-    def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
-        super().__init__(problem, layer, col, rows)
-        self._suffix = problem.suffix(self.weights)
+    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        super().__init__(objective, layer, col, rows)
+        self._suffix = objective.suffix(self.weights)
         self.bytes_per_probe = self._suffix.bytes_per_probe
-        self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, TensorsOperator]()
+        self._is_tested, self._operators = _is_tested(objective, self.weights), dict[Part, TensorsOperator]()
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
@@ -122,12 +122,12 @@ def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *
         return float(xtrace(operator @ operator, num_probes))
 
 
-def whole_hessian(problem: Objective, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
+def whole_hessian(objective: Objective, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
     """Return the Hessian in whole `weights` (flattened, in this order) as a matrix."""
-    suffix = problem.suffix(weights)
-    parameters = [problem.network.get_parameter(weight.parameter) for weight in weights]
-    operator = _operator(HessianLinearOperator, suffix, problem.loss, parameters, suffix.data)
-    identity = torch.eye(operator.shape[1], dtype=problem.dtype, device=parameters[0].device)
+    suffix = objective.suffix(weights)
+    parameters = [objective.network.get_parameter(weight.parameter) for weight in weights]
+    operator = _operator(HessianLinearOperator, suffix, objective.loss, parameters, suffix.data)
+    identity = torch.eye(operator.shape[1], dtype=objective.dtype, device=parameters[0].device)
     return torch.cat([operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)], dim=1)
 
 
@@ -139,9 +139,9 @@ def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> 
     return _operator(kind, suffix, suffix.loss, parameters, suffix.data)
 
 
-def _is_tested(problem: Objective, weights: Sequence[Weight]) -> bool:
+def _is_tested(objective: Objective, weights: Sequence[Weight]) -> bool:
     """Whether tests hold these products: weight matrices of the package's own networks."""
-    is_own = isinstance(problem.network, Layered) and not isinstance(problem.network, Headed)
+    is_own = isinstance(objective.network, Layered) and not isinstance(objective.network, Headed)
     return is_own and all(weight.is_main for weight in weights)
 
 

@@ -55,10 +55,10 @@ class DifferencedColumn(SidedColumn):
     """
 
     def __init__(
-        self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows, *, stretch: float = 1.0
+        self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows, *, stretch: float = 1.0
     ) -> None:
-        super().__init__(problem, layer, col, rows)
-        self._suffix, self._stretch = problem.suffix(self.weights), stretch
+        super().__init__(objective, layer, col, rows)
+        self._suffix, self._stretch = objective.suffix(self.weights), stretch
         self.bytes_per_probe = self._suffix.bytes_per_probe
         names = {parameter: name for name, parameter in self._suffix.named_parameters()}
         self._names = [names[parameter] for parameter in self.parameters]

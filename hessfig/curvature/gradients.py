@@ -37,15 +37,15 @@ class LossGradient:
     (['weight', 'bias'], [0.6667, 0.0, 0.0, 0.6667])
     """
 
-    def __init__(self, problem: Objective) -> None:
+    def __init__(self, objective: Objective) -> None:
         def loss_in(network: nn.Module) -> Tensor:
-            return loss_of(replace(problem, network=network))
+            return loss_of(replace(objective, network=network))
 
-        held = problem.network.named_parameters()
+        held = objective.network.named_parameters()
         self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
-            self._loss = functional_call(Evaluated(problem.network, loss_in), inside, ())
+            self._loss = functional_call(Evaluated(objective.network, loss_in), inside, ())
             self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
 
     @property
@@ -69,7 +69,7 @@ class LossGradient:
             return hessian_product(self._gradient, vector, list(self._at.values()))
 
 
-def above_rounding(problem: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
+def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     """Return which entries of the gradient are more than rounding, by parameter.
 
     Those of the gradient in float64 that are more than a millionth of the largest difference, in their parameter, from
@@ -78,9 +78,9 @@ def above_rounding(problem: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     millionth of it; other entries are millions of it. A network that does not run in float32 has no such difference:
     there every entry counts.
     """
-    exact = LossGradient(problem.cast(torch.float64)).gradient
+    exact = LossGradient(objective.cast(torch.float64)).gradient
     try:
-        rough = LossGradient(problem.cast(torch.float32)).gradient
+        rough = LossGradient(objective.cast(torch.float32)).gradient
     except (RuntimeError, TypeError):
         return {name: torch.ones_like(one, dtype=torch.bool) for name, one in exact.items()}
     off = {name: (one - rough[name].double()).abs() for name, one in exact.items()}
@@ -131,42 +131,43 @@ class Evaluated(nn.Module):
         return self._function(self.network, *given)
 
 
-def loss_of(problem: Objective) -> Float[Tensor, ""]:
+def loss_of(objective: Objective) -> Float[Tensor, ""]:
     """Return the loss over all batches of the problem, each weighted by its size where it is a mean."""
     losses = [
-        problem.loss(scored_outputs(problem.network, one.inputs, one.scored), one.targets) for one in problem.batches
+        objective.loss(scored_outputs(objective.network, one.inputs, one.scored), one.targets)
+        for one in objective.batches
     ]
-    if problem.loss.reduction == "sum":
+    if objective.loss.reduction == "sum":
         return torch.stack(losses).sum()
-    sizes = torch.tensor([one.size for one in problem.batches], dtype=torch.float64).to(losses[0])
+    sizes = torch.tensor([one.size for one in objective.batches], dtype=torch.float64).to(losses[0])
     return (torch.stack(losses) * sizes / sizes.sum()).sum()
 
 
-def loss_value(problem: Objective) -> Float[Tensor, ""]:
+def loss_value(objective: Objective) -> Float[Tensor, ""]:
     """Return the loss over all batches without a graph."""
-    with evaluating(problem.network):
-        return loss_of(problem).detach()
+    with evaluating(objective.network):
+        return loss_of(objective).detach()
 
 
-def is_finite(problem: Objective) -> bool:
+def is_finite(objective: Objective) -> bool:
     """Whether the weights are finite, no output is NaN, and the loss of every batch is finite.
 
     Where the head is taken in chunks, outputs are made sample by sample, and all must be finite, for then the loss is.
     """
-    held = {weight.parameter for weight in problem.layout.weights}
-    if not all(bool(problem.network.get_parameter(name).isfinite().all()) for name in held):
+    held = {weight.parameter for weight in objective.layout.weights}
+    if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in held):
         return False
-    with evaluating(problem.network):
-        if problem.is_headed:
-            pieces = (piece for one in problem.batches for piece in one.inputs.split(1))
-            made = (scored_outputs(problem.network, piece, problem.batch.scored) for piece in pieces)
+    with evaluating(objective.network):
+        if objective.is_headed:
+            pieces = (piece for one in objective.batches for piece in one.inputs.split(1))
+            made = (scored_outputs(objective.network, piece, objective.batch.scored) for piece in pieces)
             return all(bool(outputs.isfinite().all()) for outputs in made)
-        return all(_is_finite_on(problem, one) for one in problem.batches if one.size)
+        return all(_is_finite_on(objective, one) for one in objective.batches if one.size)
 
 
-def _is_finite_on(problem: Objective, batch: Batch) -> bool:
-    outputs = scored_outputs(problem.network, batch.inputs, batch.scored)
-    return not bool(outputs.isnan().any()) and bool(problem.loss(outputs, batch.targets).isfinite())
+def _is_finite_on(objective: Objective, batch: Batch) -> bool:
+    outputs = scored_outputs(objective.network, batch.inputs, batch.scored)
+    return not bool(outputs.isnan().any()) and bool(objective.loss(outputs, batch.targets).isfinite())
 
 
 AT_ONCE = 256  # samples of an evaluation: of the settings alone, so that bits are the same everywhere
@@ -190,14 +191,14 @@ class Samples:
     They count alike, and none sees another: curvature.samples.check_alike.
     """
 
-    def __init__(self, problem: Objective, count: int) -> None:
+    def __init__(self, objective: Objective, count: int) -> None:
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-            return per_sample(problem.loss, scored_outputs(network, inputs, problem.batch.scored), targets)
+            return per_sample(objective.loss, scored_outputs(network, inputs, objective.batch.scored), targets)
 
-        self.problem, self._body = problem, Evaluated(problem.network, losses_in)
-        self._batch, self.count = problem.batch, count
-        self._device = problem.batch.inputs.device
-        self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
+        self.problem, self._body = objective, Evaluated(objective.network, losses_in)
+        self._batch, self.count = objective.batch, count
+        self._device = objective.batch.inputs.device
+        self.at = {name: one.detach() for name, one in objective.network.named_parameters()}
 
     @property
     def dim(self) -> int:

@@ -19,12 +19,12 @@ class OutputCurvature:
 
     rounding = torch.finfo(torch.float32).eps
 
-    def __init__(self, problem: Objective, batch: Batch) -> None:
-        with evaluating(problem.network):
-            outputs = problem.network(batch.inputs).detach()
+    def __init__(self, objective: Objective, batch: Batch) -> None:
+        with evaluating(objective.network):
+            outputs = objective.network(batch.inputs).detach()
         self._leaf, self.dim, self.products = outputs.requires_grad_(), outputs.numel(), 0
         with torch.enable_grad():
-            self._slope = gradients(problem.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
+            self._slope = gradients(objective.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return B V."""
@@ -41,7 +41,7 @@ class OutputCurvature:
         """Accept any: a second derivative by double backward is symmetric up to rounding."""
 
 
-def why_no_split(problem: Objective) -> str:
+def why_no_split(objective: Objective) -> str:
     """Return why H = H_o + H_f has no meaning here; nothing where it has one.
 
     A loss that the package or torch knows, or a module with a `reduction`, is taken at its word. For a plain function
@@ -58,16 +58,16 @@ def why_no_split(problem: Objective) -> str:
     >>> why_no_split(flat.objective("float64")).partition(":")[0]
     'the loss is not convex in the outputs'
     """
-    if problem.witness and problem.witness.no_split:
-        return problem.witness.no_split
-    if isinstance(problem.loss, Inside):
+    if objective.witness and objective.witness.no_split:
+        return objective.witness.no_split
+    if isinstance(objective.loss, Inside):
         return "the loss is computed inside the network, or of several outputs: no outputs are declared"
-    if not isinstance(problem.loss, Called):
+    if not isinstance(objective.loss, Called):
         return ""
-    for batch in problem.batches:
+    for batch in objective.batches:
         try:
             with differentiable_twice():
-                operator, generator = OutputCurvature(problem, batch), stream(0, "convexity")
+                operator, generator = OutputCurvature(objective, batch), stream(0, "convexity")
                 found = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
         except RuntimeError as error:
             return plain(f"the loss has no second derivative in the outputs: {error}")

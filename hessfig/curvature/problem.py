@@ -117,15 +117,15 @@ class OtherNetwork(ArithmeticError):
     """The network computes something else than the engine that rebuilt it."""
 
 
-def check_same(problem: Objective, outputs: Tensor, engine: str) -> None:
+def check_same(objective: Objective, outputs: Tensor, engine: str) -> None:
     """Compare `outputs` (batch, scored, width) with the network's own at the first SEQUENCES sequences.
 
     Raises OtherNetwork when they differ by more than rounding, relative to the largest; numbers that are not finite
     cannot tell.
     """
     with torch.no_grad():
-        network, inputs = problem.layered, problem.batch.inputs[:SEQUENCES]
-        own = network.from_hidden(network.hidden(inputs, 0), 0, problem.batch.scored)
+        network, inputs = objective.layered, objective.batch.inputs[:SEQUENCES]
+        own = network.from_hidden(network.hidden(inputs, 0), 0, objective.batch.scored)
     found = outputs[: len(own)].reshape(own.shape).to(own)
     finite = own.isfinite() & found.isfinite()
     off = float((own - found).abs()[finite].max()) if finite.any() else 0.0
@@ -357,18 +357,18 @@ class Suffix(nn.Module):
     hold them for every batch, gradients with the batch's share of the loss.
     """
 
-    def __init__(self, problem: Objective, depth: int | None) -> None:
+    def __init__(self, objective: Objective, depth: int | None) -> None:
         super().__init__()
-        self.network, self.depth, self.loss = problem.network, depth, problem.loss
-        self.scored = problem.batch.scored
-        batches, self.shares = problem.batches, problem.shares
+        self.network, self.depth, self.loss = objective.network, depth, objective.loss
+        self.scored = objective.batch.scored
+        batches, self.shares = objective.batches, objective.shares
         self.every_target = [batch.targets for batch in batches]
         with evaluating(self.network):
             starts = [self._start(batch.inputs).detach() for batch in batches]
             outputs = [self(start).detach() for start in starts]
-        self.inputs, self.outputs, self.targets = starts[0], outputs[0], problem.batch.targets
+        self.inputs, self.outputs, self.targets = starts[0], outputs[0], objective.batch.targets
         self.every_output = outputs
-        self._values = [float(self._value(k, one)) for k, one in enumerate(outputs)] if problem.witness else []
+        self._values = [float(self._value(k, one)) for k, one in enumerate(outputs)] if objective.witness else []
         slopes = [
             output_gradient(self.loss, output, batch.targets) for output, batch in zip(outputs, batches, strict=True)
         ]

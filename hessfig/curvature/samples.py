@@ -28,16 +28,16 @@ class BySample(Protocol):
         """Return the same network, to be given some of the samples. Raises UserError where samples meet."""
 
 
-def by_sample(problem: Objective) -> Objective:
+def by_sample(objective: Objective) -> Objective:
     """Return the problem with a network that may be given some of its samples.
 
     Inputs that are one tensor have the samples as their first axis; a network that is called with several arguments is
     asked. Raises UserError where it gives no sample alone what it gives the sample among the others.
     """
-    if not isinstance(problem.network, BySample):
-        return problem
+    if not isinstance(objective.network, BySample):
+        return objective
     with alone():
-        return replace(problem, network=problem.network.by_sample())
+        return replace(objective, network=objective.network.by_sample())
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class Counted:
     divisor: float
 
 
-def counted(problem: Objective, batch: Batch) -> Counted:
+def counted(objective: Objective, batch: Batch) -> Counted:
     """Return which samples of a batch count, and how much. Raises UserError for a loss in which samples meet."""
-    count, loss = len(batch.inputs), problem.loss
+    count, loss = len(batch.inputs), objective.loss
     if isinstance(loss, Inside):  # of which the sum of the gradients tells
         return Counted(torch.ones(count, dtype=torch.float64), float(count) if loss.reduction == "mean" else 1.0)
     if of_classes(loss, batch.targets):
         outputs = [torch.empty(0)] * count  # targets alone are read
     else:
-        with torch.set_grad_enabled(not isinstance(problem.network, Layered)):  # others may differentiate inside
-            outputs = list(scored_outputs(problem.network, batch.inputs, batch.scored).detach().split(1))
+        with torch.set_grad_enabled(not isinstance(objective.network, Layered)):  # others may differentiate inside
+            outputs = list(scored_outputs(objective.network, batch.inputs, batch.scored).detach().split(1))
     if len(outputs) != count or len(batch.targets) % count:
         raise met(f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}")
     with alone():
@@ -77,13 +77,13 @@ class Single:
     factor: float
 
 
-def singles(problem: Objective) -> tuple[list[Single], float]:
+def singles(objective: Objective) -> tuple[list[Single], float]:
     """Return every sample that counts, and s: the gradient of the loss is s times the mean of factor times gradient.
 
     For a loss that is a mean s is 1. Raises UserError as `by_sample` and `counted` do.
     """
-    apart, weighed = by_sample(problem), [(batch, counted(problem, batch)) for batch in problem.batches]
-    sizes = [1.0 if problem.loss.reduction == "sum" else batch.size for batch in problem.batches]
+    apart, weighed = by_sample(objective), [(batch, counted(objective, batch)) for batch in objective.batches]
+    sizes = [1.0 if objective.loss.reduction == "sum" else batch.size for batch in objective.batches]
     masses = [size * (float(one.weights.sum()) / one.divisor) for size, (_, one) in zip(sizes, weighed, strict=True)]
     count = sum(int(one.weights.count_nonzero()) for _, one in weighed)
     found = []
@@ -93,21 +93,21 @@ def singles(problem: Objective) -> tuple[list[Single], float]:
             factor = size * float(one.weights[row]) * count / (sum(masses) * one.divisor)
             single = Batch(batch.inputs[row : row + 1], targets[row], batch.scored)
             found.append(Single(replace(apart, batch=single, more=()), factor))
-    return found, sum(masses) / (1.0 if problem.loss.reduction == "sum" else sum(sizes))
+    return found, sum(masses) / (1.0 if objective.loss.reduction == "sum" else sum(sizes))
 
 
-def single_gradients(problem: Objective, most: int | None = None) -> Iterator[Float[Tensor, " n"]]:
+def single_gradients(objective: Objective, most: int | None = None) -> Iterator[Float[Tensor, " n"]]:
     """Yield the factor times the gradient of every sample that counts, in float64; of the first `most` of them.
 
     Raises UserError, at the end, where they do not add up to the gradient of the loss, parameter by parameter. Of the
     package's networks, whose samples never meet, no more are made than are yielded.
     """
-    whole, (every, scale) = LossGradient(problem).gradient, singles(problem)
+    whole, (every, scale) = LossGradient(objective).gradient, singles(objective)
     lengths = [one.numel() for one in whole.values()]
     total, sizes = torch.zeros(()), torch.zeros(len(lengths))
     for number, one in enumerate(every):
         is_wanted = most is None or number < most
-        if not is_wanted and isinstance(problem.network, Layered):
+        if not is_wanted and isinstance(objective.network, Layered):
             return
         with alone():
             found = LossGradient(one.problem).flat.double() * one.factor
@@ -118,9 +118,9 @@ def single_gradients(problem: Objective, most: int | None = None) -> Iterator[Fl
     check_sum(whole, dict(zip(whole, (mean * total).split(lengths), strict=True)), (mean * sizes).tolist())
 
 
-def check_alike(problem: Objective) -> None:
+def check_alike(objective: Objective) -> None:
     """Raise UserError where the samples of the batch do not count alike, or those of somebody's own network meet."""
-    weights = counted(problem, problem.batch).weights
+    weights = counted(objective, objective.batch).weights
     if bool((weights != weights[0]).any()):
         raise UserError(
             "the samples do not count alike in the loss: some targets are ignored, or weigh more than others",
@@ -128,8 +128,8 @@ def check_alike(problem: Objective) -> None:
             allowed="a loss that is the mean over samples that count alike",
             remedy="leave the quantities of single samples out, or give samples with as many targets that count",
         )
-    if not isinstance(problem.network, Layered):
-        for _ in single_gradients(problem):
+    if not isinstance(objective.network, Layered):
+        for _ in single_gradients(objective):
             pass
 
 

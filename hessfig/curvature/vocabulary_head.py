@@ -294,18 +294,18 @@ class HeadedColumn(SidedColumn):
     [('W_E', 'H_o', (21, 1)), ('W_E', 'H_f', (21, 1))]
     """
 
-    def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
-        super().__init__(problem, layer, col, rows)
-        network = problem.network
+    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        super().__init__(objective, layer, col, rows)
+        network = objective.network
         assert isinstance(network, Headed)
         self._network = network
         places = enumerate(zip(self.places, self.parameters, strict=True))
         # A tied embedding is in both lists: the loss depends on it as input and as output weight.
         self._heads = _heads(self.parameters, network)
-        is_tied = problem.depth(self.weights) is None
+        is_tied = objective.depth(self.weights) is None
         self._body = {i: path for i, (path, _) in places if i not in self._heads or is_tied}
-        self._features = Features(network, problem.depth(self.weights), problem.batch.scored)
-        self._batches = [(self._features.start(batch.inputs), batch.targets) for batch in problem.batches]
+        self._features = Features(network, objective.depth(self.weights), objective.batch.scored)
+        self._batches = [(self._features.start(batch.inputs), batch.targets) for batch in objective.batches]
         self._total = sum(int((targets != IGNORED).sum()) for _, targets in self._batches)
         self._kept: Graphs | None = None
 

@@ -99,21 +99,21 @@ def derivatives(
     return total
 
 
-def leaves_of(problem: Objective, names: Iterable[str]) -> dict[str, Tensor]:
+def leaves_of(objective: Objective, names: Iterable[str]) -> dict[str, Tensor]:
     """Return copies of some parameters of a problem that may be differentiated in."""
-    held = dict(problem.network.named_parameters(remove_duplicate=False))
+    held = dict(objective.network.named_parameters(remove_duplicate=False))
     return {name: held[name].detach().clone().requires_grad_() for name in names}
 
 
-def terms_of(problem: Objective, at: Mapping[str, Tensor]) -> list[Callable[[], Tensor]]:
+def terms_of(objective: Objective, at: Mapping[str, Tensor]) -> list[Callable[[], Tensor]]:
     """Return the loss of every batch of a problem, times its share, as functions of other values of its parameters."""
 
     def of_batch(network: nn.Module, share: float, batch: Batch) -> Tensor:
-        return share * problem.loss(scored_outputs(network, batch.inputs, batch.scored), batch.targets)
+        return share * objective.loss(scored_outputs(network, batch.inputs, batch.scored), batch.targets)
 
     inside = {f"network.{name}": one for name, one in at.items()}
-    batches = zip(problem.shares, problem.batches, strict=True)
-    evaluated = Evaluated(problem.network, of_batch)
+    batches = zip(objective.shares, objective.batches, strict=True)
+    evaluated = Evaluated(objective.network, of_batch)
     return [partial(functional_call, evaluated, inside, (share, batch)) for share, batch in batches]
 
 
@@ -184,7 +184,7 @@ def apart(one: Derivatives, other: Derivatives, ratio: float) -> dict[str, float
     }
 
 
-def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) -> UserError | None:
+def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) -> UserError | None:
     """Return why autograd's second derivatives of a problem are not those of its loss, if they are not.
 
     `here` has its derivatives, with products by a random and a constant one of `vectors`; differences are in float64.
@@ -194,7 +194,7 @@ def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) ->
         return None
     if (off := asymmetry(vectors, here.products)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
-    ray = _Ray(problem.cast(torch.float64), here.reached, vectors[0])
+    ray = _Ray(objective.cast(torch.float64), here.reached, vectors[0])
     near = ray.differences(1.0)
     product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
     name, off = worst(near, {name: one.double() for name, one in product.items()})
@@ -211,8 +211,8 @@ def refusal_of(problem: Objective, here: Derivatives, vectors: list[Tensors]) ->
 class _Ray:
     """The loss along a vector, zero where autograd does not reach."""
 
-    def __init__(self, problem: Objective, reached: frozenset[str], vector: Tensors) -> None:
-        self.problem, self._at = problem, leaves_of(problem, vector)
+    def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors) -> None:
+        self.problem, self._at = objective, leaves_of(objective, vector)
         double = {name: one.double() for name, one in vector.items()}
         self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in double.items()}
         flat = [torch.cat([one.detach().flatten() for one in some.values()]) for some in (self._at, self.vector)]

@@ -35,7 +35,7 @@ Vectors = Float[Tensor, "dim k"]
 Numbers = tuple[Estimate, ...]  # one for each of NUMBERS_OF_APPROXIMATIONS
 
 
-def approximations(problem: Objective, request: Request) -> Measured:
+def approximations(objective: Objective, request: Request) -> Measured:
     """Return NAME_error, NAME_scale_error and NAME_angle of every approximation, part and diagonal block.
 
     With B the block and A its approximation, in the Frobenius norm: ||B - A|| / ||B||; the same after A was multiplied
@@ -43,9 +43,9 @@ def approximations(problem: Objective, request: Request) -> Measured:
     estimator=dense, none with hutchinson) are exact; others come from probes, with a jackknife's standard error. Parts
     that vanish by the network's structure have no rows. Raises UserError for a name that a block cannot have.
     """
-    shared = _Shared(problem, request)
+    shared = _Shared(objective, request)
     rows: list[Row] = []
-    for block, column in square_columns(problem, request):
+    for block, column in square_columns(objective, request):
         is_zero = kind(request.model.kind).is_structural_zero
         parts = [part for part in request.parts if not is_zero(request.model, block, part)]
         if parts:
@@ -53,16 +53,16 @@ def approximations(problem: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
-def approximation_of(problem: Objective, request: Request) -> matrices.Product:
+def approximation_of(objective: Objective, request: Request) -> matrices.Product:
     """Return the approximation that a request names, of its one block, for its one part.
 
     Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
     UserError for one that the block cannot have.
     """
-    ((block, column),) = square_columns(problem, request)
-    shared, part = _Shared(problem, request), request.parts[0]
+    ((block, column),) = square_columns(objective, request)
+    shared, part = _Shared(objective, request), request.parts[0]
     (name,) = shared.names(block)
-    side = problem.layout.side(block.layer, str(block.col))
+    side = objective.layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
         return _Apart(Square(column, block, part).matmat, _pieces(side, by_layer=name == Approximation.layer_diagonal))
     reference, material = _Dense(block, column, [part]), shared.material(side, column.dim)
@@ -74,8 +74,8 @@ def approximation_of(problem: Objective, request: Request) -> matrices.Product:
 class _Shared:
     """What all blocks of a cell share."""
 
-    def __init__(self, problem: Objective, request: Request) -> None:
-        self.problem, self.request, self.config = problem, request, request.at.config
+    def __init__(self, objective: Objective, request: Request) -> None:
+        self.problem, self.request, self.config = objective, request, request.at.config
 
     @cached_property
     def samples(self) -> SampleGradients:

@@ -48,9 +48,9 @@ Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 Norms = dict[tuple[Block, Part], Estimate]
 
 
-def frobenius(problem: Objective, request: Request) -> Measured:
+def frobenius(objective: Objective, request: Request) -> Measured:
     """Return one row per block and part: ||H_part(row, col)||_F."""
-    estimator = Estimator(problem, request.model, request.estimator, request.probe_counts)
+    estimator = Estimator(objective, request.model, request.estimator, request.probe_counts)
     rows = []
     for layer, col, blocks in columns(request.blocks):
         norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
@@ -82,13 +82,13 @@ class Estimator:
 
     def __init__(
         self,
-        problem: Objective,
+        objective: Objective,
         model: ModelConfig,
         settings: EstimatorConfig,
         allotted: Mapping[str, int] | None = None,
     ) -> None:
-        self.problem, self.model, self.settings = problem, model, settings
-        self.engines = Engines(problem, model, settings.products)
+        self.problem, self.model, self.settings = objective, model, settings
+        self.engines = Engines(objective, model, settings.products)
         self.allotted = allotted or {}
         self._takes_exact = True  # until the exact engine finds that this is another network
 

@@ -33,10 +33,10 @@ _DENSE, _LANCZOS = "dense", "lanczos"  # what the numbers are from
 Numbers = dict[tuple[str, int | None], Estimate]  # by the quantity and the index of their rows
 
 
-def spectrum(problem: Objective, request: Request) -> Measured:
+def spectrum(objective: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
     spectra, settings = Spectra(request), request.spectrum
-    for block, column in square_columns(problem, request):
+    for block, column in square_columns(objective, request):
         for part, found in dense_eigenvalues(column, block, request.parts).items():
             if found is None:
                 spectra.nothing((block, part), _spectrum_numbers(np.zeros(settings.k), settings), by=_DENSE)
@@ -46,11 +46,11 @@ def spectrum(problem: Objective, request: Request) -> Measured:
     return Measured(spectra.rows, spectra.arrays)
 
 
-def outermost(problem: Objective, request: Request, end: End) -> Measured:
+def outermost(objective: Objective, request: Request, end: End) -> Measured:
     """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
     spectra, warm = Spectra(request), dict[str, Tensor]()
     names = [(f"{end}_eigenvalue", index) for index in indices(request.spectrum.k)]
-    for entry in paired_entries(problem, request):
+    for entry in paired_entries(objective, request):
         at = (entry.block, entry.part)
         try:
             found = _extremes(entry, request, end)
@@ -71,10 +71,10 @@ largest_eigenvalue = partial(outermost, end=End.largest)
 smallest_eigenvalue = partial(outermost, end=End.smallest)
 
 
-def density(problem: Objective, request: Request) -> Measured:
+def density(objective: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
     spectra, count = Spectra(request), request.spectrum.num_probes
-    for entry in entries(problem, request):
+    for entry in entries(objective, request):
         at = (entry.block, entry.part)
         try:
             found = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
@@ -204,31 +204,31 @@ class Spectra:
         return {"entries": np.array(json.dumps(self._labels)), **self._arrays}
 
 
-def square_columns(problem: Objective, request: Request) -> Iterator[tuple[Block, Column]]:
+def square_columns(objective: Objective, request: Request) -> Iterator[tuple[Block, Column]]:
     """Yield every diagonal block that is asked for with its column."""
-    for block, column, _ in _squares(problem, request):
+    for block, column, _ in _squares(objective, request):
         yield block, column
 
 
-def entries(problem: Objective, request: Request) -> Iterator[SpectrumEntry]:
+def entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
     """Yield every part of every diagonal block that is asked for."""
-    for block, column, _ in _squares(problem, request):
+    for block, column, _ in _squares(objective, request):
         for part in request.parts:
             yield SpectrumEntry(block, part, Square(column, block, part))
 
 
-def paired_entries(problem: Objective, request: Request) -> Iterator[SpectrumEntry]:
+def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
     """Yield every part of every diagonal block that is asked for, with its operator of low precision."""
-    for block, column, engines in _squares(problem, request):
+    for block, column, engines in _squares(objective, request):
         narrow = engines.low_precision(column, block.layer, block.col, [block])
         for part in request.parts:
             low_precision = None if narrow is None else Square(narrow, block, part)
             yield SpectrumEntry(block, part, Square(column, block, part), low_precision)
 
 
-def _squares(problem: Objective, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
+def _squares(objective: Objective, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
     """Yield every diagonal block with its column and the engines, built once, that it is from."""
-    engines = Engines(problem, request.model, request.estimator.products)
+    engines = Engines(objective, request.model, request.estimator.products)
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
             yield block, engines.column(layer, col, [block]), engines

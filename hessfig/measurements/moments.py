@@ -18,7 +18,7 @@ from hessfig.models.routes import Engines
 from hessfig.terms import Matrix
 
 
-def jacobian_norm(problem: Objective, request: Request) -> Measured:
+def jacobian_norm(objective: Objective, request: Request) -> Measured:
     """Return ||dF/dw||_F of every weight w that is asked for, F the scored outputs of the whole measuring batch.
 
     One gradient per output, hence exact, by estimator=dense and where there are no more outputs than probes. Otherwise
@@ -26,15 +26,15 @@ def jacobian_norm(problem: Objective, request: Request) -> Measured:
     """
     rows = []
     for layer, name, (block, *_) in columns(request.blocks):
-        found = _jacobian_norm(problem, request, layer, name)
+        found = _jacobian_norm(objective, request, layer, name)
         rows.append(state_row("jacobian_norm", request, found, block=block))
     return Measured(rows)
 
 
-def _jacobian_norm(problem: Objective, request: Request, layer: int, name: str) -> Estimate:
-    side, count = SidedColumn(problem, layer, name, [name]), request.estimator.num_probes
-    suffix = problem.suffix(side.weights)
-    with evaluating(problem.network):
+def _jacobian_norm(objective: Objective, request: Request, layer: int, name: str) -> Estimate:
+    side, count = SidedColumn(objective, layer, name, [name]), request.estimator.num_probes
+    suffix = objective.suffix(side.weights)
+    with evaluating(objective.network):
         sizes = [suffix(start).numel() for start, _ in suffix.data]
     if request.estimator.method == Method.dense or sum(sizes) <= count:
         units = [(torch.arange(size) == place for place in range(size)) for size in sizes]
@@ -61,7 +61,7 @@ def _squares(side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable
 
 
 @torch.no_grad()
-def _moment(problem: Objective, request: Request, order: int) -> Measured:
+def _moment(objective: Objective, request: Request, order: int) -> Measured:
     """Return, layer by layer, ||M_n||_F over sequences, heads and query positions i (Theorems 3.1 and 3.2).
 
     With the attention weights A_ij and its inputs x_j (after LayerNorm, where there is one), M_1 holds the means
@@ -71,8 +71,8 @@ def _moment(problem: Objective, request: Request, order: int) -> Measured:
     from hessfig.models.tape.columns import LinearisedNetwork  # of the package's networks alone
     from hessfig.models.tape.steps import mixing_of
 
-    tape, rows = LinearisedNetwork(problem, request.model).tape, []
-    for layer in range(1, problem.layout.num_layers + 1):
+    tape, rows = LinearisedNetwork(objective, request.model).tape, []
+    for layer in range(1, objective.layout.num_layers + 1):
         inputs = tape.values[tape.holders[layer, Matrix.W_V].inputs[0]].double()
         pattern = mixing_of(tape, layer).pattern.double()
         square = sum(_squared_moment(*one, order) for one in zip(inputs, pattern, strict=True))
@@ -93,12 +93,12 @@ def _squared_moment(x: Float[Tensor, "length d"], pattern: Float[Tensor, "heads 
     return float(torch.einsum("hij,hijk,hik->", pattern, products, pattern))
 
 
-def zero_share(problem: Objective, request: Request) -> Measured:
+def zero_share(objective: Objective, request: Request) -> Measured:
     """Return the share of entries of every part of every block that are exactly 0, from the dense blocks.
 
     Of H_f between different heads all are, hence 1 - 1/H of a diagonal block of attention's (Remark E.1).
     """
-    engines, rows = Engines(problem, request.model, request.estimator.products), []
+    engines, rows = Engines(objective, request.model, request.estimator.products), []
     for layer, col, blocks in columns(request.blocks):
         found = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block, part in product(blocks, request.parts):

@@ -154,7 +154,7 @@ class Quantity:
             requirement.check(self.name, config)
         self.check(config, layout)
 
-    def measured(self, problem: Objective, request: Request) -> Measured:
+    def measured(self, objective: Objective, request: Request) -> Measured:
         """Return the result of `measure`, or of the function that it names, for a problem.
 
         Rows of a problem that is not finite are `nonfinite`, without arrays, also where a number could be computed (the
@@ -162,12 +162,12 @@ class Quantity:
         """
         from hessfig.curvature.gradients import is_finite
 
-        if problem.witness and self.order > 1:
-            problem.witness.check_products(by_differences=request.estimator.products == Products.differences)
-        if not self.of_loss or is_finite(problem):
-            return self.function(problem, request)
+        if objective.witness and self.order > 1:
+            objective.witness.check_products(by_differences=request.estimator.products == Products.differences)
+        if not self.of_loss or is_finite(objective):
+            return self.function(objective, request)
         try:
-            found = self.function(problem, request)
+            found = self.function(objective, request)
         except UserError:
             raise
         except (RuntimeError, ArithmeticError, ValueError) as error:

@@ -32,7 +32,7 @@ _DOUBLINGS, _HALVINGS = 40, 6
 Named = dict[str, Tensor]
 
 
-def batch_sharpness(problem: Objective, request: Request) -> Measured:
+def batch_sharpness(objective: Objective, request: Request) -> Measured:
     """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
 
     There are estimator.num_probes of them, drawn as the training draws its own, from a stream that it does not see.
@@ -45,21 +45,21 @@ def batch_sharpness(problem: Objective, request: Request) -> Measured:
     found = []
     for number in range(1 if full else request.estimator.num_probes):
         batch = training_batch(config, seed=at.seed, step=number, name=name)
-        there = batch.to(next(problem.network.parameters()).device)
-        found.append(along_gradient(replace(problem, batch=there, more=())))
+        there = batch.to(next(objective.network.parameters()).device)
+        found.append(along_gradient(replace(objective, batch=there, more=())))
     spread = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
     error, count = (0.0, 0) if full else (spread, len(found))
     mean = Estimate(statistics.fmean(found), error, count, "mini-batches")
     return Measured([state_row("batch_sharpness", request, mean)])
 
 
-def critical_step(problem: Objective, request: Request) -> Measured:
+def critical_step(objective: Objective, request: Request) -> Measured:
     """Return eta_c, the smallest step at which L(w - eta u) > L(w), and 2 / eta_c, with half the bracket as error.
 
     u is the update that the training's rule would make had its batch the measured gradient, without weight decay; L is
     the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
     """
-    found = crossing_step(problem, request.at)
+    found = crossing_step(objective, request.at)
     found = replace(found, by="losses", is_rough=not found.error > 0)
     sharpness = 2 / found.value if found.value else float("nan")
     beside = sharpness * found.error / found.value if found.value else float("nan")
@@ -67,13 +67,13 @@ def critical_step(problem: Objective, request: Request) -> Measured:
     return Measured(state_rows(request, {"critical_step": found, "critical_sharpness": sharp}))
 
 
-def stability_threshold(problem: Objective, request: Request) -> Measured:
+def stability_threshold(objective: Objective, request: Request) -> Measured:
     """Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
 
     gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (see
     preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
     """
-    del problem
+    del objective
     training, rate = request.at.config.training, coming_rate(request.at)
     return Measured(state_rows(request, {"stability_threshold": factor(training) / rate, "learning_rate": rate}))
 
@@ -85,7 +85,7 @@ def coming_rate(at: At) -> float:
     return learning_rate(training, min(coming, training.steps) if ends else coming)
 
 
-def preconditioned_eigenvalue(problem: Objective, request: Request) -> Measured:
+def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
 
     P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates of adam or adamw; H is the loss's, without the
@@ -94,11 +94,11 @@ def preconditioned_eigenvalue(problem: Objective, request: Request) -> Measured:
     """
     if request.at.config.training.optimiser.facts.is_adaptive and not request.at.step:
         return Measured([])
-    diagonal = preconditioner(request.at, _weights(problem))
-    return _scaled_eigenvalue("preconditioned_eigenvalue", problem, request, _in_order(problem, diagonal).rsqrt())
+    diagonal = preconditioner(request.at, _weights(objective))
+    return _scaled_eigenvalue("preconditioned_eigenvalue", objective, request, _in_order(objective, diagonal).rsqrt())
 
 
-def adaptive_sharpness(problem: Objective, request: Request) -> Measured:
+def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of |W| H |W|, where |W| is the diagonal of the absolute values of every parameter.
 
     To second order it is the worst rise of the loss under relative perturbations of the weights (adaptive sharpness of
@@ -106,14 +106,14 @@ def adaptive_sharpness(problem: Objective, request: Request) -> Measured:
     as it is, which is not true of the largest eigenvalue of H. A parameter at 0 has no part in it. The error is the
     residual norm.
     """
-    sizes = {name: one.abs() for name, one in _weights(problem).items()}
-    return _scaled_eigenvalue("adaptive_sharpness", problem, request, _in_order(problem, sizes))
+    sizes = {name: one.abs() for name, one in _weights(objective).items()}
+    return _scaled_eigenvalue("adaptive_sharpness", objective, request, _in_order(objective, sizes))
 
 
-def _scaled_eigenvalue(name: str, problem: Objective, request: Request, scale: Float[Tensor, " n"]) -> Measured:
+def _scaled_eigenvalue(name: str, objective: Objective, request: Request, scale: Float[Tensor, " n"]) -> Measured:
     """Return the largest eigenvalue of S H S over every parameter, for the diagonal S."""
     block = Block(0, Group.all.value, Group.all.value)
-    engines = Engines(problem, request.model, request.estimator.products)
+    engines = Engines(objective, request.model, request.estimator.products)
     square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
     generator = request.stream(0, Group.all.value)
     try:
@@ -123,34 +123,34 @@ def _scaled_eigenvalue(name: str, problem: Objective, request: Request, scale: F
     return Measured([state_row(name, request, found, block=block, part=Part.H)])
 
 
-def predicted_decrease(problem: Objective, request: Request) -> Measured:
+def predicted_decrease(objective: Objective, request: Request) -> Measured:
     """Return how much the training's next update lowers the loss: predicted, true, and true / predicted.
 
     The prediction is that of the quadratic model: -(g.d + 1/2 d.Hd), with g and H of the loss of the measuring batch
     and d the whole update, weight decay included. The true one is L(w) - L(w + d). Where d = 0, as in SOAP's first
     update, the ratio is not finite.
     """
-    slope, update = LossGradient(problem), coming_update(problem, request.at)
+    slope, update = LossGradient(objective), coming_update(objective, request.at)
     flat = torch.cat([update[name].flatten() for name in slope.gradient]).to(slope.flat)
     predicted = -float(slope.flat @ flat + flat @ slope.product(flat) / 2)
-    with _moving(problem, update) as loss_at:
+    with _moving(objective, update) as loss_at:
         true = loss_at(0.0) - loss_at(-1.0)
     ratio = true / predicted if predicted else math.nan
     numbers = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
     return Measured(state_rows(request, numbers))
 
 
-def coming_update(problem: Objective, at: At) -> Named:
+def coming_update(objective: Objective, at: At) -> Named:
     """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
     step = (at.step or 0) + 1
-    trial = Trial(problem, at.config.training)
+    trial = Trial(objective, at.config.training)
     if step > 1:
         trial.rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
     trial.step(step, training_batch(at.config, seed=at.seed, step=step), seed=at.seed)
     return trial.moved
 
 
-def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) -> Named:
+def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int) -> Named:
     """Return the update w' - w that a rule would make at the state, without weight decay and warm-up, in dtype.
 
     Entries that the rule `sign` takes from the rounding of a gradient are 0 (see above_rounding). The training's own
@@ -163,14 +163,14 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
     is_own = optimiser == training.optimiser and first > 1
     plain = replace(training, schedule=Schedule.constant, warmup=0, weight_decay=0.0, dtype=at.config.dtype)
     plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
-    config, trial = replace(at.config, training=plain), Trial(problem, plain)
+    config, trial = replace(at.config, training=plain), Trial(objective, plain)
     if is_own:
         trial.rule.restore({key: one.to(trial.like) for key, one in _moments(at).items()}, first - 1)
     is_measured = optimiser.facts.is_full_batch or at.moments is not None or not config.task.data.facts.is_trainable
-    if is_measured and optimiser.facts.divides and problem.more:
+    if is_measured and optimiser.facts.divides and objective.more:
         raise UserError(
             f"directions.rules: {optimiser} divides by the curvature of one batch",
-            got=f"{len(problem.batches)} batches",
+            got=f"{len(objective.batches)} batches",
             allowed="one batch, or rules that take gradients alone",
             remedy="join the batches, or leave the rule out",
         )
@@ -181,16 +181,16 @@ def update_of(problem: Objective, at: At, optimiser: Optimiser, gradients: int) 
         trial.step(first if is_own else place + 1, batch, seed=at.seed)
     if optimiser != Optimiser.sign:
         return trial.moved
-    told = above_rounding(replace(problem, batch=batch.to(trial.like.device), more=()) if batch else problem)
+    told = above_rounding(replace(objective, batch=batch.to(trial.like.device), more=()) if batch else objective)
     return {name: one * told[name] for name, one in trial.moved.items()}
 
 
 class Trial:
     """A step rule on a copy of a problem's network, in the training's type; `moved` is how far it is from the start."""
 
-    def __init__(self, problem: Objective, training: TrainingConfig) -> None:
-        self._problem, self._at = problem, next(problem.network.parameters())
-        self.network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
+    def __init__(self, objective: Objective, training: TrainingConfig) -> None:
+        self._problem, self._at = objective, next(objective.network.parameters())
+        self.network = copy.deepcopy(objective.network).to(getattr(torch, training.dtype)).requires_grad_(True)
         self._before = {name: one.detach().clone() for name, one in self.network.named_parameters()}
         self.rule, self.like = StepRule(self.network, training), next(iter(self._before.values()))
 
@@ -225,11 +225,11 @@ def factor(training: TrainingConfig) -> float:
     return 2 + 2 * training.momentum * ("momentum" in training.optimiser.facts.reads)
 
 
-def crossing_step(problem: Objective, at: At) -> Estimate:
+def crossing_step(objective: Objective, at: At) -> Estimate:
     """Return the step at which the loss along the next update crosses that of the start, with half its bracket."""
-    slope = LossGradient(problem)
+    slope = LossGradient(objective)
     update = next_update(at, slope.gradient)
-    with _moving(problem, update) as loss_at:
+    with _moving(objective, update) as loss_at:
         start = loss_at(0.0)
         if not math.isfinite(start):
             return Estimate(math.nan, math.nan, 0)
@@ -258,15 +258,15 @@ def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
 
 
 @contextmanager
-def _moving(problem: Objective, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
+def _moving(objective: Objective, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
     """Give the loss at w - step * update; the weights are put back in the end."""
-    held = dict(problem.network.named_parameters())
+    held = dict(objective.network.named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in held.items()}
 
     def loss_at(step: float) -> float:
         for name, parameter in held.items():
             parameter.copy_(before[name] - step * update[name])
-        return float(loss_value(problem))
+        return float(loss_value(objective))
 
     with torch.no_grad():
         try:
@@ -276,9 +276,9 @@ def _moving(problem: Objective, update: Mapping[str, Tensor]) -> Iterator[Callab
                 parameter.copy_(before[name])
 
 
-def along_gradient(problem: Objective) -> float:
+def along_gradient(objective: Objective) -> float:
     """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
-    slope = LossGradient(problem)
+    slope = LossGradient(objective)
     squared = float(slope.flat.square().sum())
     return float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
 
@@ -300,13 +300,13 @@ class Scaled:
         self._operator.check_symmetric(asymmetry, size)
 
 
-def _weights(problem: Objective) -> Named:
-    return {name: parameter.detach().double() for name, parameter in problem.network.named_parameters()}
+def _weights(objective: Objective) -> Named:
+    return {name: parameter.detach().double() for name, parameter in objective.network.named_parameters()}
 
 
-def _in_order(problem: Objective, numbers: Named) -> Float[Tensor, " n"]:
+def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
     """Return a number for each parameter in the order of the group of all parameters."""
-    return entries_of(numbers, problem.layout.side(0, Group.all.value)).cpu()
+    return entries_of(numbers, objective.layout.side(0, Group.all.value)).cpu()
 
 
 def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:

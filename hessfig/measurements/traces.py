@@ -23,12 +23,12 @@ from hessfig.weights import Weight
 Traces = dict[Part, Estimate]
 
 
-def trace(problem: Objective, request: Request) -> Measured:
+def trace(objective: Objective, request: Request) -> Measured:
     """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere.
 
     H_fT has none: it has no diagonal entries (Remark D.1).
     """
-    engines, rows = Engines(problem, request.model, request.estimator.products), []
+    engines, rows = Engines(objective, request.model, request.estimator.products), []
     summed = replace(request, parts=[part for part in request.parts if part != Part.H_fT])
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
@@ -38,7 +38,7 @@ def trace(problem: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
-def hessian(problem: Objective, request: Request) -> Measured:
+def hessian(objective: Objective, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
     A transformer's is in the order and orientation of Figure 1 (see published_hessian); other networks'
@@ -46,8 +46,8 @@ def hessian(problem: Objective, request: Request) -> Measured:
     these are the arrays: `block_k` (rows, columns; float64) for entry k of the list `entries`, each block and part.
     """
     if names_blocks(request.at.config):
-        return Measured([], _named(problem, request))
-    found = published_hessian(problem) if is_published(request.model) else _plain(problem, request)
+        return Measured([], _named(objective, request))
+    found = published_hessian(objective) if is_published(request.model) else _plain(objective, request)
     return Measured([], {**found, "hessian": found["hessian"].cpu().float().numpy()})
 
 
@@ -107,8 +107,8 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
     return {part: torch.cat(found) for part, found in pieces.items()}
 
 
-def _named(problem: Objective, request: Request) -> Arrays:
-    engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request)
+def _named(objective: Objective, request: Request) -> Arrays:
+    engines, kept = Engines(objective, request.model, request.estimator.products), Spectra(request)
     for layer, col, blocks in columns(request.blocks):
         found = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block in blocks:
@@ -118,11 +118,11 @@ def _named(problem: Objective, request: Request) -> Arrays:
     return kept.arrays
 
 
-def _plain(problem: Objective, request: Request) -> Arrays:
-    side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
-    engines = Engines(problem, request.model, request.estimator.products)
+def _plain(objective: Objective, request: Request) -> Arrays:
+    side, every = objective.layout.side(0, Group.all), Block(0, Group.all, Group.all)
+    engines = Engines(objective, request.model, request.estimator.products)
     whole = dense_parts(engines.column(0, Group.all, [every]), [Part.H])[every, Part.H]
-    deep = problem.layout.num_layers > 1
+    deep = objective.layout.num_layers > 1
     names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
     sizes = [weight.size for weight in side]
     return {"hessian": whole, "names": names, "sizes": sizes}
@@ -140,7 +140,7 @@ _PER_LAYER = {
 }
 
 
-def published_hessian(problem: Objective) -> Arrays:
+def published_hessian(objective: Objective) -> Arrays:
     """Return the full Hessian of a transformer without LayerNorm, `names` of its parameters and their `sizes`.
 
     Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer, W_U, b_U (Figure 1); the
@@ -149,12 +149,12 @@ def published_hessian(problem: Objective) -> Arrays:
     """
     from hessfig.curvature.curvlinops import whole_hessian
 
-    paths = _paths(problem.network)
-    parameters = [problem.network.get_parameter(path) for path in paths.values()]
+    paths = _paths(objective.network)
+    parameters = [objective.network.get_parameter(path) for path in paths.values()]
     sizes = [p.numel() for p in parameters]
     weights = [Weight(name, path, size) for (name, path), size in zip(paths.items(), sizes, strict=True)]
     order = torch.cat(_published_order(list(paths.values()), parameters))
-    matrix = whole_hessian(problem, weights)[order][:, order]
+    matrix = whole_hessian(objective, weights)[order][:, order]
     return {"hessian": matrix, "names": list(paths), "sizes": sizes}
 
 

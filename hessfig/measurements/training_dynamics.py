@@ -38,12 +38,12 @@ EXAMPLES = 64
 _REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds from where on once is enough
 
 
-def loss(problem: Objective, request: Request) -> Measured:
+def loss(objective: Objective, request: Request) -> Measured:
     """Return the loss on the measuring batch: the function whose Hessian is measured."""
-    return Measured([state_row("loss", request, float(loss_value(problem)))])
+    return Measured([state_row("loss", request, float(loss_value(objective)))])
 
 
-def accuracy(problem: Objective, request: Request) -> Measured:
+def accuracy(objective: Objective, request: Request) -> Measured:
     """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
 
     `accuracy`: whole answers (no index), then digits, 1 the most significant. `cascade_accuracy`: whole answers, and
@@ -51,25 +51,25 @@ def accuracy(problem: Objective, request: Request) -> Measured:
     pictures: the share of the test pictures that are classified rightly.
     """
     task, size = request.at.config.task, request.at.config.training.evaluation_size
-    rows = _accuracy_rows("accuracy", request, right_answers(problem.network, task, size))
+    rows = _accuracy_rows("accuracy", request, right_answers(objective.network, task, size))
     if has_cascades(task):
-        hard = right_answers(problem.network, task, size, cascade_batch)
+        hard = right_answers(objective.network, task, size, cascade_batch)
         rows += _accuracy_rows("cascade_accuracy", request, hard)
     return Measured(rows)
 
 
-def held_out_loss(problem: Objective, request: Request) -> Measured:
+def held_out_loss(objective: Objective, request: Request) -> Measured:
     """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
     For cross-entropy there are the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
     classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is).
     """
-    config, network = request.at.config, problem.network
+    config, network = request.at.config, objective.network
     held = next(network.parameters())
     batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(held.dtype).to(held.device)
     with torch.no_grad():
         pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
-        singles = [per_sample(problem.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
+        singles = [per_sample(objective.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
     losses = torch.cat(singles)
     found = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
     rows = [state_row("held_out_loss", request, found)]
@@ -81,37 +81,37 @@ def held_out_loss(problem: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
-def gradient_norm(problem: Objective, request: Request) -> Measured:
+def gradient_norm(objective: Objective, request: Request) -> Measured:
     """Return the norm of the loss's gradient: of all parameters, and of every weight that is asked for."""
-    return Measured(norm_rows("gradient_norm", problem, request, LossGradient(problem).gradient))
+    return Measured(norm_rows("gradient_norm", objective, request, LossGradient(objective).gradient))
 
 
-def weight_norm(problem: Objective, request: Request) -> Measured:
+def weight_norm(objective: Objective, request: Request) -> Measured:
     """Return the Euclidean norm of all parameters, and of every weight that is asked for."""
-    held = {name: parameter.detach() for name, parameter in problem.network.named_parameters()}
-    return Measured(norm_rows("weight_norm", problem, request, held))
+    held = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
+    return Measured(norm_rows("weight_norm", objective, request, held))
 
 
-def residual_norm(problem: Objective, request: Request) -> Measured:
+def residual_norm(objective: Objective, request: Request) -> Measured:
     """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
-    if not isinstance(problem.network, Layered):
-        raise without_layers("residual_norm", type(problem.network).__name__)
+    if not isinstance(objective.network, Layered):
+        raise without_layers("residual_norm", type(objective.network).__name__)
     rows = []
     with torch.no_grad():
-        for layer in range(len(problem.layers) + 1):
-            lengths = [problem.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in problem.batches]
+        for layer in range(len(objective.layers) + 1):
+            lengths = [objective.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in objective.batches]
             rows.append(state_row("residual_norm", request, float(torch.cat(lengths).mean()), layer=layer))
     return Measured(rows)
 
 
 @torch.no_grad()
-def score_spread(problem: Objective, request: Request) -> Measured:
+def score_spread(objective: Objective, request: Request) -> Measured:
     """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
 
     Of the scores before the softmax (pairs that the mask allows), and of the mixing weights after it (all pairs).
     """
     rows = []
-    for layer, (scores, masked, pattern) in enumerate(_attention(problem), start=1):
+    for layer, (scores, masked, pattern) in enumerate(_attention(objective), start=1):
         allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
         numbers = {"score_spread": float(scores[..., allowed].double().std()), "pattern_spread": float(pattern.std())}
         rows += state_rows(request, numbers, layer=layer)
@@ -119,7 +119,7 @@ def score_spread(problem: Objective, request: Request) -> Measured:
 
 
 @torch.no_grad()
-def sink_mass(problem: Objective, request: Request) -> Measured:
+def sink_mass(objective: Objective, request: Request) -> Measured:
     """Return where attention goes on the measuring batch, with A_ij the weight that query i gives to key j <= i.
 
     `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i > 1, the weight of the first
@@ -127,7 +127,7 @@ def sink_mass(problem: Objective, request: Request) -> Measured:
     i >= j, which is 1 at every j for uniform attention.
     """
     rows = []
-    for layer, (_, _, pattern) in enumerate(_attention(problem), start=1):
+    for layer, (_, _, pattern) in enumerate(_attention(objective), start=1):
         first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
         keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
@@ -136,18 +136,18 @@ def sink_mass(problem: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
-def gradient_covariance(problem: Objective, request: Request) -> Measured:
+def gradient_covariance(objective: Objective, request: Request) -> Measured:
     """Return trace and largest eigenvalue of C = 1/(k - 1) sum_i (g_i - g)(g_i - g)^T, g_i the gradient of example i.
 
     Of the measuring batch's first k = 64 examples that count (all, where it has fewer), with the g_i of noise_scale; C
     of a mini-batch of m is C / m. No error is known of one batch.
     """
-    eigenvalues = gram(problem)
+    eigenvalues = gram(objective)
     trace, largest = without_error(float(eigenvalues.sum())), without_error(float(eigenvalues[-1]))
     return Measured(state_rows(request, {"gradient_covariance": trace, "gradient_covariance_eigenvalue": largest}))
 
 
-def noise_scale(problem: Objective, request: Request) -> Measured:
+def noise_scale(objective: Objective, request: Request) -> Measured:
     """Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
 
     Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix A.1): with the gradients g_i of
@@ -157,7 +157,7 @@ def noise_scale(problem: Objective, request: Request) -> Measured:
     one batch. Raises UserError for examples that see each other.
     """
     squares, total, count = 0.0, torch.zeros(()), 0
-    for gradient in single_gradients(problem):
+    for gradient in single_gradients(objective):
         squares, total, count = squares + float(gradient.square().sum()), total + gradient, count + 1
     mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
@@ -165,43 +165,43 @@ def noise_scale(problem: Objective, request: Request) -> Measured:
     return Measured([state_row("noise_scale", request, without_error(trace / signal if signal > 0 else math.nan))])
 
 
-def num_parameters(problem: Objective, request: Request) -> Measured:
+def num_parameters(objective: Objective, request: Request) -> Measured:
     """Return how many parameters every diagonal block has, and the network (without a row)."""
-    rows = [state_row("num_parameters", request, float(sum(p.numel() for p in problem.network.parameters())))]
-    sizes = ((block, problem.layout.size(block.layer, block.col)) for block in request.blocks)
+    rows = [state_row("num_parameters", request, float(sum(p.numel() for p in objective.network.parameters())))]
+    sizes = ((block, objective.layout.size(block.layer, block.col)) for block in request.blocks)
     return Measured([*rows, *(state_row("num_parameters", request, float(size), block=at) for at, size in sizes)])
 
 
-def training_cost(problem: Objective, request: Request) -> Measured:
+def training_cost(objective: Objective, request: Request) -> Measured:
     """Return the seconds of all updates and curvature refreshes so far, the counts of products
     and refreshes, and the seconds of one update and one refresh.
 
     An update and a refresh are timed on a copy of this network (the median of three of each, or one where it takes more
     than 0.2 s); the sum is what that many would take. Seconds are of this machine, and differ from run to run.
     """
-    spent = cost_of(problem, request.at)
+    spent = cost_of(objective, request.at)
     counted = {"hessian_products": float(spent.products), "looks": float(spent.num_refreshes)}
     timed = {"training_cost": spent.seconds, "update_seconds": spent.update, "look_seconds": spent.refresh}
     clocked = {name: without_error(value, "clock") for name, value in timed.items()}
     return Measured(state_rows(request, counted) + state_rows(request, clocked))
 
 
-def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
+def norm_rows(quantity: str, objective: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
     """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
     whole = [tensor.double().square().sum() for tensor in tensors.values()]
     rows = [state_row(quantity, request, norm_of_all(tensors.values(), float(sum(whole)) ** 0.5))]
     for block in request.blocks:
         if block.is_diagonal:
-            side = problem.layout.side(block.layer, block.col)
+            side = objective.layout.side(block.layer, block.col)
             own = [view_of(tensors[weight.parameter], weight).double() for weight in side]
             plain = sum(float(one.square().sum()) for one in own) ** 0.5
             rows.append(state_row(quantity, request, norm_of_all(own, plain), block=block))
     return rows
 
 
-def _attention(problem: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _attention(objective: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield scores, mask and mixing weights (float64) of every attention layer at all positions."""
-    for attention, hidden in _inputs(problem):
+    for attention, hidden in _inputs(objective):
         scores = attention.scores(hidden, slice(None))
         masked = _masked(attention, scores)
         yield scores, masked, attention.pattern(scores, slice(None), masked).double()
@@ -213,22 +213,22 @@ def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
     return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
 
 
-def _inputs(problem: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
+def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
     from hessfig.models.networks import BareAttention, SelfAttention
 
-    if isinstance(problem.network, BareAttention):
-        return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]
+    if isinstance(objective.network, BareAttention):
+        return [(objective.network, objective.network.hidden(objective.batch.inputs, 0).detach())]
     found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
-    modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
+    modules = [module for module in objective.network.modules() if isinstance(module, SelfAttention)]
     with hooked(modules, lambda module, given, _: found.append((module, given[0].detach()))), torch.no_grad():
-        problem.network(problem.batch.inputs)
+        objective.network(objective.batch.inputs)
     return found
 
 
-def gram(problem: Objective) -> Float[Tensor, " k"]:
+def gram(objective: Objective) -> Float[Tensor, " k"]:
     """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1."""
-    single = list(single_gradients(problem, EXAMPLES))
+    single = list(single_gradients(objective, EXAMPLES))
     if len(single) < 2:
         return torch.full((1,), float("nan"), dtype=torch.float64)
     slopes = torch.stack(single)
@@ -252,26 +252,26 @@ class Cost:
         return self.updates * self.update + self.num_refreshes * self.refresh
 
 
-def cost_of(problem: Objective, at: At) -> Cost:
+def cost_of(objective: Objective, at: At) -> Cost:
     """Return the cost of the training up to its step, timed at its batches' size and in its type."""
     training, updates = at.config.training, at.step or 0
     looks = training.curvature != Curvature.none or training.optimiser.facts.divides
     refreshes = -(-updates // training.refresh) if looks else 0
-    update, refresh = _seconds(problem, at)
-    return Cost(update, refresh, updates, refreshes, refreshes * _products(problem, training))
+    update, refresh = _seconds(objective, at)
+    return Cost(update, refresh, updates, refreshes, refreshes * _products(objective, training))
 
 
-def _products(problem: Objective, training: TrainingConfig) -> int:
+def _products(objective: Objective, training: TrainingConfig) -> int:
     if training.optimiser.facts.divides:
-        return products_of_a_solver(training.optimiser, BatchLoss(problem.network, problem.loss, problem.batch))
-    return products_of_a_refresh(training.curvature, len(list(problem.network.parameters())))
+        return products_of_a_solver(training.optimiser, BatchLoss(objective.network, objective.loss, objective.batch))
+    return products_of_a_refresh(training.curvature, len(list(objective.network.parameters())))
 
 
-def _seconds(problem: Objective, at: At) -> tuple[float, float]:
+def _seconds(objective: Objective, at: At) -> tuple[float, float]:
     training = at.config.training
-    network = copy.deepcopy(problem.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
+    network = copy.deepcopy(objective.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
     rule, batch = StepRule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
-    loss = BatchLoss(network, problem.loss, batch.to(next(network.parameters()).device))
+    loss = BatchLoss(network, objective.loss, batch.to(next(network.parameters()).device))
     weights = copy.deepcopy(network.state_dict())
 
     def gradient() -> None:

@@ -34,9 +34,9 @@ class Fingerprint:
 
 
 def fingerprint(
-    problem: Objective, key: str, *, order: int = 2, twice: bool = True, is_far: bool = False
+    objective: Objective, key: str, *, order: int = 2, twice: bool = True, is_far: bool = False
 ) -> Fingerprint:
-    """Return the fingerprint of the loss of `problem` in its parameters.
+    """Return the fingerprint of the loss of `objective` in its parameters.
 
     The loss, its gradient and one product H v, as far as `order` (0, 1, 2) goes, at the weights and at one point
     beside them; v and the step to that point are drawn from a stream of `key`. They are computed `twice`: where the
@@ -47,7 +47,7 @@ def fingerprint(
     """
     order = 0 if is_far else order
     try:
-        found = {_digest(problem, key, order, is_far) for _ in range(1 + twice)}
+        found = {_digest(objective, key, order, is_far) for _ in range(1 + twice)}
     except Exception as error:  # whatever the user's code raises is the reason
         what = ("its loss", "its gradient", "a product with its Hessian")[order] + " away from its weights" * is_far
         return _none(f"{what} cannot be computed", error)
@@ -59,11 +59,13 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
     return Fingerprint(ONCE + secrets.token_hex(16), plain(words, most=300))
 
 
-def _digest(problem: Objective, key: str, order: int, is_far: bool) -> str:
+def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
     found = hashlib.sha256()
-    with one_thread() if is_small(problem.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
-        suffix = Suffix(problem, None)
-        own = {f"network.{name}": p.detach() for name, p in problem.network.named_parameters() if p.is_floating_point()}
+    with one_thread() if is_small(objective.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
+        suffix = Suffix(objective, None)
+        own = {
+            f"network.{name}": p.detach() for name, p in objective.network.named_parameters() if p.is_floating_point()
+        }
         vector = {name: _signs(key, name, p) for name, p in own.items()}
         for at in _far(key, own, vector) if is_far else _beside(own, vector):
             for number in _numbers(suffix, at, list(vector.values()), order):

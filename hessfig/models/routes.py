@@ -35,8 +35,8 @@ class Engines:
 
     headed_column: ClassVar[type[HeadedColumn]] = HeadedColumn
 
-    def __init__(self, problem: Objective, model: ModelConfig, products: Choice) -> None:
-        self.problem, self.model, self.products = problem, model, products
+    def __init__(self, objective: Objective, model: ModelConfig, products: Choice) -> None:
+        self.problem, self.model, self.products = objective, model, products
 
     @cached_property
     def exact(self) -> ExactEngine:

@@ -40,8 +40,8 @@ def draw_problem(cell: Cell) -> Objective:
     return network.to(torch.device(card_of(cell.config.device)))
 
 
-def request_of(cell: Cell, problem: Objective) -> Request:
+def request_of(cell: Cell, objective: Objective) -> Request:
     """Return what a cell asks of its problem."""
-    blocks = blocks_of(cell.config.blocks, problem.layout, cell.config.model)
+    blocks = blocks_of(cell.config.blocks, objective.layout, cell.config.model)
     at = At(cell.config, cell.sigma, cell.seed, cell.step)
     return asked_of(cell.variant.quantity(cell.quantity), blocks, at, cell.probe_counts)

@@ -145,11 +145,11 @@ def published_numbers(cell: Cell) -> Numbers:
     }
 
 
-def _as_published(problem: Objective) -> Any:
+def _as_published(objective: Objective) -> Any:
     """Return the network as the published code runs it: logits at every position, then those of the answer."""
     from torch import nn
 
-    network: Any = problem.network
+    network: Any = objective.network
 
     class Whole(nn.Module):
         def __init__(self) -> None:
@@ -157,19 +157,19 @@ def _as_published(problem: Objective) -> Any:
             self.network = network
 
         def forward(self, tokens: Tensor) -> Tensor:
-            return network(tokens)[:, problem.batch.scored]
+            return network(tokens)[:, objective.batch.scored]
 
     return Whole()
 
 
-def _operators(problem: Objective, layer: int, matrix: Matrix) -> dict[Part, Any]:
+def _operators(objective: Objective, layer: int, matrix: Matrix) -> dict[Part, Any]:
     from curvlinops import GGNLinearOperator, HessianLinearOperator
 
-    whole, batch = _as_published(problem), problem.batch
-    weights, data = [problem.weight(layer, matrix)], [(batch.inputs, batch.targets)]
+    whole, batch = _as_published(objective), objective.batch
+    weights, data = [objective.weight(layer, matrix)], [(batch.inputs, batch.targets)]
     settings = {"check_deterministic": False, "num_data": len(batch.inputs)}
-    h = HessianLinearOperator(whole, problem.loss, weights, data, **settings)
-    h_o = GGNLinearOperator(whole, problem.loss, weights, data, **settings)
+    h = HessianLinearOperator(whole, objective.loss, weights, data, **settings)
+    h_o = GGNLinearOperator(whole, objective.loss, weights, data, **settings)
     return {Part.H_o: h_o, Part.H_f: h_o - h, Part.H: h}
 
 

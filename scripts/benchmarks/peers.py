@@ -102,27 +102,27 @@ class Peer:
     judged: bool = True
 
 
-def scored_network(problem: Objective) -> nn.Module:
+def scored_network(objective: Objective) -> nn.Module:
     """Return the network from tokens to scored outputs, its parameters ready to be differentiated."""
-    suffix = Suffix(problem, None)
+    suffix = Suffix(objective, None)
     return suffix.requires_grad_(True)
 
 
-def exact_product(problem: Objective, vector: Tensor) -> Tensor:
+def exact_product(objective: Objective, vector: Tensor) -> Tensor:
     """Return H v by one plain double backward: the judge of every residual."""
-    module = scored_network(problem)
+    module = scored_network(objective)
     weights = list(module.parameters())
-    loss = problem.loss(module(problem.batch.inputs), problem.batch.targets)
+    loss = objective.loss(module(objective.batch.inputs), objective.batch.targets)
     slopes = torch.autograd.grad(loss, weights, create_graph=True)
     found = torch.autograd.grad(slopes, weights, _split(vector.to(weights[0].device), weights))
     return torch.cat([piece.detach().reshape(-1) for piece in found]).to(vector.device)
 
 
-def eigsh_on_curvlinops(problem: Objective, tolerance: float) -> tuple[float, Tensor, int]:
+def eigsh_on_curvlinops(objective: Objective, tolerance: float) -> tuple[float, Tensor, int]:
     """scipy's implicitly restarted Lanczos with its own number of vectors (20), from a seeded start."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    operator = curvlinops_operator(problem)
+    operator = curvlinops_operator(objective)
     count = [0]
 
     def product(vector: np.ndarray) -> np.ndarray:
@@ -138,13 +138,13 @@ def eigsh_on_curvlinops(problem: Objective, tolerance: float) -> tuple[float, Te
 
 
 def pyhessian_power(
-    problem: Objective, tolerance: float, *, dtype: torch.dtype = torch.float64, most: int = 3000
+    objective: Objective, tolerance: float, *, dtype: torch.dtype = torch.float64, most: int = 3000
 ) -> tuple[float, Tensor, int]:
     """PyHessian's power iteration, stopped when two eigenvalues in a row differ by less than `tolerance`."""
     package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
 
     torch.manual_seed(0)
-    module, count = scored_network(problem).to(dtype), [0]
+    module, count = scored_network(objective).to(dtype), [0]
     product = package.hessian_vector_product
 
     def counted(*arguments: Any) -> Any:
@@ -154,8 +154,8 @@ def pyhessian_power(
     package.hessian_vector_product = counted
     torch.set_default_dtype(dtype)  # it draws its start in the default type
     try:
-        batch = (problem.batch.inputs, problem.batch.targets)
-        found = package.hessian(module, problem.loss, data=batch, cuda=batch[0].is_cuda)
+        batch = (objective.batch.inputs, objective.batch.targets)
+        found = package.hessian(module, objective.loss, data=batch, cuda=batch[0].is_cuda)
         values, vectors = found.eigenvalues(maxIter=most, tol=tolerance, top_n=1)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -164,67 +164,67 @@ def pyhessian_power(
     return float(values[0]), flat, count[0]
 
 
-def eigenthings_lanczos(problem: Objective, steps: float) -> tuple[float, Tensor, int]:
+def eigenthings_lanczos(objective: Objective, steps: float) -> tuple[float, Tensor, int]:
     """hessian-eigenthings' Lanczos of `steps` vectors, all of them kept orthogonal."""
     from hessian_eigenthings import lanczos
 
-    found = lanczos(eigenthings_operator(problem), k=1, max_iter=int(steps), which="LA", seed=0, reorthogonalize=True)
+    found = lanczos(eigenthings_operator(objective), k=1, max_iter=int(steps), which="LA", seed=0, reorthogonalize=True)
     return float(found.eigenvalues[0]), found.eigenvectors[0], found.iterations
 
 
-def eigenthings_density(problem: Objective, steps: int, probes: int) -> Density:
+def eigenthings_density(objective: Objective, steps: int, probes: int) -> Density:
     """hessian-eigenthings' stochastic Lanczos quadrature with Rademacher probes."""
     from hessian_eigenthings import spectral_density
 
     found = spectral_density(
-        eigenthings_operator(problem), num_runs=probes, lanczos_steps=steps, seed=0, num_grid_points=2
+        eigenthings_operator(objective), num_runs=probes, lanczos_steps=steps, seed=0, num_grid_points=2
     )
     weights = found.raw_weights.flatten()
     kept = weights > 0
     return found.raw_eigenvalues.flatten()[kept].numpy(), (weights[kept] / probes).numpy()
 
 
-def curvlinops_density(problem: Objective, steps: int, probes: int) -> Density:
+def curvlinops_density(objective: Objective, steps: int, probes: int) -> Density:
     """curvlinops' smoothed spectrum on a grid (its Lanczos does not re-orthogonalise)."""
     from curvlinops import lanczos_approximate_spectrum
 
-    operator = curvlinops_operator(problem)
+    operator = curvlinops_operator(objective)
     torch.manual_seed(0)
     grid, density = lanczos_approximate_spectrum(operator, steps, num_points=4096, num_repeats=probes)
     weights = density.clamp(min=0)
     return grid.numpy(), (weights / weights.sum()).numpy()
 
 
-def pyhessian_density(problem: Objective, steps: int, probes: int) -> Density:
+def pyhessian_density(objective: Objective, steps: int, probes: int) -> Density:
     """PyHessian's stochastic Lanczos quadrature; it calls torch.eig, which torch has no longer."""
     package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
 
     torch.set_default_dtype(torch.float64)
     try:
-        batch = (problem.batch.inputs, problem.batch.targets)
-        found = package.hessian(scored_network(problem), problem.loss, data=batch, cuda=batch[0].is_cuda)
+        batch = (objective.batch.inputs, objective.batch.targets)
+        found = package.hessian(scored_network(objective), objective.loss, data=batch, cuda=batch[0].is_cuda)
         nodes, weights = found.density(iter=steps, n_v=probes)
     finally:
         torch.set_default_dtype(torch.float32)
     return np.concatenate(nodes), np.concatenate(weights) / probes
 
 
-def curvlinops_operator(problem: Objective) -> Any:
+def curvlinops_operator(objective: Objective) -> Any:
     """Return the Hessian as curvlinops' operator."""
     from curvlinops import HessianLinearOperator
 
-    module = scored_network(problem)
-    data = [(problem.batch.inputs, problem.batch.targets)]
-    settings = {"check_deterministic": False, "num_data": len(problem.batch.inputs)}
-    return HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
+    module = scored_network(objective)
+    data = [(objective.batch.inputs, objective.batch.targets)]
+    settings = {"check_deterministic": False, "num_data": len(objective.batch.inputs)}
+    return HessianLinearOperator(module, objective.loss, list(module.parameters()), data, **settings)
 
 
-def eigenthings_operator(problem: Objective) -> Any:
+def eigenthings_operator(objective: Objective) -> Any:
     """Return the Hessian as hessian-eigenthings' operator."""
     from hessian_eigenthings import HessianOperator, supervised_loss
 
-    batches = [(problem.batch.inputs, problem.batch.targets)]
-    return HessianOperator(scored_network(problem), batches, supervised_loss(problem.loss))
+    batches = [(objective.batch.inputs, objective.batch.targets)]
+    return HessianOperator(scored_network(objective), batches, supervised_loss(objective.loss))
 
 
 PRODUCTS: dict[str, Make] = {"curvlinops": curvlinops, "pyhessian": pyhessian, "eigenthings": eigenthings}

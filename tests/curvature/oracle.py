@@ -30,37 +30,37 @@ class _Whole(torch.nn.Module):
         return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
 
 
-def dense_oracle(problem: Objective, layer: int, matrices: list[Matrix]) -> dict[Part, Blocks]:
+def dense_oracle(objective: Objective, layer: int, matrices: list[Matrix]) -> dict[Part, Blocks]:
     """Return every block of `matrices` of `layer` for H, H_o and H_f, each differentiated on its own.
 
     H is the Hessian of the loss, H_f that of <dl/df, f> with dl/df fixed, and H_o that of the loss of the
     network linearised at the weights.
     """
-    whole = _Whole(problem.network, problem.batch.scored)
-    names = {matrix: f"network.{problem.layout.side(layer, matrix)[0].parameter}" for matrix in matrices}
-    at = {names[m]: problem.weight(layer, m).detach().clone() for m in matrices}
+    whole = _Whole(objective.network, objective.batch.scored)
+    names = {matrix: f"network.{objective.layout.side(layer, matrix)[0].parameter}" for matrix in matrices}
+    at = {names[m]: objective.weight(layer, m).detach().clone() for m in matrices}
 
     def outputs(weights: Weights) -> Tensor:
-        return functional_call(whole, weights, (problem.batch.inputs,))
+        return functional_call(whole, weights, (objective.batch.inputs,))
 
-    found = {part: torch.func.hessian(f)(at) for part, f in _functions(outputs, at, problem).items()}
+    found = {part: torch.func.hessian(f)(at) for part, f in _functions(outputs, at, objective).items()}
     return {part: _as_matrices(blocks, names, at) for part, blocks in found.items()}
 
 
 def _functions(
-    outputs: Callable[[Weights], Tensor], at: Weights, problem: Objective
+    outputs: Callable[[Weights], Tensor], at: Weights, objective: Objective
 ) -> dict[Part, Callable[[Weights], Tensor]]:
     primal = outputs(at).detach()
     leaf = primal.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(problem.loss(leaf, problem.batch.targets), leaf)
+    (gradient,) = torch.autograd.grad(objective.loss(leaf, objective.batch.targets), leaf)
 
     def linearised(weights: Weights) -> Tensor:
         step = {name: weights[name] - at[name] for name in at}
         return primal + jvp(outputs, (at,), (step,))[1]
 
     return {
-        Part.H: lambda weights: problem.loss(outputs(weights), problem.batch.targets),
-        Part.H_o: lambda weights: problem.loss(linearised(weights), problem.batch.targets),
+        Part.H: lambda weights: objective.loss(outputs(weights), objective.batch.targets),
+        Part.H_o: lambda weights: objective.loss(linearised(weights), objective.batch.targets),
         Part.H_f: lambda weights: (gradient * outputs(weights)).sum(),
     }
 
@@ -71,32 +71,32 @@ def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weigh
     }
 
 
-def whole_oracle(problem: Objective) -> dict[Part, Tensor]:
+def whole_oracle(objective: Objective) -> dict[Part, Tensor]:
     """Return H, H_o and H_f in every parameter, in the layout's order, by double backward and explicit Jacobians."""
-    suffix = Suffix(problem, None)
-    names = [f"network.{weight.parameter}" for weight in problem.layout.weights]
+    suffix = Suffix(objective, None)
+    names = [f"network.{weight.parameter}" for weight in objective.layout.weights]
     held = dict(suffix.named_parameters())
     at = [held[name].detach().clone().requires_grad_() for name in names]
 
     def outputs() -> Tensor:
-        return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
+        return functional_call(suffix, dict(zip(names, at, strict=True)), (objective.batch.inputs,))
 
     def loss(z: Tensor) -> Tensor:
-        return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
+        return objective.loss(z.view_as(suffix.outputs), objective.batch.targets)
 
     slopes = jacobian(outputs, at)
     curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
     return {
-        Part.H: hessian(lambda: problem.loss(outputs(), problem.batch.targets), at),
+        Part.H: hessian(lambda: objective.loss(outputs(), objective.batch.targets), at),
         Part.H_o: slopes.T @ curvature @ slopes,
         Part.H_f: hessian(lambda: (outputs() * suffix.gradient).sum(), at),
     }
 
 
-def places(problem: Objective, layer: int, name: str) -> Tensor:
+def places(objective: Objective, layer: int, name: str) -> Tensor:
     """Return where the entries of one side of a block stand in `whole_oracle`'s matrices."""
     start, found = 0, {}
-    for weight in problem.layout.weights:
+    for weight in objective.layout.weights:
         found[weight.parameter] = torch.arange(start, start + weight.size)
         start += weight.size
-    return torch.cat([found[weight.parameter] for weight in problem.layout.side(layer, name)])
+    return torch.cat([found[weight.parameter] for weight in objective.layout.side(layer, name)])

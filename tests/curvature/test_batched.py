@@ -59,8 +59,8 @@ def drawn(problem: hessfig.Problem) -> Objective:
     return problem.objective("float64")
 
 
-def engine(problem: Objective, products: Products = Products.linearised) -> Engines:
-    return Engines(problem, ModelConfig("python"), products)
+def engine(objective: Objective, products: Products = Products.linearised) -> Engines:
+    return Engines(objective, ModelConfig("python"), products)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -36,10 +36,10 @@ def oracle() -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
     return dense_oracle(toy_problem(SMOOTH), 1, matrices_of(SMOOTH))
 
 
-def norm_of(problem: Objective, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
+def norm_of(objective: Objective, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
     settings = EstimatorConfig(method=method, products=Products.differences, num_probes=6)
     block = Block(1, col, col)
-    found = Estimator(problem, SMOOTH, settings).column_norms(1, col, [block], [part], generator=stream(0, "test"))
+    found = Estimator(objective, SMOOTH, settings).column_norms(1, col, [block], [part], generator=stream(0, "test"))
     return found[block, part]
 
 

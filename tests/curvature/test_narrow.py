@@ -25,9 +25,9 @@ def saturated(model: ModelConfig, factor: float) -> Objective:
     return problem
 
 
-def difference(problem: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")) -> float:
+def difference(objective: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")) -> float:
     """Return the largest relative error of float32 products, over layers, weights and parts."""
-    narrow, wide = LinearisedNetwork(problem.cast(torch.float32), model), LinearisedNetwork(problem, model)
+    narrow, wide = LinearisedNetwork(objective.cast(torch.float32), model), LinearisedNetwork(objective, model)
     found = []
     for layer in range(1, model.n_layers + 1):
         for col in columns:

@@ -27,23 +27,23 @@ Engine = Callable[[Objective, ModelConfig, int, Matrix, list[Matrix]], Column]
 ROUNDING = 1e-13
 
 
-def curvlinops(problem: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
-    return ColumnOperator(problem, layer, col, rows)
+def curvlinops(objective: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+    return ColumnOperator(objective, layer, col, rows)
 
 
-def linearised(problem: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
-    return LinearisedNetwork(problem, model).column(layer, col, rows)
+def linearised(objective: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+    return LinearisedNetwork(objective, model).column(layer, col, rows)
 
 
 engines = pytest.mark.parametrize("engine", [curvlinops, linearised], ids=["curvlinops", "linearised"])
 
 
-def measured(engine: Engine, problem: Objective, model: ModelConfig, layer: int) -> dict[Part, dict]:
+def measured(engine: Engine, objective: Objective, model: ModelConfig, layer: int) -> dict[Part, dict]:
     """Return every block of `layer` as a matrix, by part, then by (row, col)."""
     matrices = matrices_of(model)
     found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {part: {} for part in PARTS}
     for col in matrices:
-        blocks = dense_blocks(engine(problem, model, layer, col, matrices))
+        blocks = dense_blocks(engine(objective, model, layer, col, matrices))
         for row in matrices:
             outer, functional = blocks[row, Part.H_o], blocks[row, Part.H_f]
             for part, block in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True):
@@ -126,10 +126,10 @@ def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine: Engine, loss: L
         torch.testing.assert_close(block, parts, rtol=1e-12, atol=1e-15)
 
 
-def single_sequences(problem: Objective) -> list[Objective]:
-    batch = problem.batch
+def single_sequences(objective: Objective) -> list[Objective]:
+    batch = objective.batch
     pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
-    return [replace(problem, batch=Batch(x, y, batch.scored)) for x, y in pairs]
+    return [replace(objective, batch=Batch(x, y, batch.scored)) for x, y in pairs]
 
 
 @engines

@@ -34,9 +34,9 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Objective:
     return toy_problem(MODEL)
 
 
-def norms(problem: Objective, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
+def norms(objective: Objective, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
     block = Block(1, Matrix.W_Q, Matrix.W_Q)
-    found = Estimator(problem, model, settings).column_norms(
+    found = Estimator(objective, model, settings).column_norms(
         1, Matrix.W_Q, [block], list(PARTS), generator=stream(1, "probes")
     )
     return {part: norm.value for (_, part), norm in found.items()}

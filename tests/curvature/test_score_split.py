@@ -60,10 +60,10 @@ def bare_scores(network: BareAttention, hidden: Tensor, shift: Tensor, seen: lis
     return torch.cat(rows, dim=-1)
 
 
-def scores_and_loss(problem: Objective, layer: int) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+def scores_and_loss(objective: Objective, layer: int) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
     """Return the query-key weights, and the function of them and of a shift of the scores: scores and loss."""
-    side = problem.layout.side(layer, Group.query_key)
-    paths, network = [weight.parameter for weight in side], problem.network
+    side = objective.layout.side(layer, Group.query_key)
+    paths, network = [weight.parameter for weight in side], objective.network
     at = [network.get_parameter(path).detach().clone() for path in paths]
 
     def forward(weights: list[Tensor], shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,18 +92,18 @@ def scores_and_loss(problem: Objective, layer: int) -> tuple[list[Tensor], Calla
             )
         try:
             held = {f"network.{path}": weight for path, weight in zip(paths, weights, strict=True)}
-            outputs = functional_call(Shifted(), held, (problem.batch.inputs,))[:, problem.batch.scored]
+            outputs = functional_call(Shifted(), held, (objective.batch.inputs,))[:, objective.batch.scored]
         finally:
             if attention is not None:
                 del attention.scores
-        return seen[0], problem.loss(outputs, problem.batch.targets)
+        return seen[0], objective.loss(outputs, objective.batch.targets)
 
     return at, forward
 
 
-def oracle(problem: Objective, layer: int) -> dict[Part, Tensor]:
+def oracle(objective: Objective, layer: int) -> dict[Part, Tensor]:
     """Return H, H_oT and H_fT of the group query_key, each differentiated on its own by plain double backward."""
-    at, forward = scores_and_loss(problem, layer)
+    at, forward = scores_and_loss(objective, layer)
     shape = forward(at, torch.zeros(()).double())[0].shape
     still = torch.zeros(shape, dtype=torch.float64)
     sizes = [weight.numel() for weight in at]
@@ -126,8 +126,8 @@ def oracle(problem: Objective, layer: int) -> dict[Part, Tensor]:
     }
 
 
-def dense(problem: Objective, model: ModelConfig, block: Block, parts: tuple[Part, ...]) -> dict[Part, Tensor]:
-    column = Engines(problem, model, Products.linearised).column(block.layer, block.col, [block])
+def dense(objective: Objective, model: ModelConfig, block: Block, parts: tuple[Part, ...]) -> dict[Part, Tensor]:
+    column = Engines(objective, model, Products.linearised).column(block.layer, block.col, [block])
     return {part: matrix for (_, part), matrix in dense_blocks(column, parts).items()}
 
 

@@ -61,14 +61,14 @@ HEADED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)
 Values = dict[tuple[str, str, str], tuple[float, float | None]]
 
 
-def rows(problem: Objective, config: Config, *, seed: int = 1234) -> Values:
+def rows(objective: Objective, config: Config, *, seed: int = 1234) -> Values:
     """Return (value, error) of every number by (weight, part, quantity)."""
     asked = asked_of(
         quantity("approximations"),
-        blocks_of(config.blocks, problem.layout, config.model),
+        blocks_of(config.blocks, objective.layout, config.model),
         At(config, sigma=0.7, seed=seed),
     )
-    found = quantity("approximations").measured(problem, asked).rows
+    found = quantity("approximations").measured(objective, asked).rows
     return {(row["row"], row["part"], row["quantity"]): (row["value"], row["error"]) for row in found}
 
 
@@ -87,9 +87,9 @@ def settings(model: ModelConfig, task: TaskConfig, blocks: Any, *names: Approxim
 class Scored(nn.Module):
     """The network's outputs at its scored positions, evaluated at all of them."""
 
-    def __init__(self, problem: Objective) -> None:
+    def __init__(self, objective: Objective) -> None:
         super().__init__()
-        self.network, self.scored = problem.network, problem.batch.scored
+        self.network, self.scored = objective.network, objective.batch.scored
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
@@ -98,16 +98,18 @@ class Scored(nn.Module):
 class Oracle:
     """All approximations of one block by definition: dense Jacobians and Hessians of torch.func, loops over samples."""
 
-    def __init__(self, problem: Objective, name: Matrix, heads: int) -> None:
-        self.problem, self.name, self.heads = problem, name, heads
-        self.body = Scored(problem)
-        (self.weight,) = problem.layout.side(1, name)
+    def __init__(self, objective: Objective, name: Matrix, heads: int) -> None:
+        self.problem, self.name, self.heads = objective, name, heads
+        self.body = Scored(objective)
+        (self.weight,) = objective.layout.side(1, name)
         self.path = f"network.{self.weight.parameter}"
-        self.at = problem.weight(1, name).detach().clone()
+        self.at = objective.weight(1, name).detach().clone()
         self.m, self.n = self.at.shape
-        self.block = {part: blocks[name, name] for part, blocks in dense_oracle(problem, 1, [name]).items()}
+        self.block = {part: blocks[name, name] for part, blocks in dense_oracle(objective, 1, [name]).items()}
         self.outputs = self.of(self.at).detach()
-        self.terms = self.outputs.numel() if problem.batch.targets.is_floating_point() else self.outputs[..., 0].numel()
+        self.terms = (
+            self.outputs.numel() if objective.batch.targets.is_floating_point() else self.outputs[..., 0].numel()
+        )
 
     def of(self, weight: Tensor) -> Tensor:
         """Return the outputs (batch, scored, width) at a weight."""
@@ -292,9 +294,9 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None
 class Called(nn.Module):
     """A network of the package as one's own: called whole, and cut to its scored positions afterwards."""
 
-    def __init__(self, problem: Objective) -> None:
+    def __init__(self, objective: Objective) -> None:
         super().__init__()
-        self.net, self.scored = problem.network, problem.batch.scored
+        self.net, self.scored = objective.network, objective.batch.scored
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.net(tokens)[:, self.scored]
@@ -417,18 +419,18 @@ def test_the_whole_taken_apart_by_weight_and_by_layer() -> None:
     assert found["all", "H", "layer_diagonal_error"][0] < found["all", "H", "block_diagonal_error"][0]
 
 
-def quantity_matrix(problem: Objective) -> Tensor:
+def quantity_matrix(objective: Objective) -> Tensor:
     """Return H of all parameters, by plain double backward, a column at a time."""
     from hessfig.curvature.gradients import LossGradient
 
-    slope = LossGradient(problem)
-    order = dict(zip(dict(problem.network.named_parameters()), range(10_000), strict=False))
-    sizes = [one.numel() for one in problem.network.parameters()]
+    slope = LossGradient(objective)
+    order = dict(zip(dict(objective.network.named_parameters()), range(10_000), strict=False))
+    sizes = [one.numel() for one in objective.network.parameters()]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     index = torch.cat(
         [
             torch.arange(starts[order[w.parameter]], starts[order[w.parameter]] + w.size)
-            for w in problem.layout.side(0, "all")
+            for w in objective.layout.side(0, "all")
         ]
     )
     columns = [slope.product(one) for one in torch.eye(int(starts[-1]), dtype=torch.float64)]

@@ -54,7 +54,7 @@ WHOLE_TOO = {
 ONLY_DENSE = {"subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"}
 
 
-def twice(problem: Objective, request: Request) -> Measured:
+def twice(objective: Objective, request: Request) -> Measured:
     return Measured([row_of(quantity="twice", value=2.0)])
 
 

@@ -39,29 +39,29 @@ QUANTITIES = (
 )
 
 
-def without_value(problem: Objective) -> Objective:
+def without_value(objective: Objective) -> Objective:
     """Return a problem whose loss is NaN, with derivatives that are finite."""
-    base = type(problem.loss)
+    base = type(objective.loss)
 
     class NoLoss(base):  # type: ignore[misc,valid-type]
         def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
             return super().forward(outputs, targets) + math.nan
 
-    lost = copy.copy(problem.loss)
+    lost = copy.copy(objective.loss)
     lost.__class__ = NoLoss
-    return replace(problem, loss=lost)
+    return replace(objective, loss=lost)
 
 
-def with_weight(problem: Objective, value: float = math.nan) -> Objective:
+def with_weight(objective: Objective, value: float = math.nan) -> Objective:
     with torch.no_grad():
-        next(problem.network.parameters()).view(-1)[0] = value
-    return problem
+        next(objective.network.parameters()).view(-1)[0] = value
+    return objective
 
 
-def with_input(problem: Objective) -> Objective:
-    inputs = problem.batch.inputs.clone()
+def with_input(objective: Objective) -> Objective:
+    inputs = objective.batch.inputs.clone()
     inputs.view(-1)[0] = math.nan
-    return replace(problem, batch=replace(problem.batch, inputs=inputs))
+    return replace(objective, batch=replace(objective.batch, inputs=inputs))
 
 
 PLACES: dict[str, Callable[[Objective], Objective]] = {
@@ -121,7 +121,7 @@ def test_what_no_loss_enters_stands() -> None:
 
 
 def test_a_quantity_without_rows_there_says_why() -> None:
-    def fails(problem: Objective, request: object) -> Measured:
+    def fails(objective: Objective, request: object) -> Measured:
         raise RuntimeError("no eigenvalues of nan")
 
     cell = Cell(Variant("", Config(model=MODEL, task=toy_task(MODEL))), 0.5, 3)

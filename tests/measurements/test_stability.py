@@ -52,17 +52,17 @@ def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]
     return measure(cell(config, quantity, step)).rows
 
 
-def dense(problem: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def dense(objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
-    held = {name: p.detach().clone() for name, p in problem.network.named_parameters()}
+    held = {name: p.detach().clone() for name, p in objective.network.named_parameters()}
     sizes = [p.numel() for p in held.values()]
 
     def value(flat: Tensor) -> Tensor:
         pieces = flat.split(sizes)
         at = {name: piece.view_as(held[name]) for name, piece in zip(held, pieces, strict=True)}
-        logits = torch.func.functional_call(problem.network, at, (problem.batch.inputs,))
-        scored = logits[:, problem.batch.scored]
-        return F.cross_entropy(scored.flatten(0, -2), problem.batch.targets.flatten())
+        logits = torch.func.functional_call(objective.network, at, (objective.batch.inputs,))
+        scored = logits[:, objective.batch.scored]
+        return F.cross_entropy(scored.flatten(0, -2), objective.batch.targets.flatten())
 
     flat = torch.cat([p.flatten() for p in held.values()]).requires_grad_()
     (gradient,) = torch.autograd.grad(value(flat), flat)

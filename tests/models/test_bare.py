@@ -11,8 +11,8 @@ from hessfig.curvature.problem import Objective
 from tests.toys import toy_problem
 
 
-def outputs(problem: Objective) -> torch.Tensor:
-    network, batch = problem.network, problem.batch
+def outputs(objective: Objective) -> torch.Tensor:
+    network, batch = objective.network, objective.batch
     return network.from_hidden(network.hidden(batch.inputs, 0), 0, batch.scored)
 
 

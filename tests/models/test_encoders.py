@@ -56,7 +56,7 @@ def truth(name: str, home: Path) -> tuple[Objective, dict[Part, Tensor]]:
 
 
 def off(
-    problem: Objective,
+    objective: Objective,
     parts: dict[Part, Tensor],
     block: Block,
     products: Products = Products.linearised,
@@ -66,11 +66,11 @@ def off(
 
     Of all parts at once, and of each part asked for on its own where they are wanted `singly`.
     """
-    column = Engines(problem, ModelConfig(kind="huggingface"), products).column(block.layer, block.col, [block])
+    column = Engines(objective, ModelConfig(kind="huggingface"), products).column(block.layer, block.col, [block])
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(column.dim, 4, dtype=torch.float64, generator=generator)
     rows, cols = (
-        places(problem.network.model, problem.layout.side(*at))  # type: ignore[arg-type]
+        places(objective.network.model, objective.layout.side(*at))  # type: ignore[arg-type]
         for at in ((block.row_layer, block.row), (block.layer, block.col))
     )
     errors = [

@@ -41,19 +41,19 @@ class Signals:
 class OutputSide:
     """A problem's loss as a function of its outputs: gradients there, and roots of its Hessian."""
 
-    def __init__(self, problem: Objective) -> None:
-        if problem.more:
+    def __init__(self, objective: Objective) -> None:
+        if objective.more:
             raise UserError(
                 "quantities=[approximations]: the loss is that of several batches",
-                got=f"{len(problem.batches)} batches",
+                got=f"{len(objective.batches)} batches",
                 allowed="one batch",
                 remedy="give all samples as one batch, or measure approximation.names=[diagonal,kfoc,kronecker_sum]",
             )
-        self.problem, self.body = problem, Evaluated(problem.network, self._by_position)
+        self.problem, self.body = objective, Evaluated(objective.network, self._by_position)
         self._called: set[nn.Module] = set()
-        linear = [module for module in problem.network.modules() if isinstance(module, nn.Linear)]
-        with hooked(linear, lambda called, *_: self._called.add(called)), evaluating(problem.network):
-            self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored).detach()
+        linear = [module for module in objective.network.modules() if isinstance(module, nn.Linear)]
+        with hooked(linear, lambda called, *_: self._called.add(called)), evaluating(objective.network):
+            self.raw = scored_outputs(objective.network, objective.batch.inputs, objective.batch.scored).detach()
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
 
     def _by_position(

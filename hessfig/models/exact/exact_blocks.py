@@ -27,8 +27,8 @@ Norms = dict[tuple[str, Part], float]
 class ExactEngine:
     """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
 
-    def __init__(self, problem: Objective, model: ModelConfig) -> None:
-        self.problem, self.model, self.given_dtype = problem.cast(torch.float64), model, problem.dtype
+    def __init__(self, objective: Objective, model: ModelConfig) -> None:
+        self.problem, self.model, self.given_dtype = objective.cast(torch.float64), model, objective.dtype
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 

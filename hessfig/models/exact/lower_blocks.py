@@ -22,10 +22,10 @@ Rows = Float[Tensor, "batch rank length m"]
 class OutputRows:
     """R df/dy for the weights of one layer at a time; 72 rows a sequence for five-digit addition."""
 
-    def __init__(self, problem: Objective, tape: Tape) -> None:
+    def __init__(self, objective: Objective, tape: Tape) -> None:
         self.tape = tape
         batch, scored = tape.output.shape[:2]
-        root = loss_rows(problem, tape.output)[1].expand(batch * scored, -1, -1)
+        root = loss_rows(objective, tape.output)[1].expand(batch * scored, -1, -1)
         self.root: Float[Tensor, "batch scored outputs outputs"] = root.unflatten(0, (batch, scored))
         self._held: tuple[int, tuple[Matrix, ...]] = (0, ())
         self._rows: dict[str, Rows] = {}

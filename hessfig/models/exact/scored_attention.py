@@ -23,9 +23,9 @@ class ScoredMixing:
     reach up to the last scored position.
     """
 
-    def __init__(self, problem: Objective, model: ModelConfig) -> None:
-        scored, network = problem.batch.scored, problem.network
-        hidden, inputs, self.weights, self.scale, mask = _read(network, model, problem.batch.inputs)
+    def __init__(self, objective: Objective, model: ModelConfig) -> None:
+        scored, network = objective.batch.scored, objective.network
+        hidden, inputs, self.weights, self.scale, mask = _read(network, model, objective.batch.inputs)
         self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
         self.is_linear, self.is_single = (model.attention == Attention.linear, model.query_key == QueryKey.single)
         self.sink = score_sink(model)
@@ -129,15 +129,15 @@ class LastLayer:
     LayerNorms, a smooth activation and softmax give H_f.
     """
 
-    def __init__(self, problem: Objective, model: ModelConfig) -> None:
-        self.mixing = ScoredMixing(problem, model)
+    def __init__(self, objective: Objective, model: ModelConfig) -> None:
+        self.mixing = ScoredMixing(objective, model)
         self.mixed = self.mixing.mixed.flatten(1)
         is_bare = kind(model.kind).structure == Structure.attention
-        self.tail = None if is_bare else self._tail(problem.network, model)
+        self.tail = None if is_bare else self._tail(objective.network, model)
         items = self.mixed if self.tail is None else self.tail.logits
         outputs = items.unflatten(0, (-1, self.mixing.per_sequence))
-        check_same(problem, outputs, "exact engine")
-        gradient, self.root = loss_rows(problem, outputs)
+        check_same(objective, outputs, "exact engine")
+        gradient, self.root = loss_rows(objective, outputs)
         self.gradients = self._gradients(gradient)
         self._jacobians: dict[ScoredPlace, Tensor] = {}
 

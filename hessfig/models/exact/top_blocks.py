@@ -191,13 +191,13 @@ def _gram(rows: Float[Tensor, "n v"]) -> Float[Tensor, "n n"]:
     return rows @ rows.T
 
 
-def linear_mlp_norms(problem: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+def linear_mlp_norms(objective: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
     """Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
 
     H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J = W_{layer+1} ... W_D; equal tokens
     share their h_n.
     """
-    hidden, rows = _factors(problem, layer)
+    hidden, rows = _factors(objective, layer)
     labels = kronecker.labels_of(hidden.flatten(0, 1))
     matrices = ItemMatrices(((rows, rows),)).merged(labels)
     inputs = kronecker.one_of_each(hidden.flatten(0, 1), labels)
@@ -205,19 +205,22 @@ def linear_mlp_norms(problem: Objective, layer: int, parts: Sequence[Part]) -> d
     return _parts(float(square.sqrt()), parts)
 
 
-def linear_mlp_traces(problem: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+def linear_mlp_traces(objective: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
     """Return the traces of the same block: sum_n |h_n|^2 tr(J^T (d2l/df2) J)."""
-    hidden, rows = _factors(problem, layer)
+    hidden, rows = _factors(objective, layer)
     sizes = hidden.flatten(0, 1).square().sum(dim=1)
     return _parts(float((sizes * ItemMatrices(((rows, rows),)).traces()).sum()), parts)
 
 
-def _factors(problem: Objective, layer: int) -> tuple[Tensor, Tensor]:
+def _factors(objective: Objective, layer: int) -> tuple[Tensor, Tensor]:
     """Return h_n at the scored positions and R J with R^T R = d2l/df2."""
-    network: Any = problem.network
-    hidden = network.hidden(problem.batch.inputs, layer - 1)[:, problem.batch.scored]
-    root, behind = (loss_rows(problem, network.from_hidden(hidden, layer - 1, slice(None)))[1], _behind(network, layer))
-    check_same(problem, hidden @ network.layers[layer - 1].weight.T @ behind.T, "exact engine")
+    network: Any = objective.network
+    hidden = network.hidden(objective.batch.inputs, layer - 1)[:, objective.batch.scored]
+    root, behind = (
+        loss_rows(objective, network.from_hidden(hidden, layer - 1, slice(None)))[1],
+        _behind(network, layer),
+    )
+    check_same(objective, hidden @ network.layers[layer - 1].weight.T @ behind.T, "exact engine")
     return hidden, root @ behind
 
 

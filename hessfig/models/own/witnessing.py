@@ -135,14 +135,14 @@ class Witnessing:
     def _own(self, built: Built, order: int) -> _Own:
         return _Own(self.own.derivatives(built.shares, order), *self.own.beside(built.shares, order))
 
-    def _compared(self, problem: Objective, own: _Own) -> _Comparison:
+    def _compared(self, objective: Objective, own: _Own) -> _Comparison:
         """Return the user's function and a problem side by side."""
-        leaves = leaves_of(problem, self.own.parameters)
+        leaves = leaves_of(objective, self.own.parameters)
         vectors = self.own.directions.like(leaves)[: len(own.here.products)]
         order = 2 if vectors else int(bool(own.here.slopes))
-        here = derivatives(terms_of(problem, leaves), leaves, vectors, order)
+        here = derivatives(terms_of(objective, leaves), leaves, vectors, order)
         moved = {name: own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
-        beside = derivatives(terms_of(problem, moved), moved, (), min(order, 1))
+        beside = derivatives(terms_of(objective, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
         beside_weights = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
         return _Comparison(own, here, {**apart(own.here, here, ratio), **beside_weights})
@@ -183,24 +183,24 @@ class Witnessing:
         alike = self.route.build(self.asked, own)
         return max(self._compared(alike.problem, seen.own).off.values()) <= ROWS.of(own)
 
-    def _is_rounding(self, problem: Objective, seen: _Comparison) -> bool:
+    def _is_rounding(self, objective: Objective, seen: _Comparison) -> bool:
         """Whether weights that differ in their last digits give derivatives that are as far apart.
 
         Where a softmax or tanh saturates, few digits of derivatives are left.
         """
-        eps, rows = torch.finfo(problem.dtype).eps, ROWS.of(problem.dtype)
-        leaves = leaves_of(problem, self.own.parameters)
+        eps, rows = torch.finfo(objective.dtype).eps, ROWS.of(objective.dtype)
+        leaves = leaves_of(objective, self.own.parameters)
         signs = self.own.directions.like(leaves)[0]
         shaken = {name: (one.detach() * (1 + 4 * eps * signs[name])).requires_grad_() for name, one in leaves.items()}
         vectors = self.own.directions.like(leaves)[: len(seen.here.products)]
-        after = derivatives(terms_of(problem, shaken), shaken, vectors, 2 if vectors else 1)
+        after = derivatives(terms_of(objective, shaken), shaken, vectors, 2 if vectors else 1)
         moved = apart(seen.here, after, self.own.directions.ratio)
         allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
         return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
 
-    def _refusal(self, problem: Objective, here: Derivatives) -> UserError | None:
+    def _refusal(self, objective: Objective, here: Derivatives) -> UserError | None:
         """Return why autograd's second derivatives are none of the function, if so."""
-        refusal = refusal_of(problem, here, self.own.directions.like(here.slopes))
+        refusal = refusal_of(objective, here, self.own.directions.like(here.slopes))
         remedy = uncopied(self.asked.network)[1]  # of attributes that a hook computes by a function of torch
         if refusal is None or not remedy:
             return refusal

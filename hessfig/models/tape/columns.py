@@ -52,8 +52,8 @@ class LinearisedNetwork:
     `products`, or in that type. Raises OtherNetwork when a tape does not give the network's own outputs.
     """
 
-    def __init__(self, problem: Objective, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
-        self.problem, self.model, self.dtype = problem.cast(torch.float64), model, products or problem.dtype
+    def __init__(self, objective: Objective, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
+        self.problem, self.model, self.dtype = objective.cast(torch.float64), model, products or objective.dtype
         self.tape = self._tape(merged=False)
 
     @cached_property

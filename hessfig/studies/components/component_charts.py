@@ -207,7 +207,7 @@ def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
     ax.invert_xaxis()
     panels.name_ends(ax, ends)
     sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
-    yield sheet.page("", runs, ChartEncoding(y="loss"))
+    yield sheet.page("", runs, ChartEncoding(y="loss", series=("network",)))
 
 
 def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:

@@ -31,8 +31,8 @@ Vector = Float[Tensor, " n"]
 class StateDirections:
     """The named directions of a state, restricted to the weights of a block; float64, on the CPU."""
 
-    def __init__(self, problem: Objective, request: Request) -> None:
-        self._problem, self._request = problem, request
+    def __init__(self, objective: Objective, request: Request) -> None:
+        self._problem, self._request = objective, request
         settings = request.at.config.directions
         self.headings = settings.named
         self.rules = settings.rules or [request.at.config.training.optimiser]
@@ -105,7 +105,7 @@ class StateDirections:
         return self._request.stream(block.layer, block.col)
 
 
-def along(problem: Objective, request: Request) -> Measured:
+def along(objective: Objective, request: Request) -> Measured:
     """Return curvatures along named directions d, restricted to each block: exact products, no probes.
 
     By part A of the block: `curvature` d.Ad / |d|^2, `product` |Ad| / |d|, `cosine` d.Ad / (|d| |Ad|). For a block of
@@ -117,9 +117,9 @@ def along(problem: Objective, request: Request) -> Measured:
     1 / s_k in k, `curvature_decay` of 1 / h_k in k; `curvature_positive`: the share of these k with h_k > 0. Numbers of
     a vector 0 are NaN.
     """
-    named, rows = StateDirections(problem, request), list[Row]()
-    for block, column in square_columns(problem, request):
-        side = problem.layout.side(block.layer, block.col)
+    named, rows = StateDirections(objective, request), list[Row]()
+    for block, column in square_columns(objective, request):
+        side = objective.layout.side(block.layer, block.col)
         slope = named.entries(named.gradient, block)
         for name, vector, is_found in named.of(block, column):
             unit = unit_of(vector)

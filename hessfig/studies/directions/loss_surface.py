@@ -34,18 +34,18 @@ class Surface:
     problem's own network is not changed.
     """
 
-    def __init__(self, problem: Objective, model: ModelConfig, products: Products) -> None:
-        self._problem = replace(problem, network=copy.deepcopy(problem.network))
+    def __init__(self, objective: Objective, model: ModelConfig, products: Products) -> None:
+        self._problem = replace(objective, network=copy.deepcopy(objective.network))
         self._model, self._products = model, products
-        parameters, numbers, first = dict(problem.network.named_parameters()), dict[str, Tensor](), 0
+        parameters, numbers, first = dict(objective.network.named_parameters()), dict[str, Tensor](), 0
         for name, parameter in parameters.items():
             numbers[name] = torch.arange(first, first + parameter.numel()).view(parameter.shape)
             first += parameter.numel()
-        side = problem.layout.side(0, Group.all.value)
+        side = objective.layout.side(0, Group.all.value)
         self._places = entries_of(numbers, side)
         self._flat = parameters_to_vector(parameters.values()).detach().clone()
         self.start = self._of(self._flat)
-        self.rounding = 1e3 * torch.finfo(problem.dtype).eps
+        self.rounding = 1e3 * torch.finfo(objective.dtype).eps
 
     @property
     def dim(self) -> int:

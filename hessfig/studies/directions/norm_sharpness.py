@@ -19,7 +19,7 @@ _ITERATIONS, _GAP = 500, 1e-8  # largest number of iterations of a search, and t
 Vector = Float[Tensor, " n"]
 
 
-def norm_sharpness(problem: Objective, request: Request) -> Measured:
+def norm_sharpness(objective: Objective, request: Request) -> Measured:
     """Return max d.Hd over ||d|| <= 1 for several norms (generalised sharpness, arXiv 2603.05002), as a lower bound.
 
     H is the Hessian of all parameters. `euclidean_sharpness` is its largest eigenvalue, with the residual as error. The
@@ -29,7 +29,7 @@ def norm_sharpness(problem: Objective, request: Request) -> Measured:
     is unknown, so that no error is given. `NAME_steepest_curvature` is d.Hd for the steepest direction itself.
     `sharpness_edge` is 2 / eta of the next update of a training, the threshold of steepest descent in any norm.
     """
-    search = _Search(problem, request)
+    search = _Search(objective, request)
     rows = [row for norm in StepNorm for row in search.rows(norm)]
     is_training = request.at.moments is not None or request.at.config.task.data.facts.is_trainable
     edge = [state_row("sharpness_edge", request, 2 / coming_rate(request.at))] if is_training else []
@@ -39,8 +39,8 @@ def norm_sharpness(problem: Objective, request: Request) -> Measured:
 class _Search:
     """Searches for the largest curvature of the whole Hessian in the unit ball of a norm."""
 
-    def __init__(self, problem: Objective, request: Request) -> None:
-        self._request, self._slope = request, LossGradient(problem)
+    def __init__(self, objective: Objective, request: Request) -> None:
+        self._request, self._slope = request, LossGradient(objective)
         self._shapes = [slope.shape for slope in self._slope.gradient.values()]
         self._hessian = WholeHessian(self._slope)
         self._generator = request.stream(0, Group.all.value)

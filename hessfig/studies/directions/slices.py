@@ -22,7 +22,7 @@ _BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: multiple of the farther departure, and 
 _ANGLES = 64  # number of rays in a plane along which departures are searched
 
 
-def slices(problem: Objective, request: Request) -> Measured:
+def slices(objective: Objective, request: Request) -> Measured:
     """Return slope g.u, curvature u.H u and departure of the expansion for every direction u; counts of directions.
 
     Directions have unit length over all weights and point downhill (g.u <= 0); their eigenvectors are those of H of
@@ -34,7 +34,7 @@ def slices(problem: Objective, request: Request) -> Measured:
     and `plane_expansions` (points, points) with the second direction along rows, and `plane_edge` (2, angles),
     where the expansion departs along rays from the state (NaN: nowhere).
     """
-    surface = Surface(problem, request.model, request.estimator.products)
+    surface = Surface(objective, request.model, request.estimator.products)
     axes, settings = _Axes(surface, request), request.at.config.directions
     lines = {ray: _Line(axes, ray) for ray in dict.fromkeys([*settings.along, *settings.plane])}
     rows = [row for ray in settings.along for row in lines[ray].rows(request)]

@@ -21,7 +21,7 @@ from hessfig.terms import Group
 Vector = Float[Tensor, " n"]
 
 
-def descent(problem: Objective, request: Request) -> Measured:
+def descent(objective: Objective, request: Request) -> Measured:
     """Return how long the quadratic model follows full-batch gradient descent from the state.
 
     eta = directions.rate * 2 / lambda, lambda the largest eigenvalue of H at the state w_0. The run is
@@ -35,7 +35,7 @@ def descent(problem: Objective, request: Request) -> Measured:
     Arrays over steps: `losses`, `model_losses`, `distances` |w_t - w_0|, `model_distances`, `gaps` |w_t - v_t|;
     `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of the run NaN.
     """
-    surface, settings = Surface(problem, request.model, request.estimator.products), request.at.config.directions
+    surface, settings = Surface(objective, request.model, request.estimator.products), request.at.config.directions
     largest, converged = _largest_eigenvalue(surface, request)
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
@@ -106,7 +106,7 @@ _FIRST = 0.1  # largest length of the first step over |w0|; MINPACK allows no sm
 _ENDS = 1e-15  # relative changes of |g|^2 and w at which a search stops: rounding
 
 
-def critical_points(problem: Objective, request: Request) -> Measured:
+def critical_points(objective: Objective, request: Request) -> Measured:
     """Return the result of a search for a critical point from the state, by Levenberg-Marquardt on |grad L|^2.
 
     The Jacobian of the gradient is the whole Hessian (scipy.optimize.root, MINPACK's lmder).
@@ -116,7 +116,7 @@ def critical_points(problem: Objective, request: Request) -> Measured:
     directions.tolerance: such a point (a local minimum of |g|^2, or one that was not reached) is no critical point.
     Array: `eigenvalues`, rising, at the point found.
     """
-    surface = Surface(problem, request.model, request.estimator.products)
+    surface = Surface(objective, request.model, request.estimator.products)
     end = _searched(surface, request.at.config.directions.evaluations)
     values, norm = eigenvalues(surface.hessian(end)), float(surface.at(end).gradient.norm())
     cut = request.spectrum.cut * float(values.abs().max())

@@ -25,7 +25,7 @@ _PRODUCTS = 30  # number of products of a power iteration
 POINTS = "points"
 
 
-def landscape_difference(problem: Objective, request: Request) -> Measured:
+def landscape_difference(objective: Objective, request: Request) -> Measured:
     """Return rows along k of |L_{k+1}(w) - L_k(w)|, and the numbers of single samples that they are made of.
 
     `landscape_difference` and `landscape_rms`: mean and root mean square over orders of the samples, with errors.
@@ -36,7 +36,7 @@ def landscape_difference(problem: Objective, request: Request) -> Measured:
     `landscape_prediction`: the mean with l_i(w) replaced by l_i + d u.g_i + d^2 u.H_i u / 2 at w*;
     `prediction_correlation` (of ranks) and `prediction_slope`: of l_i(w) - l_i(w*) on its prediction.
     """
-    samples, settings = samples_of(problem, request), request.at.config.landscape
+    samples, settings = samples_of(objective, request), request.at.config.landscape
     at, orders = places(settings.first, samples.count - 1, settings.points), orders_of(request, samples.count)
     if settings.distance is None:
         losses = samples.losses()
@@ -55,13 +55,13 @@ def landscape_difference(problem: Objective, request: Request) -> Measured:
     return Measured(rows, _kept(losses=losses, **start))
 
 
-def landscape_integrals(problem: Objective, request: Request) -> Measured:
+def landscape_integrals(objective: Objective, request: Request) -> Measured:
     """Return rows `delta_1` and `delta_2` along k, means over landscape.draws points w and orders of the samples.
 
     The array `losses` (draws, samples) holds the losses at every point w. Errors are standard errors over the points.
     `delta_2_null` is the mean over w of the squared null (see null_difference).
     """
-    samples, settings = samples_of(problem, request), request.at.config.landscape
+    samples, settings = samples_of(objective, request), request.at.config.landscape
     at, orders = places(settings.first, samples.count - 1, settings.points), orders_of(request, samples.count)
     generator, losses = request.stream(0, POINTS), []
     for _ in range(settings.draws):
@@ -81,14 +81,14 @@ def landscape_integrals(problem: Objective, request: Request) -> Measured:
     return Measured(rows, {"losses": kept_losses})
 
 
-def stationarity(problem: Objective, request: Request) -> Measured:
+def stationarity(objective: Objective, request: Request) -> Measured:
     """Return rows along k of |grad L_k(w*)|, up to all samples, and its numbers order by order.
 
     `stationarity` and `stationarity_rms`: mean and root mean square over orders; `stationarity_null`: sd / sqrt(k),
     what independent gradients of mean zero would give; `stationarity_expected`: what random orders of these gradients
     give, exactly (expected_gradient). sd^2 is the summed variance of the gradient's entries over samples.
     """
-    samples, settings = samples_of(problem, request), request.at.config.landscape
+    samples, settings = samples_of(objective, request), request.at.config.landscape
     at = places(settings.first, samples.count, settings.points)
     lengths = np.stack([_lengths(samples, order, at) for order in orders_of(request, samples.count)])
     squares, mean = samples.gradient_lengths(), float(lengths[0, -1])
@@ -180,21 +180,21 @@ def _mean(values: Array) -> Averaged:
     return Averaged(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
 
 
-def samples_of(problem: Objective, request: Request) -> Samples:
+def samples_of(objective: Objective, request: Request) -> Samples:
     """Return the samples whose landscape is measured.
 
     Raises UserError for several batches, and for samples with different weights or that depend on each other.
     """
-    if problem.more:
+    if objective.more:
         raise UserError(
             "the landscape is of one batch, whose samples have an order",
-            got=f"{1 + len(problem.more)} batches",
+            got=f"{1 + len(objective.more)} batches",
             allowed="inputs and targets that are tensors",
             remedy="concatenate the batches; those of model=huggingface are one with a larger memory=...",
         )
-    count = number_of_samples(request.at.config, size=len(problem.batch.inputs))
-    check_alike(problem)
-    return Samples(by_sample(problem), count)
+    count = number_of_samples(request.at.config, size=len(objective.batch.inputs))
+    check_alike(objective)
+    return Samples(by_sample(objective), count)
 
 
 def orders_of(request: Request, count: int) -> list[torch.Tensor]:
@@ -238,13 +238,13 @@ def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
     return samples.shaped(flat / length if length else flat)
 
 
-def largest_curvature(problem: Objective, chosen: list[int]) -> float:
+def largest_curvature(objective: Objective, chosen: list[int]) -> float:
     """Return a lower bound, by power iteration, on the largest |eigenvalue| of the Hessians of single samples."""
-    return max(_spectral_norm(problem, sample) for sample in chosen)
+    return max(_spectral_norm(objective, sample) for sample in chosen)
 
 
-def _spectral_norm(problem: Objective, sample: int) -> float:
-    slope = LossGradient(replace(problem, batch=problem.batch.samples(slice(sample, sample + 1))))
+def _spectral_norm(objective: Objective, sample: int) -> float:
+    slope = LossGradient(replace(objective, batch=objective.batch.samples(slice(sample, sample + 1))))
     vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(slope.flat)
     norm = vector.norm()
     for _ in range(_PRODUCTS):
@@ -269,11 +269,11 @@ def _all_rows(
     ]
 
 
-def _curvature_rows(problem: Objective, request: Request, expanded: Along) -> list[Row]:
+def _curvature_rows(objective: Objective, request: Request, expanded: Along) -> list[Row]:
     sizes = expanded.curvatures.abs()
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
-    norm = Estimate(largest_curvature(problem, [int(sample) for sample in chosen]), np.nan, number, "power")
+    norm = Estimate(largest_curvature(objective, [int(sample) for sample in chosen]), np.nan, number, "power")
     return state_rows(request, {"largest_curvature": norm, "directional_curvature": float(sizes.max())})
 
 

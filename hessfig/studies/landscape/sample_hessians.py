@@ -22,7 +22,7 @@ AT_ONCE = 512  # largest number of samples of a problem
 Key = tuple[Hashable, Part]
 
 
-def hessian_distance(problem: Objective, request: Request) -> Measured:
+def hessian_distance(objective: Objective, request: Request) -> Measured:
     """Return rows along k, up to all N samples, of every block and part.
 
     `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples; `subset_norm` = ||H_k||_F.
@@ -32,12 +32,12 @@ def hessian_distance(problem: Objective, request: Request) -> Measured:
     `subset_smallest_eigenvalue` and `subset_condition_number`; otherwise they are estimates from the same test
     vectors at every k, with standard errors.
     """
-    settings, samples = request.at.config.landscape, samples_of(problem, request)
-    problem, number = samples.problem, samples.count
+    settings, samples = request.at.config.landscape, samples_of(objective, request)
+    objective, number = samples.problem, samples.count
     at = places(settings.first, number, settings.points)
     rows: list[Row] = []
     for layer, col, blocks in columns(request.blocks):
-        sums = _sums(problem, request, (layer, col, blocks), at)
+        sums = _sums(objective, request, (layer, col, blocks), at)
         for block in blocks:
             for part in request.parts:
                 rows += _rows(request, (block, part), at, [one[block, part] for one in sums])
@@ -50,7 +50,7 @@ def is_dense(request: Request) -> bool:
 
 
 def _sums(
-    problem: Objective, request: Request, place: tuple[int, str, list[Block]], at: Places
+    objective: Objective, request: Request, place: tuple[int, str, list[Block]], at: Places
 ) -> list[dict[Key, Tensor]]:
     """Return k H_k V at every place k."""
     layer, col, blocks = place
@@ -58,7 +58,7 @@ def _sums(
     total: dict[Key, Tensor] = {}
     sums, start = [], 0
     for k in map(int, at):
-        for piece, size in _pieces(problem, start, k):
+        for piece, size in _pieces(objective, start, k):
             column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
             vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
@@ -71,11 +71,11 @@ def _sums(
     return sums
 
 
-def _pieces(problem: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
+def _pieces(objective: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
     """Yield the problem on successive pieces of at most AT_ONCE samples, with their sizes."""
     for first in range(start, stop, AT_ONCE):
         end = min(first + AT_ONCE, stop)
-        yield replace(problem, batch=problem.batch.samples(slice(first, end))), end - first
+        yield replace(objective, batch=objective.batch.samples(slice(first, end))), end - first
 
 
 def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:

@@ -22,7 +22,7 @@ _CLOSED = "closed form"
 Columns = Float[Tensor, "n k"]
 
 
-def landscape_subspace(problem: Objective, request: Request) -> Measured:
+def landscape_subspace(objective: Objective, request: Request) -> Measured:
     """Return means of v(w), the variance over samples of their losses at w, over points w = w* + s z, z ~ N(0, I).
 
     Over orders of the samples the mean of (L_{k+1}(w) - L_k(w))^2 is exactly v(w) (1 + 1/k) / (k + 1)^2 (see
@@ -35,7 +35,7 @@ def landscape_subspace(problem: Objective, request: Request) -> Measured:
     Points are landscape.draws pairs z, -z, over which the errors are. What rests on eigenvectors that have not
     converged is `not_converged`.
     """
-    samples, settings = samples_of(problem, request), request.at.config.landscape
+    samples, settings = samples_of(objective, request), request.at.config.landscape
     extremes, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
     top, most = extremes.vectors.cpu(), extremes.vectors.shape[1]
     points = torch.randn(samples.dim, settings.draws, dtype=torch.float64, generator=drawn)
@@ -96,9 +96,9 @@ class Expansion:
         return float(variances.sum()) / (len(variances) - 1)
 
 
-def _top(problem: Objective, count: int, request: Request) -> Extremes:
+def _top(objective: Objective, count: int, request: Request) -> Extremes:
     """Return the outermost eigenvectors of the Hessian of the first samples, in every parameter."""
-    chosen = replace(problem, batch=problem.batch.samples(slice(count)))
+    chosen = replace(objective, batch=objective.batch.samples(slice(count)))
     hessian, generator = WholeHessian(LossGradient(chosen)), request.stream(0, Group.all.value)
     return extremes_of(hessian, End.largest, request.spectrum, generator, k=max(request.at.config.landscape.dimensions))
 

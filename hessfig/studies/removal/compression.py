@@ -34,12 +34,12 @@ class PerturbedBlock:
     Weights have the dtype of the network. Losses and matrices are returned in float64, in the order of the block.
     """
 
-    def __init__(self, problem: Objective, request: Request, block: Block, column: Column) -> None:
-        self.problem, self.block, self._column = problem, block, column
-        self.side = problem.layout.side(block.layer, str(block.col))
-        self._samples = SampleGradients(OutputSide(problem), request.stream(0, "labels"))
-        self._suffix = problem.suffix(self.side)
-        self.weights = self.flat({name: one.detach() for name, one in problem.network.named_parameters()})
+    def __init__(self, objective: Objective, request: Request, block: Block, column: Column) -> None:
+        self.problem, self.block, self._column = objective, block, column
+        self.side = objective.layout.side(block.layer, str(block.col))
+        self._samples = SampleGradients(OutputSide(objective), request.stream(0, "labels"))
+        self._suffix = objective.suffix(self.side)
+        self.weights = self.flat({name: one.detach() for name, one in objective.network.named_parameters()})
 
     def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
         """Return the block's entries of tensors with the shapes of the parameters."""
@@ -132,7 +132,7 @@ _BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head has some of their rows
 Groups = list[Tensor]
 
 
-def pruning(problem: Objective, request: Request) -> Measured:
+def pruning(objective: Objective, request: Request) -> Measured:
     """Return how well saliencies rank the weights of each diagonal block, and the loss along what they remove.
 
     For every weight the true rise of the loss with this weight alone at zero is computed, without approximation.
@@ -146,8 +146,8 @@ def pruning(problem: Objective, request: Request) -> Measured:
     """
     rows: list[Row] = []
     arrays: Arrays = {}
-    for block, column in square_columns(problem, request):
-        pruned = _Pruned(PerturbedBlock(problem, request, block, column), request)
+    for block, column in square_columns(objective, request):
+        pruned = _Pruned(PerturbedBlock(objective, request, block, column), request)
         rows += pruned.rows()
         place = f"{block.layer}_{block.col}"
         arrays |= {f"{place}_{name}": values.numpy() for name, values in pruned.of_weights().items()}
@@ -284,18 +284,18 @@ def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     return [torch.cat(entries[key]) for key in sorted(entries)]
 
 
-def quantisation(problem: Objective, request: Request) -> Measured:
+def quantisation(objective: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
 
     Each row has its own levels (see RowGrids). Weights are rounded to the nearest level, or one after the other with
     the update of GPTQ for each surrogate of the curvature. Biases and gains are not rounded. Raises UserError for a
     block without a matrix.
     """
-    subjects = _rounded("quantisation", problem, request)
+    subjects = _rounded("quantisation", objective, request)
     return Measured([row for subject in subjects for row in _of_block(subject, request)])
 
 
-def rounding(problem: Objective, request: Request) -> Measured:
+def rounding(objective: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded to the nearest levels, and its predictions.
 
     With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
@@ -305,7 +305,7 @@ def rounding(problem: Objective, request: Request) -> Measured:
     NAME_rank_correlation: Spearman's over the blocks of single weights, with the rise; none of fewer than four.
     """
     rows, values_of = list[Row](), dict[tuple[str, int], dict[str, float]]()
-    for subject in _rounded("rounding", problem, request):
+    for subject in _rounded("rounding", objective, request):
         for (name, bits), value in _predicted(subject, request).items():
             rows.append(state_row(name, request, value, block=subject.block, index=bits))
             if len(subject.side) == 1:
@@ -340,10 +340,10 @@ def _predicted(subject: PerturbedBlock, request: Request) -> dict[tuple[str, int
     return numbers
 
 
-def _rounded(name: str, problem: Objective, request: Request) -> Iterator[PerturbedBlock]:
+def _rounded(name: str, objective: Objective, request: Request) -> Iterator[PerturbedBlock]:
     """Yield every requested block. Raises UserError for a block without a matrix."""
-    for block, column in square_columns(problem, request):
-        subject = PerturbedBlock(problem, request, block, column)
+    for block, column in square_columns(objective, request):
+        subject = PerturbedBlock(objective, request, block, column)
         if not subject.matrices:
             raise UserError(
                 f"quantities=[{name}]: block {block} has no matrix, and only matrices are rounded",

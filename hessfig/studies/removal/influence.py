@@ -28,7 +28,7 @@ SUBSETS = "subsets"
 Changes = Float[Tensor, "tests subsets"]
 
 
-def influence(problem: Objective, request: Request) -> Measured:
+def influence(objective: Objective, request: Request) -> Measured:
     """Return how well curvature matrices A of a block predict the effect of training without some samples.
 
     There are approximation.subsets random sets R, each a share approximation.left_out of the N samples. For each R, the
@@ -41,18 +41,18 @@ def influence(problem: Objective, request: Request) -> Measured:
     all, is compression.damping times the mean of this diagonal. `influence_spread`: the root mean square of the true
     changes.
     """
-    config, count = request.at.config, len(problem.batch.inputs)
+    config, count = request.at.config, len(objective.batch.inputs)
     unseen = unseen_batch(config.task, config.training.evaluation_size, config.dtype)
-    tests = replace(problem, batch=unseen.to(problem.batch.inputs.device), more=())
-    left_out, before = _subsets(request, count), _losses(problem.network, tests)
+    tests = replace(objective, batch=unseen.to(objective.batch.inputs.device), more=())
+    left_out, before = _subsets(request, count), _losses(objective.network, tests)
     with one_thread():
         networks = (retrained(request, _others(subset, count)) for subset in left_out)
-        ends = [_losses(network.to(tests.batch.inputs.device, problem.dtype), tests) for network in networks]
+        ends = [_losses(network.to(tests.batch.inputs.device, objective.dtype), tests) for network in networks]
     true = torch.stack([end - before for end in ends], dim=1)
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
-    for block, column in square_columns(problem, request):
-        subject = PerturbedBlock(problem, request, block, column)
-        each, seen = _gradients(subject, problem), _gradients(subject, tests)
+    for block, column in square_columns(objective, request):
+        subject = PerturbedBlock(objective, request, block, column)
+        each, seen = _gradients(subject, objective), _gradients(subject, tests)
         removed = torch.stack([each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out], dim=1)
         for name, (matrix, error) in _matrices(subject, config.compression.damping).items():
             scored = score(seen @ torch.linalg.solve(matrix, removed), true)
@@ -113,9 +113,9 @@ def _losses(network: nn.Module, tests: Objective) -> Float[Tensor, " tests"]:
         return per_sample(tests.loss, scored_outputs(network, batch.inputs, batch.scored), batch.targets).double().cpu()
 
 
-def _gradients(subject: PerturbedBlock, problem: Objective) -> Float[Tensor, "samples dim"]:
+def _gradients(subject: PerturbedBlock, objective: Objective) -> Float[Tensor, "samples dim"]:
     """Return the gradients of single samples with respect to the entries of the block."""
-    shares = SampleGradients(OutputSide(problem), torch.Generator()).true
-    count = len(problem.batch.inputs)
+    shares = SampleGradients(OutputSide(objective), torch.Generator()).true
+    count = len(objective.batch.inputs)
     each = [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]
     return torch.stack(each) * count

@@ -36,12 +36,12 @@ transformers = st.builds(
 )
 
 
-def assert_exact(problem: Objective, model: ModelConfig, layer: int, tolerance: float = 1e-10) -> None:
+def assert_exact(objective: Objective, model: ModelConfig, layer: int, tolerance: float = 1e-10) -> None:
     """Compare every supported block of `layer` with the dense one of curvlinops."""
-    engine, weights = ExactEngine(problem, model), matrices_of(model)
+    engine, weights = ExactEngine(objective, model), matrices_of(model)
     for index, col in enumerate(weights):
         rows = weights[index:]
-        dense = dense_norms(ColumnOperator(problem, layer, col, rows), PARTS)
+        dense = dense_norms(ColumnOperator(objective, layer, col, rows), PARTS)
         for row in rows:
             block = Block(layer if row.has_layer or col.has_layer else 0, row, col)
             parts = [part for part in PARTS if exactness(model, block, part).level != Level.unsupported]

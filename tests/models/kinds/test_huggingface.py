@@ -61,19 +61,21 @@ def probes(dim: int) -> Tensor:
 
 
 def column(
-    problem: Objective, layer: int, col: str, rows: list[Block], products: Products = Products.linearised
+    objective: Objective, layer: int, col: str, rows: list[Block], products: Products = Products.linearised
 ) -> dict[Any, Tensor]:
-    engine = Engines(problem, ModelConfig(kind="huggingface"), products).column(layer, col, rows)
+    engine = Engines(objective, ModelConfig(kind="huggingface"), products).column(layer, col, rows)
     return engine.split_matmat(probes(engine.dim), PARTS)
 
 
-def off(found: dict[Any, Tensor], block: Block, problem: Objective, parts: dict[Part, Tensor], only: str = "") -> float:
+def off(
+    found: dict[Any, Tensor], block: Block, objective: Objective, parts: dict[Part, Tensor], only: str = ""
+) -> float:
     """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
 
     A block that vanishes (that of the keys' bias, which no softmax sees) counts beside the whole Hessian.
     """
     rows, cols = (
-        places(problem.network.model, problem.layout.side(*at), only)  # type: ignore[arg-type]
+        places(objective.network.model, objective.layout.side(*at), only)  # type: ignore[arg-type]
         for at in ((block.row_layer, block.row), (block.layer, block.col))
     )
     cut = {part: matrix[rows][:, cols] @ probes(len(cols)) for part, matrix in parts.items()}

@@ -36,23 +36,23 @@ transformers = st.builds(
 )
 
 
-def moved(problem: Objective) -> Objective:
-    """Return `problem` with biases that are not zero and gains that are not one."""
+def moved(objective: Objective) -> Objective:
+    """Return `objective` with biases that are not zero and gains that are not one."""
     with torch.no_grad():
-        for name, parameter in problem.network.named_parameters():
+        for name, parameter in objective.network.named_parameters():
             if parameter.ndim == 1:
                 parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=stream(0, name))
-    return problem
+    return objective
 
 
-def assert_every_column(problem: Objective, model: ModelConfig) -> None:
+def assert_every_column(objective: Objective, model: ModelConfig) -> None:
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
-    dense, tape, layout = whole_oracle(problem), LinearisedNetwork(problem, model), problem.layout
+    dense, tape, layout = whole_oracle(objective), LinearisedNetwork(objective, model), objective.layout
     places_of = [(at, name) for name in [*layout.names, *layout.others] for at in layout.layers_of(name)]
     for layer, name in places_of:
         assert tape.holds(layer, name), (layer, name)
         column = tape.column(layer, name, {"rows": (0, Group.all.value)})
-        found, cols = dense_blocks(column), places(problem, layer, name)
+        found, cols = dense_blocks(column), places(objective, layer, name)
         found["rows", Part.H] = column.split_matmat(torch.eye(column.dim).double(), (Part.H,))["rows", Part.H]
         for part in PARTS:
             block = dense[part][:, cols]

@@ -40,22 +40,22 @@ ONE = {"transformer": "W_V", "vit": "W_in", "cnn": "W@3", "mlp": "W_in"}
 Number = tuple[str, int | None, str]
 
 
-def measured(problem: Objective, config: Config, at: At) -> dict[str, dict[Number, float]]:
+def measured(objective: Objective, config: Config, at: At) -> dict[str, dict[Number, float]]:
     """Return {weight of the column: {(quantity, index, part): value}} of the diagonal blocks that are asked for."""
-    asked = asked_of(quantity("along"), blocks_of(config.blocks, problem.layout, config.model), at)
+    asked = asked_of(quantity("along"), blocks_of(config.blocks, objective.layout, config.model), at)
     found: dict[str, dict[Number, float]] = {}
-    for row in quantity("along").measured(problem, asked).rows:
+    for row in quantity("along").measured(objective, asked).rows:
         key = f"{row['col']}@{row['layer']}"
         found.setdefault(key, {})[row["quantity"], row["index"], row["part"]] = row["value"]
     return found
 
 
-def gradient_of(problem: Objective) -> dict[str, Tensor]:
-    network = copy.deepcopy(problem.network).requires_grad_(True)
+def gradient_of(objective: Objective) -> dict[str, Tensor]:
+    network = copy.deepcopy(objective.network).requires_grad_(True)
     names = [name for name, _ in network.named_parameters()]
     with torch.enable_grad():
-        outputs = Suffix(replace(problem, network=network), None)(problem.batch.inputs)
-        loss = problem.loss(outputs, problem.batch.targets)
+        outputs = Suffix(replace(objective, network=network), None)(objective.batch.inputs)
+        loss = objective.loss(outputs, objective.batch.targets)
         slopes = torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True)
     return dict(zip(names, slopes, strict=True))
 
@@ -85,11 +85,11 @@ def fitted(x: np.ndarray, y: np.ndarray) -> float:
 class Dense:
     """The block of some weights of a problem, with its gradient, by dense double backward."""
 
-    def __init__(self, problem: Objective, layer: int, name: str, whole: dict[Part, Tensor] | None = None) -> None:
-        side, at = problem.layout.side(layer, name), places(problem, layer, name)
-        self.matrices = {part: one[at][:, at] for part, one in (whole or whole_oracle(problem)).items()}
+    def __init__(self, objective: Objective, layer: int, name: str, whole: dict[Part, Tensor] | None = None) -> None:
+        side, at = objective.layout.side(layer, name), places(objective, layer, name)
+        self.matrices = {part: one[at][:, at] for part, one in (whole or whole_oracle(objective)).items()}
         self.keys, self.sizes = [(one.layer, one.name) for one in side], [one.size for one in side]
-        self.side, self.gradients = side, gradient_of(problem)
+        self.side, self.gradients = side, gradient_of(objective)
         self.gradient = self.flat(self.gradients)
 
     def flat(self, named: dict[str, Tensor]) -> Tensor:

@@ -33,10 +33,10 @@ def problem_of(name: str) -> Objective:
     return toy_problem(model, TaskConfig(digits=1, batch_size=COUNT, seed=1))
 
 
-def alone(problem: Objective, sample: int) -> Objective:
+def alone(objective: Objective, sample: int) -> Objective:
     rows = slice(sample, sample + 1)
-    batch = problem.batch
-    return replace(problem, batch=Batch(batch.inputs[rows], batch.targets[rows], batch.scored))
+    batch = objective.batch
+    return replace(objective, batch=Batch(batch.inputs[rows], batch.targets[rows], batch.scored))
 
 
 def direction(samples: Samples) -> Tensor:

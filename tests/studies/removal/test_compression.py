@@ -52,18 +52,18 @@ def values(found: Measured, name: str) -> list[float]:
     return [row["value"] for row in found.rows if row["quantity"] == name]
 
 
-def loss_at(problem: Objective, name: str, matrix: Tensor) -> float:
+def loss_at(objective: Objective, name: str, matrix: Tensor) -> float:
     """Return the loss of a copy of the network with another matrix in place of a weight of layer 1."""
-    network = copy.deepcopy(problem.network)
-    (weight,) = problem.layout.side(1, name)
+    network = copy.deepcopy(objective.network)
+    (weight,) = objective.layout.side(1, name)
     with torch.no_grad():
         network.get_parameter(weight.parameter).copy_(matrix)
-        return float(loss_of(Objective(network, problem.batch, problem.loss, problem.layout)))
+        return float(loss_of(Objective(network, objective.batch, objective.loss, objective.layout)))
 
 
-def rises(problem: Objective, name: str, matrices: list[Tensor]) -> list[float]:
-    before = float(loss_of(problem).detach())
-    return [loss_at(problem, name, one) - before for one in matrices]
+def rises(objective: Objective, name: str, matrices: list[Tensor]) -> list[float]:
+    before = float(loss_of(objective).detach())
+    return [loss_at(objective, name, one) - before for one in matrices]
 
 
 def without(held: Tensor, *groups: Any) -> list[Tensor]:

@@ -48,9 +48,9 @@ def cell_of(made: Config) -> Cell:
     return Sweep([("", made)]).cells[0]
 
 
-def losses(problem: Objective, batch: Batch) -> Tensor:
-    network = problem.network
-    return per_sample(problem.loss, network(batch.inputs)[:, batch.scored], batch.targets)
+def losses(objective: Objective, batch: Batch) -> Tensor:
+    network = objective.network
+    return per_sample(objective.loss, network(batch.inputs)[:, batch.scored], batch.targets)
 
 
 def descended(request: Request, kept: Tensor) -> Objective:
@@ -67,12 +67,12 @@ def descended(request: Request, kept: Tensor) -> Objective:
     return start
 
 
-def slopes_of(problem: Objective, batch: Batch) -> Tensor:
+def slopes_of(objective: Objective, batch: Batch) -> Tensor:
     """Return the gradients of single samples in the layout's order."""
-    held = dict(problem.network.requires_grad_(True).named_parameters())
-    at = [held[weight.parameter] for weight in problem.layout.weights]
+    held = dict(objective.network.requires_grad_(True).named_parameters())
+    at = [held[weight.parameter] for weight in objective.layout.weights]
     with torch.enable_grad():
-        rows = [torch.autograd.grad(one, at, retain_graph=True) for one in losses(problem, batch)]
+        rows = [torch.autograd.grad(one, at, retain_graph=True) for one in losses(objective, batch)]
     return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
 
 
