@@ -33,7 +33,8 @@ from hessfig.analysis.presented import between_marks, markdown_table
 from hessfig.analysis.slopes.fit import fit_slope
 from hessfig.config.enums import DType, Method, Norm, State
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
+from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.curvature.problem import rademacher
 from hessfig.predictions.growth_rates import growth_rate
 from hessfig.rng import one_thread, stream

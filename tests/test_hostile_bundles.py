@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hessfig.config import packed
 from hessfig.config.compose.job import compose
 from hessfig.config.keys import in_manifest
+from hessfig.config.user import packed
 from hessfig.record import CHECKSUM, checksum
 from tests import forging
 from tests.analysis.synthetic import make_table, write_sweep

@@ -8,7 +8,8 @@ from torch import nn
 
 from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm, Products, QueryKey, State
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
+from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.protocol import kind

@@ -20,7 +20,7 @@ from hessfig.config.keys import in_manifest
 from hessfig.config.presets import STUDY
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
-from hessfig.config.user_dir import own_folder
+from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError, command_line, plain
 from hessfig.files import fingerprint
 from hessfig.record import COLUMNS, MANIFEST, TABLE

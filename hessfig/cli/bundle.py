@@ -18,7 +18,9 @@ from hessfig.cli.reproduce import draw_all, job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
 from hessfig.config.enums import Kind
-from hessfig.config.packed import (
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.training_settings import StateConfig
+from hessfig.config.user.packed import (
     ARCHIVE,
     BATCHES,
     CODE,
@@ -31,10 +33,8 @@ from hessfig.config.packed import (
     requirements_of,
     zipped,
 )
-from hessfig.config.schema import GROUPS, Config
-from hessfig.config.science import StateConfig
-from hessfig.config.user_code import files_of, is_own, specs_of
-from hessfig.config.user_dir import NAME, NAME_IN_WORDS
+from hessfig.config.user.user_code import files_of, is_own, specs_of
+from hessfig.config.user.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, plain, run_command
 from hessfig.files import fingerprint, is_file
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum

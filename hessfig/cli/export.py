@@ -11,7 +11,7 @@ from hessfig.cli.flags import Command, own_words, read_command
 from hessfig.cli.reproduce import job_again, measured_table, words_of
 from hessfig.cli.terminal import say
 from hessfig.config.compose.job import Job
-from hessfig.config.packed import ARCHIVE, CODE, zipped
+from hessfig.config.user.packed import ARCHIVE, CODE, zipped
 from hessfig.errors import UserError, first_few, plain
 from hessfig.files import check_place, write_bytes
 from hessfig.register import check_replaceable, publish

@@ -44,7 +44,7 @@ def read_command(arguments: Sequence[str]) -> Command:
         raise UserError("--cfg", got=flags["--cfg"] or "nothing", allowed="job", remedy="--cfg job")
     own = None
     if "--config-dir" in flags:
-        from hessfig.config.user_dir import own_folder
+        from hessfig.config.user.user_dir import own_folder
 
         own = own_folder(flags["--config-dir"])
     return Command(

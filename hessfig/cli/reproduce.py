@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.flags import own_words, read_command
 from hessfig.cli.terminal import say, show
-from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, unpacked_bundle
+from hessfig.config.user.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, unpacked_bundle
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_replaceable, publish
@@ -100,7 +100,7 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
     Raises UserError where there are none, for code that the command does not allow, and for files outside of a bundle.
     """
     from hessfig.config.compose.job import settled_again
-    from hessfig.config.user_dir import own_folder
+    from hessfig.config.user.user_dir import own_folder
 
     if not manifest:
         raise UserError(

@@ -1,6 +1,6 @@
 """The configuration schema: every setting of a command, and all that is true of it.
 
-Those that make other numbers are in hessfig.config.science. A setting is `setting(default, a line of help, ...)`, a
+Those that make other numbers are in hessfig.config.science and hessfig.config.training_settings. A setting is `setting(default, a line of help, ...)`, a
 group `group(its class, the role of its settings)`; see hessfig.config.facts for what may be said. Nothing else needs to
 be told of a new setting.
 """
@@ -11,15 +11,8 @@ from typing import Any
 from hessfig.config import enums
 from hessfig.config.facts import Role, are_predictions, are_windows, group, is_names, is_workers, setting
 from hessfig.config.of_quantities import ApproximationConfig, CompressionConfig, DirectionsConfig, LandscapeConfig
-from hessfig.config.science import (
-    EstimatorConfig,
-    GridConfig,
-    ModelConfig,
-    SpectrumConfig,
-    StateConfig,
-    TaskConfig,
-    TrainingConfig,
-)
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.terms import PARTS, Part
 
 MOST_SHARDS = 100_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from hessfig import registry
 from hessfig.config.schema import Config
-from hessfig.config.user_code import find, guarded, is_own, source
+from hessfig.config.user.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable
 from hessfig.measurements import requirements as need

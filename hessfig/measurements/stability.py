@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config.enums import Curvature, Schedule
-from hessfig.config.science import TrainingConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.gradients import LossGradient, above_rounding, loss_of, loss_value
 from hessfig.curvature.problem import Batch, Objective

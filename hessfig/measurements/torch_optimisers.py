@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.enums import Schedule
-from hessfig.config.science import TrainingConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.errors import UserError, first_few
 from hessfig.measurements.catalogue import quantity
 from hessfig.terms import Optimiser

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config.enums import Curvature, DType, Loss
-from hessfig.config.science import TrainingConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_value
 from hessfig.curvature.losses import per_sample

@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from hessfig.config.files_read import LIBRARIES
+from hessfig.config.user.files_read import LIBRARIES
 from hessfig.curvature.problem import Objective
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)

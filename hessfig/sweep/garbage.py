@@ -13,7 +13,7 @@ from typing import Any
 
 from hessfig.config.enums import Kind
 from hessfig.config.schema import Config
-from hessfig.config.user_code import specs_of
+from hessfig.config.user.user_code import specs_of
 from hessfig.errors import UserError
 from hessfig.files import age, clock_of, leftovers, read_small, unwritable
 from hessfig.record import MANIFEST, TABLE, digest, read_checked

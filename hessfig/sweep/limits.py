@@ -7,7 +7,7 @@ from hessfig.config.given import is_off, setting_of
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
 from hessfig.config.settings import settings, value_of
-from hessfig.config.user_code import is_own
+from hessfig.config.user.user_code import is_own
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.settings_and_costs import keys_read

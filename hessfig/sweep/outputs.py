@@ -16,7 +16,7 @@ from typing import Any
 import hessfig
 from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.config.schema import Config
-from hessfig.config.user_code import files_read
+from hessfig.config.user.user_code import files_read
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.protocol import kind
 from hessfig.record import COLUMNS, OF_ARCHITECTURE, digest, sealed_text

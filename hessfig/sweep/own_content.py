@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 
 from hessfig.config.schema import Config
-from hessfig.config.user_code import guarded
+from hessfig.config.user.user_code import guarded
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.fingerprint import fingerprint

@@ -8,7 +8,7 @@ import pytest
 
 from hessfig.api.sessions import run
 from hessfig.config.compose.job import jobs
-from hessfig.config.user_dir import own_folder
+from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
 from tests.conftest import Cli
 

@@ -12,7 +12,7 @@ import pytest
 from hessfig.config.compose.job import jobs
 from hessfig.config.compose.overrides import check_words
 from hessfig.config.presets import choices
-from hessfig.config.user_dir import own_folder
+from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
 from tests.config.composing import job
 

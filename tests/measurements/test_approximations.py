@@ -18,7 +18,8 @@ from torch.func import functional_call, hessian, jacrev
 from hessfig.config.enums import Data, Kind, Method
 from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig, TrainingConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide

@@ -15,7 +15,8 @@ from hessfig.analysis.manifest import read_run
 from hessfig.config.enums import Method, NamedDirection, State, TrainingData
 from hessfig.config.of_quantities import ApproximationConfig, DirectionsConfig, LandscapeConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig, TrainingConfig
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
+from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements import quantity as quantity_module

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from hessfig.config.enums import Method, Norm, State
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, StateConfig
+from hessfig.config.science import EstimatorConfig
+from hessfig.config.training_settings import StateConfig
 from hessfig.errors import UserError
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn

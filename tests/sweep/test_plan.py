@@ -8,7 +8,8 @@ import pytest
 
 from hessfig.config.enums import DType, Method, Products, State
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
-from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, StateConfig, TaskConfig
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
+from hessfig.config.training_settings import StateConfig
 from hessfig.measurements.quantity import columns
 from hessfig.record import digest
 from hessfig.sweep.plan import Cell, Sweep

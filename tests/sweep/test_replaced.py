@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from hessfig.config.enums import Data, DType, Kind, Method, Reuse, State
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, StateConfig, TaskConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
+from hessfig.config.training_settings import StateConfig
 from hessfig.errors import UserError
 from hessfig.states import point
 from hessfig.states.initialised import build_network

@@ -11,7 +11,8 @@ import pytest
 
 from hessfig.config.enums import Method
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, StateConfig
+from hessfig.config.science import EstimatorConfig, ModelConfig
+from hessfig.config.training_settings import StateConfig
 from hessfig.states.training.loop import Progress
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe

@@ -9,7 +9,8 @@ import torch
 
 from hessfig.config.enums import TrainingData
 from hessfig.config.schema import Config
-from hessfig.config.science import TaskConfig, TrainingConfig
+from hessfig.config.science import TaskConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.tasks.addition import has_cascade, sequences
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.examples import is_full_batch, training_batch, unseen_cascades, unseen_sums

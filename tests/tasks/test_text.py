@@ -13,7 +13,8 @@ import torch
 
 from hessfig.config.enums import MLP, Data, DType, Loss, Norm
 from hessfig.config.schema import Config
-from hessfig.config.science import ModelConfig, TaskConfig, TrainingConfig
+from hessfig.config.science import ModelConfig, TaskConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks

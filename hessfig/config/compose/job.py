@@ -26,7 +26,7 @@ from hessfig.config.given import GivenSetting, check_given
 from hessfig.config.presets import figures, names, settings_in
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import settings, top_level
-from hessfig.config.user_dir import check_references
+from hessfig.config.user.user_dir import check_references
 from hessfig.errors import UserError, plain
 
 # settings that name a file or a folder

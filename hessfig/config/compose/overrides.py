@@ -17,7 +17,7 @@ from hessfig.config.facts import Role
 from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, open_settings, role_of, siblings
-from hessfig.config.user_dir import NAME
+from hessfig.config.user.user_dir import NAME
 from hessfig.errors import UserError, did_you_mean, quoted_twice, typed
 from hessfig.files import is_file
 from hessfig.record import TABLE

@@ -8,7 +8,7 @@ from typing import Any
 from hessfig.config.facts import VARIED
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import is_setting, meant, role_of, settings, siblings, top_level, value_of, wrong_kind
-from hessfig.config.user_dir import NAME, NAME_IN_WORDS
+from hessfig.config.user.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, unknown_name
 
 

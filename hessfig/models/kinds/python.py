@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
-from hessfig.config.user_code import find, guarded, reading, source
+from hessfig.config.user.user_code import find, guarded, reading, source
 from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.models.protocol import NetworkKind

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessfig.config.enums import Curvature, Schedule
-from hessfig.config.science import TrainingConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.double_backward import gradients
 from hessfig.curvature.gradients import hessian_product
 from hessfig.curvature.spectral.lanczos import largest_ritz

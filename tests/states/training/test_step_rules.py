@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hessfig.config.enums import TrainingData
 from hessfig.config.schema import Config
-from hessfig.config.science import TrainingConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.problem import Batch
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from hessfig.config.enums import Attention, DType, Kind, State, TrainingData
 from hessfig.config.schema import Config, ModelConfig
-from hessfig.config.science import StateConfig, TaskConfig
+from hessfig.config.science import TaskConfig
+from hessfig.config.training_settings import StateConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.states.training import checkpoints, loop

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config.science import TrainingConfig
+from hessfig.config.training_settings import TrainingConfig
 from hessfig.states.training.norm_descent import length, steepest
 from hessfig.states.training.step_rules import StepRule
 from hessfig.terms import Optimiser, StepNorm

@@ -15,7 +15,7 @@ from typing import Any
 
 from hessfig.config.compose.job import PATHS, Job
 from hessfig.config.schema import Config
-from hessfig.config.user_code import files_of, guarded, specs_of
+from hessfig.config.user.user_code import files_of, guarded, specs_of
 from hessfig.errors import UserError, first_few, plain
 from hessfig.files import fingerprint, is_file, read_small
 from hessfig.record import MANIFEST, TABLE

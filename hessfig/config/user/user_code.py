@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import hessfig
-from hessfig.config.files_read import named, noting
+from hessfig.config.user.files_read import named, noting
 from hessfig.errors import UserError, did_you_mean
 from hessfig.files import fingerprint, identity, is_file
 

@@ -1,0 +1,1 @@
+"""Code, folders and bundles of the user's own."""
