@@ -1,4 +1,4 @@
-"""The settings that make other numbers: data, network, grid, and how it is measured; states are in training_settings."""
+"""The settings of what is measured and how: data, network, grid, estimator and spectrum."""
 
 from dataclasses import dataclass
 from typing import Any
