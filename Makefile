@@ -64,7 +64,7 @@ docs: $(READY) ## build the documentation site, without warnings, and follow its
 	$(BIN)/python scripts/check_site.py build/site
 
 docs-test: $(READY) ## run the commands of the pages in docs, and follow their links
-	$(TEST) tests/test_documents.py tests/test_architecture.py tests/test_examples.py tests/test_site.py
+	$(TEST) tests/documents/test_documents.py tests/test_architecture.py tests/documents/test_examples.py tests/documents/test_site.py
 
 wheel: $(READY) ## build sdist and wheel, install them into an empty environment with all they need, use them there
 	$(BIN)/python scripts/check_wheel.py

@@ -349,7 +349,7 @@ def test_there_is_no_drawer_for_everything() -> None:
 
 
 # Of commands and pages, against everything at once; the files in tests/ itself are of the doors.
-OF_NO_ROOM = (".", "attack", "browser", "slurm")
+OF_NO_ROOM = (".", "attack", "browser", "documents", "scripts", "slurm")
 
 
 def test_tests_mirror_the_package() -> None:

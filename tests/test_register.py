@@ -14,9 +14,9 @@ from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum, read_checked
 from hessfig.register import REGISTER, check_replaceable, publish, remove_own, trusted_hashes
 from tests.analysis.synthetic import make_table, write_sweep
+from tests.cli.test_jobs import SMALL
 from tests.conftest import Cli
 from tests.runs import here
-from tests.test_jobs import SMALL
 
 MINE = "years of work"
 

@@ -30,8 +30,9 @@ from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.intervals import Interval
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables
-from tests.analysis.claims import test_component_rules, test_direction_rules
 from tests.analysis.spectral import spectral_table
+from tests.studies.components import test_rules as test_component_rules
+from tests.studies.directions import test_rules as test_direction_rules
 
 HOLDS, SMALL, NOT, OPEN = ClaimVerdict.holds, ClaimVerdict.small, ClaimVerdict.does_not_hold, ClaimVerdict.undecided
 WITHIN = ClaimVerdict.within

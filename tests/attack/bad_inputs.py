@@ -1,4 +1,4 @@
-"""Commands that must be refused, and words that the refusal must hold; the fast table is tests/test_bad_input.py's."""
+"""Commands that must be refused, and what the refusal must say (the short table: tests/cli/test_bad_input.py)."""
 
 from __future__ import annotations
 

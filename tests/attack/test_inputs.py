@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.attack.bad_inputs import BESIDE_RESULTS
 from tests.attack.ledger import Ledger
 from tests.attack.target import Answer
-from tests.test_bad_input import BAD
+from tests.cli.test_bad_input import BAD
 
 KIND = "bad inputs"
 # These depend on what is there: the fast suite calls them in an empty folder.

@@ -19,8 +19,8 @@ from hessfig.errors import UserError
 from scripts.pages import claims as claims_page
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep
+from tests.cli.test_commands import imported
 from tests.conftest import Cli
-from tests.test_cli import imported
 
 SCALES = ("scale in the source", "scale here")
 

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.published_values import main
 from tests.analysis.authors import file_name, publish
-from tests.test_against_references import files_under
+from tests.cli.test_against_references import files_under
 
 
 class Command:

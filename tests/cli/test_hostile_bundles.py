@@ -18,10 +18,10 @@ from hessfig.config.user import packed
 from hessfig.record import CHECKSUM, checksum
 from tests import forging
 from tests.analysis.synthetic import make_table, write_sweep
+from tests.cli.test_jobs import SMALL
 from tests.conftest import Cli
 from tests.forging import FORGERIES, seal, with_sums, zipped
 from tests.runs import here
-from tests.test_jobs import SMALL
 
 EVIL = """
 import pathlib

@@ -11,7 +11,7 @@ from hessfig.errors import run_command
 from tests.conftest import Cli
 from tests.runs import COMMAND, TOY
 
-ROOT = Path(__file__).parent.parent / "hessfig"
+ROOT = Path(__file__).parents[2] / "hessfig"
 UNTOLD = ("cli/compare.py", "sweep/runner.py")  # a figure that is skipped; a worker's own words
 CHECKED = sorted(path for path in ROOT.rglob("*.py") if not path.as_posix().endswith(UNTOLD))
 

@@ -24,7 +24,7 @@ from scripts.processors import (
     unequal,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_has_the_table_of_the_script() -> None:

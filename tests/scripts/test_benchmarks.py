@@ -16,7 +16,7 @@ import pytest
 
 from tests import runs
 
-SCRIPTS = Path(__file__).parent.parent / "scripts/benchmarks"
+SCRIPTS = Path(__file__).parents[2] / "scripts/benchmarks"
 COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
 ENVIRONMENT = {"date", "platform", "cpu", "cores", "threads", "load_average", "python", "hessfig", "torch"}
 

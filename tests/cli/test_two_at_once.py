@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from hessfig.record import CHECKSUM, checksum
+from tests.cli.test_jobs import SMALL
 from tests.conftest import Cli
 from tests.runs import rows
-from tests.test_jobs import SMALL
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FACTORY = """
 import torch
 from torch import nn

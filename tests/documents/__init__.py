@@ -1,0 +1,1 @@
+"""What users read and install: pages, examples, notebooks, the site, the wheel."""

@@ -1,0 +1,1 @@
+"""Tests of callbacks, loggers and trainers."""
