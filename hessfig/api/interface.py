@@ -308,8 +308,8 @@ def measure(
     estimator : str
         How norms and traces are found (docs/accuracy.md). Which one to take:
 
-        - "auto", the default, for every size: dense where a column of a small network (65 536 parameters) has at most
-          256 entries, else probes;
+        - "auto", the default, for every size: exact by a formula where that is cheap, dense where a column of a small
+          network has at most 256 entries, else by probes (small: at most 65 536 parameters);
         - "dense" for exact norms of blocks of up to some thousand entries: one product for each entry of the column;
         - "aligned" for norms of larger blocks: probes along the block's own axes, with intervals that hold from four
           probes on;

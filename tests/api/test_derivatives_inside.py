@@ -118,6 +118,7 @@ def test_it_is_measured(kind: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize(
     "quantity", ["pruning", "slices", "landscape_difference", "jacobian_norm", "stationarity", "descent"]
 )
+@pytest.mark.long
 def test_quantities_that_walk_or_take_samples_apart(kind: Callable[[], nn.Module], quantity: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "gradients of single samples under vmap", RuntimeWarning)

@@ -101,6 +101,7 @@ def test_operators_and_names_of_it() -> None:
 
 
 @pytest.mark.parametrize("quantity", quantities())
+@pytest.mark.long
 def test_every_quantity_is_measured_or_refused_for_another_reason(quantity: str) -> None:
     for blocks in (["scale"], ["all"]):
         with warnings.catch_warnings():

@@ -382,6 +382,7 @@ def test_class_numbers_of_any_type(kind: torch.dtype, loss: Any) -> None:
         assert table["value"][0] == pytest.approx(float(truth().norm()), rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_default_device_of_the_caller_changes_no_bit(tmp_path: Path) -> None:
     quantities = ["frobenius", "largest_eigenvalue", "density", "slices", "pruning"]
 

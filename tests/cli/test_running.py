@@ -158,9 +158,9 @@ def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch:
     monkeypatch.setattr(machine.resource, "setrlimit", lambda _, limits: changed.append(limits))
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 12))
     with pytest.raises(UserError, match=r"too few files(.|\n)*at most 12(.|\n)*ulimit -n 1024"):
-        machine.check_workers(Config(workers=1))
+        machine.check_machine(Config(workers=1))
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 4096))
-    machine.check_workers(Config(workers=1))
+    machine.check_machine(Config(workers=1))
     assert changed == [(36, 4096)]
     long = pool._unstarted(OSError("AF_UNIX path too long"))
     assert "TMPDIR" in str(long.got) and long.remedy.startswith("TMPDIR=")

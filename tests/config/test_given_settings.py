@@ -195,6 +195,7 @@ WITHOUT_EFFECT = {
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "python"])
+@pytest.mark.long
 def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(name: str, here: None) -> None:
     """Keys hold all settings of network and data, so that they do not tell."""
     base = compose(NETWORKS[name])

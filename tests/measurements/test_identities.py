@@ -489,7 +489,10 @@ def test_every_approximation_has_an_identity() -> None:
     assert {*IDENTITIES} | ELSEWHERE == {*Approximation}
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("causal, padded", "causal, float32 inside", "an encoder's two masks", "a mask by sample", "mask and positions")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in CASES])
 def test_identities_hold(name: str) -> None:
     case = CASES[name]()
     names = [one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None]

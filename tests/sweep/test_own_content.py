@@ -193,6 +193,7 @@ def _limit() -> float:
     return float(os.environ["HESSFIG_TEST_LIMIT"])
 
 
+@pytest.mark.long
 def test_a_monitor_measures_again_what_walks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     batch = (torch.eye(3), torch.tensor([0, 1, 1]))
     options = {"every": 1, "max_fraction": None, "blocks": ["all"], "parts": "H", "quantities": ["loss", "slices"]}
