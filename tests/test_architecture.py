@@ -49,7 +49,7 @@ DOORS = {
         "hessfig.integrations.transformers",
     ),
     "lightning": ("hessfig.integrations.lightning",),
-    "safetensors": ("hessfig.models.stored.weight_files", "hessfig.states."),
+    "safetensors": ("hessfig.models.weight_files", "hessfig.states."),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures", "hessfig.studies."),
@@ -192,6 +192,27 @@ def test_theory_knows_nothing_of_the_runner() -> None:
 LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.curvature.ranks", "hessfig.config.schedulers")
 
 
+# What is built on the core: pages of results, launchers, models of other libraries, theory, studies, and the terminal.
+OUTSIDE_OF_THE_CORE = (
+    *("hessfig.report", "hessfig.cli", "hessfig.theory", "hessfig.studies", "hessfig.integrations"),
+    *("hessfig.sweep.launchers", "hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.config.schedulers"),
+    *("hessfig.models.stored", "hessfig.models.kinds.huggingface", "hessfig.models.kinds.transformer_lens"),
+)
+CORE = [path for path in MODULES if not name_of(path).startswith(OUTSIDE_OF_THE_CORE)]
+
+
+def test_the_core_needs_nothing_that_is_built_on_it() -> None:
+    """What the paper and a user's own network need can be read alone; callbacks of trainers are handed out by name."""
+
+    def is_allowed(module: str, imported: str) -> bool:
+        of_callbacks = (module, imported.split(".")[:2]) == ("hessfig.api.monitor", ["hessfig", "integrations"])
+        is_outside = module.startswith(OUTSIDE_OF_THE_CORE) or module == "hessfig"
+        return is_outside or of_callbacks or not imported.startswith(OUTSIDE_OF_THE_CORE)
+
+    assert broken(is_allowed) == []
+    assert {"hessfig.curvature.problem", "hessfig.api.interface", "hessfig.sweep.plan"} <= set(map(name_of, CORE))
+
+
 def test_launchers_are_known_by_their_records_alone() -> None:
     """Launchers are named by strings and imported when they are chosen: nothing else depends on Slurm or torchrun."""
     users = ("hessfig.sweep.launchers", *LAUNCHERS)
@@ -212,6 +233,7 @@ def test_launchers_are_known_by_their_records_alone() -> None:
         ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
         ("hessfig.sweep.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),
+        ("hessfig.states.x", "hessfig.models.stored.families", "test_the_core_needs_nothing_that_is_built_on_it"),
         ("hessfig.studies.removal.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),
         ("hessfig.config.machine", "hessfig.config.schedulers", "test_launchers_are_known_by_their_records_alone"),
     ],

@@ -9,7 +9,7 @@ from hessfig.config.enums import State
 from hessfig.config.schema import Config
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, did_you_mean, first_few
-from hessfig.models.stored.weight_files import read_weights
+from hessfig.models.weight_files import read_weights
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import Folder, Tensors, TrainingState
 from hessfig.states.training.loop import ensure

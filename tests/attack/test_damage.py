@@ -109,7 +109,7 @@ def test_weights(tmp_path: Path, dice: random.Random, ledger: Ledger, form: str)
     import torch
     from safetensors.torch import save_file
 
-    from hessfig.models.stored.weight_files import read_weights
+    from hessfig.models.weight_files import read_weights
 
     path = tmp_path / f"weights.{form}"
     tensors = {"W": torch.ones(4, 4), "b": torch.zeros(4)}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.curvature.problem import Batch
-from hessfig.models.stored.weight_files import read_weights
+from hessfig.models.weight_files import read_weights
 from hessfig.rng import is_row_major, lay_out, row_major
 
 OTHER: dict[str, Callable[[Tensor], Tensor]] = {

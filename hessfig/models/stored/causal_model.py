@@ -27,7 +27,7 @@ from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases
 from hessfig.models.stored.families import Encoder, Names
 from hessfig.models.stored.stored_weights import check_finite, check_report, check_surplus, listed_names, read_tensors
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
-from hessfig.models.stored.weight_files import FLOATING, in_batches
+from hessfig.models.weight_files import FLOATING, in_batches
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.batch import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text

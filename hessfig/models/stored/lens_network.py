@@ -14,7 +14,7 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.stored.lens_settings import HEAD, LensSizes, digest, settings_of, sizes_of, weights_of
 from hessfig.models.stored.model_folder import KEY, pin_of
-from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
+from hessfig.models.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout
 

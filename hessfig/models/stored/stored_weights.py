@@ -11,7 +11,7 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.families import Encoder
-from hessfig.models.stored.weight_files import hashed, tensors_of
+from hessfig.models.weight_files import hashed, tensors_of
 
 
 def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
