@@ -166,6 +166,26 @@ CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_monitor_refuses_what_has_no_hessian(name: str, tmp_path: Path) -> None:
+    make, remedy = REFUSED[name]
+    one = make(torch.float64)
+    batch = one.inputs if one.targets is None else (one.inputs, one.targets)
+    chosen: dict[str, Any] = {"quantities": ["frobenius"], "estimator": "dense", "blocks": ["all"], "every": 1}
+    with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
+        hessfig.Monitor(
+            one.network,
+            one.loss,
+            batch,
+            folder=tmp_path / "m",
+            max_fraction=None,
+            on_error="raise",
+            **chosen,
+            **one.more,
+        )(0)
+
+
 def test_an_operator_whose_loss_changes_says_so() -> None:
     """What a closure reads cannot be held: no product mixes two functions."""
     scale, one = {"by": 1.0}, RIGHT["own_loss_none"](torch.float64)
