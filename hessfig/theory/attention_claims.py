@@ -227,3 +227,4 @@ QUERY_KEY = {
         numbers={"warm": TEMPERATURE, "hot": HOT},
     ),
 }
+STATEMENTS = {**SOFTMAX, **THEOREMS, **QUERY_KEY}

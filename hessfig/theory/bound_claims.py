@@ -214,3 +214,4 @@ KRONECKER = {
     "kron-value-kfac": Check(_sequences, partial(_oracle, V), _value_kfac, _value_product),
     "kron-query": Check(_sequences, partial(_oracle, Q), _query_product, _query_sum),
 }
+STATEMENTS = {**RANKS, **BOUNDS, **KRONECKER}

@@ -141,3 +141,4 @@ MOMENTS = {
         _one_hot_draw, _one_hot_oracle, lambda d: {"M_2": mc.second_moment(*d), "M_3": mc.third_moment(*d)}
     ),
 }
+STATEMENTS = {**CALCULUS, **MOMENTS}

@@ -361,3 +361,4 @@ COMPONENTS = {
     "components-sublayers": _check(SUBLAYERS),
     "components-powers": _check(POWERS),
 }
+STATEMENTS = {**DEGREES, **GROWTH, **COMPONENTS}

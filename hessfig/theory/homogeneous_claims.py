@@ -153,7 +153,7 @@ def _name(breach: Breach, part: Part, row: Matrix, col: Matrix) -> str:
     return f"{breach.name}: {part}({row}, {col})"
 
 
-HOMOGENEOUS_STATEMENTS = {
+STATEMENTS = {
     "mixing-homogeneous": Check(
         lambda dims, generator: [_draw(case, dims, generator) for case in CASES],
         lambda drawn: joined([one.exponents() for one in drawn]),

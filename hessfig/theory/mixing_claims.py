@@ -406,7 +406,7 @@ def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     return {name: torch.tensor(power, dtype=torch.float64) for name, power in exponents.items()}
 
 
-MIXING_STATEMENTS = {
+STATEMENTS = {
     "mixing-exponents": Check(
         _draw_cases,
         lambda drawn: joined([one.exponents() for one in drawn]),

@@ -282,3 +282,4 @@ SUBLAYERS = {
     ),
     "ffn": Check(draw_block, _sublayer_oracle, None, _sublayer_formulas),
 }
+STATEMENTS = {**LINEAR, **HEAD_STATEMENTS, **BLOCK, **SUBLAYERS}

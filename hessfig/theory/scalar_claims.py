@@ -156,3 +156,4 @@ SINKS = {
     ),
     **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in scalar.AttentionSink},
 }
+STATEMENTS = {**SCALAR, **SINKS}

@@ -5,6 +5,7 @@ import io
 import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,7 @@ from rich.table import Column, Table
 
 from hessfig.errors import UserError, unknown_name
 from hessfig.register import publish
-from hessfig.theory.attention_claims import QUERY_KEY, SOFTMAX, THEOREMS
 from hessfig.theory.attention_formulas import literal_bytes
-from hessfig.theory.bound_claims import BOUNDS, KRONECKER, RANKS
-from hessfig.theory.calculus_claims import CALCULUS, MOMENTS
-from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
-from hessfig.theory.homogeneous_claims import HOMOGENEOUS_STATEMENTS
-from hessfig.theory.mixing_claims import MIXING_STATEMENTS
-from hessfig.theory.network_claims import BLOCK, HEAD_STATEMENTS, LINEAR, SUBLAYERS
-from hessfig.theory.scalar_claims import SCALAR, SINKS
 from hessfig.theory.statement import FIRST_SEED, Dims, ErrorMeasure, StatementOutcome, StatementVerdict, check, stated
 
 
@@ -72,11 +65,13 @@ def _whole_number(key: str, text: str) -> int:
         raise UserError(f"verify: {key}", got=text[:100], allowed="a whole number", remedy=example) from error
 
 
-_CHECKS = {
-    **{**SOFTMAX, **CALCULUS, **MOMENTS, **THEOREMS, **GROWTH, **LINEAR, **DEGREES, **QUERY_KEY, **RANKS},
-    **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS, **KRONECKER},
-    **{**COMPONENTS, **MIXING_STATEMENTS, **HOMOGENEOUS_STATEMENTS},
-}
+def _checks() -> dict[str, Any]:
+    """Return the checks of all statements: STATEMENTS of every module of this folder whose name ends in _claims."""
+    modules = [f"{__package__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("*_claims.py"))]
+    return {name: check for module in modules for name, check in import_module(module).STATEMENTS.items()}
+
+
+_CHECKS = _checks()
 _TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
 CATALOGUE = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}
 

@@ -12,7 +12,7 @@ from hessfig.errors import UserError
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from hessfig.theory import homogeneous_claims, mixing_claims
-from hessfig.theory.homogeneous_claims import BREACHES, CASES, HOMOGENEOUS_STATEMENTS, TERMS
+from hessfig.theory.homogeneous_claims import BREACHES, CASES, STATEMENTS, TERMS
 from hessfig.theory.mixing_claims import PLAIN, Exponents, Surroundings, mixing_exponents
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
@@ -32,7 +32,7 @@ MEASURED = {
 
 @pytest.fixture(scope="module")
 def exponents() -> tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]]:
-    statement = HOMOGENEOUS_STATEMENTS["mixing-homogeneous"]
+    statement = STATEMENTS["mixing-homogeneous"]
     drawn = statement.draw(Dims(), stream(0, "homogeneous"))
     return drawn, dict(statement.oracle(drawn))
 

@@ -16,7 +16,7 @@ from hessfig.predictions.network_series import mixing
 from hessfig.rng import stream
 from hessfig.terms import Attention, AttentionBias, Block, Kind, Matrix, Part, QueryKey, Scores
 from hessfig.theory import mixing_claims
-from hessfig.theory.mixing_claims import CASES, MIXING_STATEMENTS, Exponents, MixingCase, Surroundings, mixing_exponents
+from hessfig.theory.mixing_claims import CASES, STATEMENTS, Exponents, MixingCase, Surroundings, mixing_exponents
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 
@@ -83,13 +83,13 @@ def _gradient_of_order_one(degrees: Iterable[int], around: Surroundings = PLAIN,
 
 @pytest.fixture(scope="module")
 def exponents() -> tuple[object, dict[str, torch.Tensor]]:
-    statement = MIXING_STATEMENTS["mixing-exponents"]
+    statement = STATEMENTS["mixing-exponents"]
     drawn = statement.draw(Dims(), stream(0, "mixing"))
     return drawn, dict(statement.oracle(drawn))
 
 
 def _largest_error(drawn: object, found: dict[str, torch.Tensor]) -> float:
-    predicted = MIXING_STATEMENTS["mixing-exponents"].printed
+    predicted = STATEMENTS["mixing-exponents"].printed
     assert predicted is not None
     return max(float((value - found[name]).abs()) for name, value in predicted(drawn).items())
 
