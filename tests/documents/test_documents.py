@@ -30,6 +30,7 @@ from tests.test_architecture import tracked
 RUN = ["docs/extending.md", "docs/library.md", "docs/own-model.md", "docs/own-training.md", "docs/tutorial.md"]
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
+    "make test-fast": "removed in 0.4.0",
     "hessfig run --config-dir examples sweep=ten_numbers workers=1": "tests/cli/test_export.py runs it",
     "hessfig run --config-dir examples sweep=by_hand workers=1": "tests/documents/test_by_hand.py runs it",
     "torchrun --nproc-per-node=4 --no-python hessfig run sweep=network model=huggingface task=tokens memory=2GB "
