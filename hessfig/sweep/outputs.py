@@ -114,7 +114,7 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
     }
     maker, networks = kind(config.model.kind), variant.networks()  # files last: the user's code has run then
     read = files_read(config.model.factory, config.config_dir) if maker.is_own else {}
-    extra = {"data": maker.about(config), "networks": networks, "files": read}
+    extra = {"data": maker.about(config), "networks": networks, "files": read, "witness": variant.witness}
     return {**other, **shared, **{key: value for key, value in extra.items() if value}}
 
 

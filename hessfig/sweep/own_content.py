@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from hessfig.config.schema import Config
 from hessfig.config.user.user_code import guarded
@@ -18,10 +19,11 @@ from hessfig.states import point
 
 def planned_contents(
     config: Config, sigma: float | None, seed: int, *, twice: bool, distances: Sequence[bool]
-) -> list[str]:
+) -> tuple[list[str], dict[str, Any]]:
     """Return the content of the network that the factory makes now: at its weights (False), away from them (True).
 
-    Warns where no cell of it can be reused.
+    The second result is the record of its witness: how far the measured network is from the user's own function. Warns
+    if no cell of it can be reused.
     """
     drawn = point.drawn(config, sigma=sigma, seed=seed)
     contents = []
@@ -32,7 +34,7 @@ def planned_contents(
             which = "that walk away from the weights " * is_far
             words = f"{KEY}: cells of {config.model.factory} {which}are measured again by every run: {why}"
             warnings.warn(words, RuntimeWarning, stacklevel=2)
-    return contents
+    return contents, drawn.witness.record if drawn.witness else {}
 
 
 def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: bool) -> None:

@@ -33,12 +33,16 @@ FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package ar
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells."""
+    """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells.
+
+    `witness` is the record of how far the first network of the user's own that was planned is from the user's function.
+    """
 
     name: str
     config: Config
     _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
     _contents: dict[str, str] = field(default_factory=dict, repr=False)
+    witness: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def layout(self) -> Layout:
@@ -105,7 +109,8 @@ class Variant:
 
         is_first = not self._contents  # whether calls agree is a matter of the code, not of the seed
         distances = [*labels.values()]
-        contents = planned_contents(self.config, sigma, seed, twice=is_first, distances=distances)
+        contents, witness = planned_contents(self.config, sigma, seed, twice=is_first, distances=distances)
+        self.witness.update({} if self.witness else witness)
         return dict(zip(labels, contents, strict=True))
 
     @cached_property

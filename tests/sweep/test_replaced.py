@@ -346,6 +346,7 @@ def test_the_files_that_a_factory_opens_are_in_the_manifest(folder: Path) -> Non
     manifest = json.loads((folder / "outputs/sigma/manifest.json").read_text())
     (described,) = manifest["variants"]
     assert described["files"].keys() >= {"settings.json"} and str(folder) not in json.dumps(manifest["variants"])
+    assert described["witness"]["measured"] and max(described["witness"]["off"].values()) < 1e-4
     assert described["files"]["settings.json"] == hashlib.sha256((folder / "settings.json").read_bytes()).hexdigest()
     write_weights(folder, 1)
     (folder / "scale.json").write_text("1.5")
