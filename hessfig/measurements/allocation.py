@@ -53,15 +53,15 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     """
     share = config.estimator.variance_share
     ceiling = max(FEWEST_PROBES, math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes))
-    found: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    rows_of_columns: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for sigma, measured in rows.items():
         for row in measured:
             if row["status"] == "ok" and row["num_probes"] and row["value"] > 0:
-                found[row["col"]][sigma].append(row)
+                rows_of_columns[row["col"]][sigma].append(row)
     return Allocation(
         {
             column: {sigma: probes_needed(at_sigma[sigma], share, ceiling) for sigma in sorted(at_sigma)}
-            for column, at_sigma in found.items()
+            for column, at_sigma in rows_of_columns.items()
         }
     )
 

@@ -90,9 +90,9 @@ class _Shared:
         at, training = self.request.at, self.config.training
         if not at.step or not training.optimiser.facts.is_adaptive:
             return None
-        held = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
+        parameters = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
         correction = 1 - training.betas[0] ** at.step
-        return {name: one.double().cpu() / correction for name, one in preconditioner(at, held).items()}
+        return {name: moment.double().cpu() / correction for name, moment in preconditioner(at, parameters).items()}
 
     def names(self, block: Block) -> Iterator[Approximation]:
         """Yield the approximations that the block can have. Raises UserError for one that is asked for by name.
@@ -133,8 +133,8 @@ def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Par
     compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
-            for number, found in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
-                yield block_row(f"{name}_{number}", request, block, part, found)
+            for number, estimate in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
+                yield block_row(f"{name}_{number}", request, block, part, estimate)
 
 
 def _heads(model: ModelConfig, weight: Weight) -> int:
@@ -189,7 +189,7 @@ def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
     """Return the places of each weight's entries; of each layer's, weights outside the layers standing alone."""
     places = torch.arange(sum(weight.size for weight in weights)).split([weight.size for weight in weights])
     keys = [weight.layer if by_layer and weight.layer else f"{number}" for number, weight in enumerate(weights)]
-    return [torch.cat([places[i] for i, key in enumerate(keys) if key == one]) for one in dict.fromkeys(keys)]
+    return [torch.cat([places[i] for i, key in enumerate(keys) if key == wanted]) for wanted in dict.fromkeys(keys)]
 
 
 class _Dense:
@@ -198,8 +198,8 @@ class _Dense:
     by, count = Method.dense.value, 0
 
     def __init__(self, block: Block, column: Column, parts: Sequence[Part]) -> None:
-        found = dense_parts(column, parts)
-        self._of = {part: found[block, part].double().cpu() for part in parts}
+        blocks = dense_parts(column, parts)
+        self._of = {part: blocks[block, part].double().cpu() for part in parts}
 
     def is_finite(self, part: Part) -> bool:
         """Whether the block can be compared."""
@@ -208,15 +208,15 @@ class _Dense:
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers of an approximation."""
         block = self._of[part]
-        made = product.matmat(torch.eye(len(block), dtype=torch.float64))
-        size, overlap = float(block.norm()), float((block * made).sum())
-        square = float(made.square().sum())
+        dense = product.matmat(torch.eye(len(block), dtype=torch.float64))
+        size, overlap = float(block.norm()), float((block * dense).sum())
+        square = float(dense.square().sum())
         if not size:
             return self._exact(nan, nan, nan)
         if square**0.5 < NEGLIGIBLE * size:
             return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
-        error, scale_error = float((block - made).norm()) / size, float((block - scale * made).norm()) / size
+        error, scale_error = float((block - dense).norm()) / size, float((block - scale * dense).norm()) / size
         return self._exact(error, scale_error, overlap / size / square**0.5)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
@@ -262,7 +262,7 @@ class _Probed:
         """Return the three numbers, from products of block and approximation with the same vectors."""
         ours, theirs = self._products[part], product.matmat(self._vectors)
         of_probes = ((ours - theirs).square(), ours.square(), theirs.square(), ours * theirs)
-        sums = torch.stack([one.sum(dim=0) for one in of_probes])
+        sums = torch.stack([terms.sum(dim=0) for terms in of_probes])
         return self._jackknifed(_from_sums, sums.sum(dim=1, keepdim=True), sums.sum(dim=1, keepdim=True) - sums)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
@@ -324,12 +324,12 @@ class _Apart:
 
     def matmat(self, vectors: Vectors) -> Vectors:
         """Return A V."""
-        found = torch.zeros_like(vectors)
+        result = torch.zeros_like(vectors)
         for piece in self._pieces:
             alone = torch.zeros_like(vectors)
             alone[piece] = vectors[piece]
-            found[piece] = self._multiply(alone)[piece]
-        return found
+            result[piece] = self._multiply(alone)[piece]
+        return result
 
 
 def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:

@@ -224,9 +224,9 @@ def aligned(
 
 
 def _estimated(samples: Sequence[Squares]) -> Estimate:
-    found = Squares.joined(samples)
-    norm = root_of_mean(found.values)
-    return replace(norm, value=norm.value * found.unit, error=norm.error * found.unit)
+    squares = Squares.joined(samples)
+    norm = root_of_mean(squares.values)
+    return replace(norm, value=norm.value * squares.unit, error=norm.error * squares.unit)
 
 
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
@@ -269,8 +269,8 @@ def _turn(probes: Float[Tensor, "dim k"], axes: Axes) -> Float[Tensor, "dim k"]:
     return (left @ signs @ right.T).flatten(1).T.to(probes.dtype)
 
 
-def _as_norms(found: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:
-    norms = {(block, part): norm for (block, part), norm in found.items() if isinstance(block, Block)}
+def _as_norms(estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:
+    norms = {(block, part): norm for (block, part), norm in estimates.items() if isinstance(block, Block)}
     if not isinstance(column, DifferencedColumn):
         return norms
     return {key: differenced(norm, column.relative_error(*key)) for key, norm in norms.items()}

@@ -238,12 +238,12 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
         )
 
 
-def _checked(name: str, found: object) -> Quantity:
-    if not isinstance(found, Quantity):
+def _checked(name: str, value: object) -> Quantity:
+    if not isinstance(value, Quantity):
         raise UserError(
             f"{KEY}: {name} is no quantity",
-            got=type(found).__name__,
+            got=type(value).__name__,
             allowed="a hessfig.measurements.quantity.Quantity",
             remedy="see docs/extending.md",
         )
-    return found
+    return value

@@ -20,7 +20,9 @@ MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
-PLAIN = sorted((one for one in Optimiser if one.facts.has_formula), key=lambda one: (-len(one.facts.moments), one))
+PLAIN = sorted(
+    (rule for rule in Optimiser if rule.facts.has_formula), key=lambda rule: (-len(rule.facts.moments), rule)
+)
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
 
 
@@ -29,8 +31,8 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
     asked = [part.value for part in config.parts if part in AT_SCORES]
     if not asked:
         return
-    held = SCORE_LIKE & {*matrices_of(config.model)}
-    if not held:
+    known = SCORE_LIKE & {*matrices_of(config.model)}
+    if not known:
         raise UserError(
             f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not show",
             got=f"model.kind={config.model.kind}",
@@ -39,11 +41,11 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
         )
     for block in blocks:
         sides = {block.row, block.col}
-        if block.is_across or not (sides <= held or sides == {Group.query_key.value}):
+        if block.is_across or not (sides <= known or sides == {Group.query_key.value}):
             raise UserError(
                 f"parts: {', '.join(asked)} are of the split at the scores of a layer; block {block} has none",
                 got=f"block {block}",
-                allowed=f"query_key, {', '.join(sorted(held))} and their pairs, inside a layer",
+                allowed=f"query_key, {', '.join(sorted(known))} and their pairs, inside a layer",
                 remedy="blocks=[query_key], or parts=[H_o,H_f,H]",
             )
     if beyond := components(config.model):
@@ -78,8 +80,8 @@ def check_differences(config: Config) -> None:
         )
 
 
-def _shows_scores(one: NetworkKind) -> bool:
-    return bool(SCORE_LIKE & {*one.matrices(ModelConfig())})
+def _shows_scores(network: NetworkKind) -> bool:
+    return bool(SCORE_LIKE & {*network.matrices(ModelConfig())})
 
 
 def _check_tape(config: Config, asked: list[str]) -> None:
@@ -113,9 +115,9 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
-    found = columns(blocks_of(config.blocks, layout, config.model))
+    sides = columns(blocks_of(config.blocks, layout, config.model))
     entries, column = max(
-        ((sum(entries_of(one, layout) for one in held), col) for _, col, held in found), key=itemgetter(0)
+        ((sum(entries_of(block, layout) for block in blocks), col) for _, col, blocks in sides), key=itemgetter(0)
     )
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
 
@@ -152,7 +154,7 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        entries = sum(entries_of(one, layout) for one in blocks) * len(config.parts)
+        entries = sum(entries_of(block, layout) for block in blocks) * len(config.parts)
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
         return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
@@ -199,7 +201,7 @@ EXAMPLES = Requirement(
     lambda config: config.task.data.facts.is_trainable,
     "this task has no examples besides its batch",
     "task.data={task.data}",
-    "; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
+    "; ".join(f"task.data={data}" for data in Data if data.facts.is_trainable),
     "leave {quantity} out, or task=addition",
 )
 FORMULA = Requirement(
@@ -213,7 +215,7 @@ FORMULA = Requirement(
 
 def _estimated(*methods: Method, what: str) -> Requirement:
     """Return what a quantity needs that only these estimators give."""
-    allowed = ", ".join(f"estimator={one}" for one in methods)
+    allowed = ", ".join(f"estimator={method}" for method in methods)
     got = "estimator={estimator.method}"
     return Requirement(lambda config: config.estimator.method in methods, what, got, allowed, "estimator=auto")
 
@@ -221,7 +223,7 @@ def _estimated(*methods: Method, what: str) -> Requirement:
 _SIMPLE = (Method.auto, Method.hutchinson, Method.dense)
 FOR_JACOBIANS = _estimated(*_SIMPLE, what="this estimator is for Hessians alone")
 MORE_THAN_NORMS = _estimated(*_SIMPLE, what="this estimator gives norms alone")
-GIVES_TRACES = _estimated(*(one for one in Method if one.facts.traces), what="this estimator gives no trace")
+GIVES_TRACES = _estimated(*(method for method in Method if method.facts.traces), what="this estimator gives no trace")
 NEXT_UPDATE = Requirement(
     lambda config: config.state.kind == State.trained,
     "the next update is that of a training",
@@ -246,7 +248,7 @@ SCORES = Requirement(
     lambda config: kind(config.model.kind).has_scores,
     "this network shows no attention scores",
     "model.kind={model.kind}",
-    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
+    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda network: network.has_scores)),
 )
 OF_A_STEP = (
     EXAMPLES,
@@ -262,7 +264,7 @@ OF_A_STEP = (
         lambda config: config.training.curvature != Curvature.blocks,
         "this rule's update has a learning rate for every block",
         "training.curvature={training.curvature}",
-        "; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
+        "; ".join(f"training.curvature={curvature}" for curvature in Curvature if curvature != Curvature.blocks),
     ),
 )
 

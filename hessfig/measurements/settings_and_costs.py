@@ -20,12 +20,12 @@ _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of probes; and where columns of few entries are taken dense, from how many entries on not."""
-    found, sides = probe_settings(config, layout), columns(blocks_of(config.blocks, layout, config.model))
+    settings, sides = probe_settings(config, layout), columns(blocks_of(config.blocks, layout, config.model))
     if config.estimator.method == Method.auto and any(
         is_few(layout, layer, col) and not _is_all_exact(config, blocks) for layer, col, blocks in sides
     ):
-        found["estimator"]["dense"] = FEW
-    return found
+        settings["estimator"]["dense"] = FEW
+    return settings
 
 
 def is_few(layout: Layout, layer: int, col: str) -> bool:
@@ -73,10 +73,10 @@ def _places(blocks: Sequence[Block]) -> list[list[Any]]:
 
 def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms, of the diagonal blocks alone."""
-    found = {**norm_settings(config, layout), "blocks": _places(diagonal(config, layout))}
+    settings = {**norm_settings(config, layout), "blocks": _places(diagonal(config, layout))}
     if config.estimator.method.facts.fewest:  # xtrace of traces is by the configured products, unlike that of norms
-        found["estimator"]["products"] = config.estimator.products.value
-    return found
+        settings["estimator"]["products"] = config.estimator.products.value
+    return settings
 
 
 _READ: dict[str, Callable[[Config, Layout], Any]] = {
@@ -105,16 +105,16 @@ def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], 
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
         plain = {group: as_plain(getattr(config, group)) for group in groups}
-        found = {group: {name: plain[group][name] for name in read} for group, read in groups.items()}
-        return {**found, **{name: _READ[name](config, layout) for name in names}}
+        grouped = {group: {name: plain[group][name] for name in read} for group, read in groups.items()}
+        return {**grouped, **{name: _READ[name](config, layout) for name in names}}
 
     return settings
 
 
-def keys_read(found: Mapping[str, Any]) -> frozenset[str]:
+def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it."""
-    groups = {group: part for group, part in found.items() if isinstance(part, Mapping) and group != "training"}
-    single = (_KEYS.get(name, name) for name, value in found.items() if name not in groups and value is not None)
+    groups = {group: part for group, part in settings.items() if isinstance(part, Mapping) and group != "training"}
+    single = (_KEYS.get(name, name) for name, value in settings.items() if name not in groups and value is not None)
     return frozenset((*single, *(f"{group}.{name}" for group, part in groups.items() for name in part)))
 
 

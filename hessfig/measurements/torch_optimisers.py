@@ -14,7 +14,9 @@ from hessfig.measurements.catalogue import quantity
 from hessfig.terms import Optimiser
 
 _KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
-    getattr(torch.optim, one.facts.made_by): one for one in Optimiser if one.facts.has_formula and one.facts.moments
+    getattr(torch.optim, rule.facts.made_by): rule
+    for rule in Optimiser
+    if rule.facts.has_formula and rule.facts.moments
 }
 _RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
 _PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}  # what the formulas assume
@@ -59,7 +61,7 @@ def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> Opt
         schedule=Schedule.constant,
         warmup=0,
     )
-    named, moments, updates = {id(one): name for name, one in network.named_parameters()}, {}, 0
+    named, moments, updates = {id(parameter): name for name, parameter in network.named_parameters()}, {}, 0
     for parameter, state in optimiser.state.items():
         updates = max(updates, int(state.get("step", 1)))
         for moment in training.optimiser.facts.moments:
@@ -71,7 +73,7 @@ def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> Opt
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     """Return what all groups of parameters have in common."""
     rules = [{key: group[key] for key in _RULES if key in group} for group in optimiser.param_groups]
-    other = [key for key in rules[0] if any(one[key] != rules[0][key] for one in rules)]
+    other = [key for key in rules[0] if any(rule[key] != rules[0][key] for rule in rules)]
     other += [key for key, usual in _PLAIN.items() if rules[0].get(key, usual) != usual]
     if other:
         raise _refusal(["optimiser"], f"{type(optimiser).__name__} with {first_few(other)} of its own")

@@ -65,14 +65,14 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
     classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is).
     """
     config, network = request.at.config, objective.network
-    held = next(network.parameters())
-    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(held.dtype).to(held.device)
+    like = next(network.parameters())
+    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(like.dtype).to(like.device)
     with torch.no_grad():
         pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
         singles = [per_sample(objective.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
     losses = torch.cat(singles)
-    found = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
-    rows = [state_row("held_out_loss", request, found)]
+    loss = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
+    rows = [state_row("held_out_loss", request, loss)]
     if config.task.loss == Loss.cross_entropy:
         classes = config.task.vocabulary
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
@@ -88,8 +88,8 @@ def gradient_norm(objective: Objective, request: Request) -> Measured:
 
 def weight_norm(objective: Objective, request: Request) -> Measured:
     """Return the Euclidean norm of all parameters, and of every weight that is asked for."""
-    held = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
-    return Measured(norm_rows("weight_norm", objective, request, held))
+    parameters = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
+    return Measured(norm_rows("weight_norm", objective, request, parameters))
 
 
 def residual_norm(objective: Objective, request: Request) -> Measured:
@@ -99,7 +99,9 @@ def residual_norm(objective: Objective, request: Request) -> Measured:
     rows = []
     with torch.no_grad():
         for layer in range(len(objective.layers) + 1):
-            lengths = [objective.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in objective.batches]
+            lengths = [
+                objective.network.hidden(batch.inputs, layer).norm(dim=-1).flatten() for batch in objective.batches
+            ]
             rows.append(state_row("residual_norm", request, float(torch.cat(lengths).mean()), layer=layer))
     return Measured(rows)
 
@@ -132,7 +134,7 @@ def sink_mass(objective: Objective, request: Request) -> Measured:
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
         keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
         for name, values in (("sink_mass", first), ("key_mass", keys)):
-            rows += [state_row(name, request, float(one), layer=layer, index=k) for k, one in enumerate(values, 1)]
+            rows += [state_row(name, request, float(value), layer=layer, index=k) for k, value in enumerate(values, 1)]
     return Measured(rows)
 
 
@@ -194,7 +196,7 @@ def norm_rows(quantity: str, objective: Objective, request: Request, tensors: di
         if block.is_diagonal:
             side = objective.layout.side(block.layer, block.col)
             own = [view_of(tensors[weight.parameter], weight).double() for weight in side]
-            plain = sum(float(one.square().sum()) for one in own) ** 0.5
+            plain = sum(float(tensor.square().sum()) for tensor in own) ** 0.5
             rows.append(state_row(quantity, request, norm_of_all(own, plain), block=block))
     return rows
 
@@ -219,11 +221,11 @@ def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, T
 
     if isinstance(objective.network, BareAttention):
         return [(objective.network, objective.network.hidden(objective.batch.inputs, 0).detach())]
-    found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
+    inputs: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in objective.network.modules() if isinstance(module, SelfAttention)]
-    with hooked(modules, lambda module, given, _: found.append((module, given[0].detach()))), torch.no_grad():
+    with hooked(modules, lambda module, given, _: inputs.append((module, given[0].detach()))), torch.no_grad():
         objective.network(objective.batch.inputs)
-    return found
+    return inputs
 
 
 def gram(objective: Objective) -> Float[Tensor, " k"]:
