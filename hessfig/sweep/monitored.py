@@ -104,13 +104,13 @@ class MonitoredTraining:
         """Return the rows of what was measured before, if it was."""
         return next((cell.rows for cell in self._cells if cell.key == key), None)
 
-    def keep(self, key: str, step: int, name: str, found: Measured, *, seconds: float) -> Rows:
+    def keep(self, key: str, step: int, name: str, measured: Measured, *, seconds: float) -> Rows:
         """Store what was measured, and return its rows. Raises UserError when it cannot be written: it is tried again.
 
         A cell is on disk when this returns, whatever becomes of the process.
         """
-        rows = [{"num_layers": self._num_layers, "seconds": round(seconds, 4), **row} for row in found.rows]
-        arrays = {name: value for name, value in found.arrays.items() if not name.startswith(_NOT_KEPT)}
+        rows = [{"num_layers": self._num_layers, "seconds": round(seconds, 4), **row} for row in measured.rows]
+        arrays = {name: value for name, value in measured.arrays.items() if not name.startswith(_NOT_KEPT)}
         self._unsaved.append((_Cell(step, name, key, rows), arrays))
         self._save()
         return rows
@@ -204,7 +204,7 @@ class MonitoredTraining:
         arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",
-            "config": {name: found[:12] for name, found in self._hashes.items()},
+            "config": {name: sha256[:12] for name, sha256 in self._hashes.items()},
             "model": as_plain(config)["model"],
             "probes": config.estimator.num_probes,
         }
@@ -235,7 +235,7 @@ class MonitoredTraining:
     def _gone(self, measurements: list[Measurement]) -> list[Measurement]:
         """Return those of which there is no cell."""
         stored = {cell.measurement for cell in self._cells}
-        return [one for one in measurements if one not in stored]
+        return [measurement for measurement in measurements if measurement not in stored]
 
     def _array(self, cell: _Cell) -> dict[str, Any]:
         file = self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()

@@ -79,7 +79,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         "sweep": sweep.name,
         "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
-        "variants": [_described(*one, first) for one in zip(sweep.variants, sweep.allocations, strict=True)],
+        "variants": [_described(*pair, first) for pair in zip(sweep.variants, sweep.allocations, strict=True)],
         **provenance(sweep.config),
         **run,
     }

@@ -80,11 +80,11 @@ def _table_there(job: Job, sweep: Sweep) -> str:
     if manifest is None:
         return f"{what}, without a manifest: its settings are not known"
     is_same = manifest.get("config_hash") == config_hash(sweep.variants)
-    made = "these settings" if is_same else _OTHER_CONTENT
+    settings = "these settings" if is_same else _OTHER_CONTENT
     if other := differences(manifest["config"], job):
         more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
-        made = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
-    return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
+        settings = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
+    return f"{what}, of {plain(manifest.get('end'))}, made with {settings}"
 
 
 def _rows(path: Path) -> str:

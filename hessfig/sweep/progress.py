@@ -158,8 +158,8 @@ class Reporter:
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)
         self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
-        told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
-        if outcome.kind == "trained" or (not self._is_watched and now - told > TELL_EVERY):
+        last_line, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
+        if outcome.kind == "trained" or (not self._is_watched and now - last_line > TELL_EVERY):
             self._told[str(outcome.cell)] = now
             self._say(f"{outcome.cell}: {outcome.cause}")
 
