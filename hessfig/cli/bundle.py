@@ -294,7 +294,7 @@ def _without_places(content: Any, renamed: Mapping[str, str]) -> Any:
     if isinstance(content, dict):
         return {_without_places(key, renamed): _without_places(value, renamed) for key, value in content.items()}
     if isinstance(content, list):
-        return [_without_places(one, renamed) for one in content]
+        return [_without_places(entry, renamed) for entry in content]
     if isinstance(content, str):
         for before, after in renamed.items():
             content = content.replace(before, after)

@@ -22,10 +22,10 @@ def claims_verb(arguments: Sequence[str]) -> int:
     given = own_words(VERBS["claims"], arguments, otherwise=_LEAVE_OUT)
     outputs = Path(given.get("output_dir", "outputs"))
     if "claim" in given:
-        (one,) = judge([claim_of(given["claim"])], outputs, _departures)
-        show(ledger.explanation_table(one))
-        if ledger.parts(one):
-            show(ledger.part_table(one))
+        (claim,) = judge([claim_of(given["claim"])], outputs, _departures)
+        show(ledger.explanation_table(claim))
+        if ledger.parts(claim):
+            show(ledger.part_table(claim))
         return 0
     judged = judge(list(claims().values()), outputs, _departures)
     paths = ledger.write(judged, outputs)

@@ -113,9 +113,9 @@ def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
     return next(variant for variant in named if variant.layout.num_layers == num_layers)
 
 
-def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
+def _only(key: str, given: Mapping[str, str], choices: Iterable[T]) -> T:
     """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
-    values, text = list(dict.fromkeys(found)), given.get(key)
+    values, text = list(dict.fromkeys(choices)), given.get(key)
     same = values if text is None else [value for value in values if _is_named(value, text)]
     if len(same) == 1:
         return same[0]

@@ -46,7 +46,7 @@ def report_requests(job: Job) -> FigureRequests:
         outputs,
         [*figures, *(_plain_figure(job, outputs / name) for name in measured if name not in drawn)],
         {name: _sweep(job, name) for name in sweeps},
-        {key: one.about for key, one in settings().items()},
+        {key: spec.about for key, spec in settings().items()},
         job.config.tolerance,
         job.config.resamples,
         hessfig.__version__,
@@ -60,17 +60,18 @@ def _sweep(job: Job, name: str) -> SweepAsked:
     is_known, folder = name in names("sweep", job.own), Path(job.config.output_dir) / name
     named = f"sweep={name}" if is_known else f"sweep.name={name}"
     manifest = _if_sound(manifest_of, folder) or {}
-    asked, made = _composed(job, named), manifest.get("config", {"sweep": {}})["sweep"]
-    asked = asked if is_known else asked.fitted_as(made)
+    asked, recorded = _composed(job, named), manifest.get("config", {"sweep": {}})["sweep"]
+    asked = asked if is_known else asked.fitted_as(recorded)
     preset = preset_in(folder, job.own) if manifest else None
     departures = None if preset is None else _departures(preset.changed)
-    about = asked.config.sweep.about if is_known else str(made.get("about") or "")
+    about = asked.config.sweep.about if is_known else str(recorded.get("about") or "")
     return SweepAsked(
         name,
         preset.words(name) if preset else about,
         asked.windows,
         asked.config.sweep.average.value,
-        requote(manifest.get("command"), "run") or rerun_command(job, named, made.get("vary") or {}, departures or []),
+        requote(manifest.get("command"), "run")
+        or rerun_command(job, named, recorded.get("vary") or {}, departures or []),
         departures,
         is_known,
         preset=preset.name if preset else "",
@@ -80,8 +81,8 @@ def _sweep(job: Job, name: str) -> SweepAsked:
 
 def rerun_command(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
     """Return the command that measures a sweep again, with every setting that departs from the preset."""
-    words = [f"{one.key}={one.made}" for one in departures if one.key not in vary]
-    if any(one.key in vary for one in departures):
+    words = [f"{departure.key}={departure.made}" for departure in departures if departure.key not in vary]
+    if any(departure.key in vary for departure in departures):
         words.append(f"sweep.vary={typed(vary)}")
     return command_line("run", named, *words, *_place(job))
 
@@ -124,8 +125,8 @@ def _figures(job: Job) -> list[FigureAsked]:
     """Return every figure that the settings know, the paper's first and by name; the user's own where measured."""
     known: list[ShippedFigure | FigureConfig] = [*shipped_figures()]
     known += (_composed(job, f"figure={name}").config.figure for name in _own_figures(job))
-    shown = [one for one in known if one.group != FigureGroup.own or _is_measured(job, one.sweep)]
-    return [_figure(job, one) for one in sorted(shown, key=_rank)]
+    shown = [figure for figure in known if figure.group != FigureGroup.own or _is_measured(job, figure.sweep)]
+    return [_figure(job, figure) for figure in sorted(shown, key=_rank)]
 
 
 def _rank(figure: Any) -> tuple[Any, ...]:

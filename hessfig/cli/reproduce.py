@@ -199,7 +199,7 @@ def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
         (Path(temporary) / name).symlink_to(folder.resolve())
         paths = draw_all(Path(temporary) / name, own, Path(temporary) / FIGURES)
         drawn = {path.name: path.read_bytes() for path in paths}
-    other = [plain(one) for one, path in sorted(kept.items()) if drawn.get(one) != path.read_bytes()]
+    other = [plain(file) for file, path in sorted(kept.items()) if drawn.get(file) != path.read_bytes()]
     differ = f"; different: {', '.join(other)} (here with matplotlib {version('matplotlib')})" if other else ""
     say(f"figures drawn again: {len(kept) - len(other)} of {len(kept)} files equal to the byte{differ}")
     return [f"{len(other)} files of figures different"] if other else []

@@ -47,7 +47,7 @@ def _no_figure(job: Job) -> UserError:
     sweep, lists = plain(job.config.figure.sweep), "`hessfig plot --help` lists the figures"
     if "figure.sweep" not in job.given:
         return UserError("no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists)
-    drawn = [one.name for one in shipped_figures() if one.sweep == sweep]
+    drawn = [figure.name for figure in shipped_figures() if figure.sweep == sweep]
     return UserError(
         f"no figure of sweep {sweep} is chosen",
         got="figure=none",
@@ -68,7 +68,7 @@ def _study(job: Job) -> list[Path]:
         raise UserError(
             f"the study {name} does not read {key}",
             got=f"{key}={job.given[key]}",
-            allowed=", ".join(["output_dir", "style", *(f"figure.{one}" for one in OF_STUDIES)]),
+            allowed=", ".join(["output_dir", "style", *(f"figure.{field}" for field in OF_STUDIES)]),
             remedy="leave it out: the figure is computed, not measured",
         )
     tables = import_module("hessfig.theory.studies")
@@ -85,7 +85,7 @@ def _drawn(job: Job) -> list[Path]:
 
     outputs, spec = Path(job.config.output_dir), figure_spec(job)
     paths = draw(spec, outputs)
-    if (spec.name, spec.sweep) not in {(one.name, one.sweep) for one in shipped_figures()}:
+    if (spec.name, spec.sweep) not in {(figure.name, figure.sweep) for figure in shipped_figures()}:
         remember(job, outputs / spec.sweep)
     return paths
 
@@ -242,9 +242,9 @@ def _problems(contents: Contents) -> Iterator[str]:
         if sweep.problem:
             yield f"note: {sweep.problem.what}: {sweep.problem.remedy}"
         elif sweep.failures:
-            yield f"note: {sweep.name}: {sum(one.count for one in sweep.failures)} cells failed"
+            yield f"note: {sweep.name}: {sum(failure.count for failure in sweep.failures)} cells failed"
     for figure in contents.figures:
-        if figure.problem and figure.asked.sweep not in [one.name for one in contents.sweeps if one.problem]:
+        if figure.problem and figure.asked.sweep not in [other.name for other in contents.sweeps if other.problem]:
             yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
