@@ -48,7 +48,7 @@ def glances(contents: Contents) -> list[Glance]:
     return [
         Glance(
             drawn,
-            next((one for one in drawn.pictures if "overview" in one.png), drawn.pictures[0]),
+            next((picture for picture in drawn.pictures if "overview" in picture.png), drawn.pictures[0]),
             list(_slopes(sweep)),
             readings.on_theory(sweep, tolerance),
             readings.on_paper(sweep, tolerance),
@@ -95,18 +95,18 @@ def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
                 allowed="a folder with at least one sweep of the paper's figures",
                 remedy=f"hessfig run sweep=sigma output_dir={asked.outputs}",
             )
-        compared = sorted(shown, key=lambda one: not one.slopes)  # those with published slopes first
-        entries = [_entry(one, Path(folder)) for one in compared[:SHOWN]]
+        compared = sorted(shown, key=lambda glance: not glance.slopes)  # those with published slopes first
+        entries = [_entry(glance, Path(folder)) for glance in compared[:SHOWN]]
         drawn = save_summary(f"hessfig {asked.version}", entries, _judged(contents), Path(folder))
         publish({path: drawn.read_bytes() + b"%" + _PRODUCER + asked.version.encode() + b"\n"}, _KIND)
     return path, contents
 
 
-def _entry(one: Glance, folder: Path) -> SummaryEntry:
-    title = f"{one.drawn.asked.label}: {one.drawn.asked.title}"
-    lines = [f"{s.block}: {s.own} ({s.published}; {s.predicted or 'no prediction'})" for s in one.slopes]
+def _entry(glance: Glance, folder: Path) -> SummaryEntry:
+    title = f"{glance.drawn.asked.label}: {glance.drawn.asked.title}"
+    lines = [f"{s.block}: {s.own} ({s.published}; {s.predicted or 'no prediction'})" for s in glance.slopes]
     return SummaryEntry(
-        title, folder / one.picture.png, [*lines, f"theory: {one.theory.word}; paper: {one.paper.word}"]
+        title, folder / glance.picture.png, [*lines, f"theory: {glance.theory.word}; paper: {glance.paper.word}"]
     )
 
 

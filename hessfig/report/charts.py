@@ -171,7 +171,7 @@ def _ends(numbers: pd.DataFrame, encoding: ChartEncoding, value: str) -> tuple[A
 
 
 def _groups(numbers: pd.DataFrame, names: Sequence[str]) -> list[pd.DataFrame]:
-    return [one for _, one in numbers.groupby(list(names), sort=False, dropna=False)] if names else [numbers]
+    return [group for _, group in numbers.groupby(list(names), sort=False, dropna=False)] if names else [numbers]
 
 
 def _curve(
@@ -268,7 +268,7 @@ def _map(rows: pd.DataFrame, spread: str) -> Chart:
     values = first["value"].reindex(index).to_numpy().reshape(len(down), len(across))
     chart: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
     if first["low"].notna().any():
-        words = first.assign(said=[_said(one, spread) for one in first.to_dict("records")])["said"]
+        words = first.assign(said=[_said(row, spread) for row in first.to_dict("records")])["said"]
         chart["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
     return chart
 
@@ -279,7 +279,7 @@ def _said(row: dict[Any, Any], spread: str) -> str:
 
 
 def _titles(numbers: pd.DataFrame, panels: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(_title(one.iloc[0], panels) for one in _groups(numbers, panels)))
+    return list(dict.fromkeys(_title(group.iloc[0], panels) for group in _groups(numbers, panels)))
 
 
 def _title(row: pd.Series, panels: Sequence[str]) -> str:
@@ -295,11 +295,11 @@ def _panel_words(name: str, value: Any) -> str:
 
 def _in_order(values: pd.Series) -> list[Any]:
     """Return the different values: numbers ascending, parts as they are listed, names as they come."""
-    found = list(values.unique())
+    different = list(values.unique())
     if pd.api.types.is_numeric_dtype(values):
-        return sorted(found)
+        return sorted(different)
     parts = [part.value for part in Part]
-    return sorted(found, key=parts.index) if set(found) <= set(parts) else found
+    return sorted(different, key=parts.index) if set(different) <= set(parts) else different
 
 
 def _key_words(name: str) -> str:
@@ -333,7 +333,7 @@ def _is_log_place(values: pd.Series) -> bool:
 
 def _plain(values: Any) -> list[Any]:
     """Return a list for JSON: numbers with six digits, null for what is not finite, words as legends have them."""
-    return [_text(one) if isinstance(one, str) else _number(float(one)) for one in values]
+    return [_text(value) if isinstance(value, str) else _number(float(value)) for value in values]
 
 
 def _number(value: float) -> float | int | None:

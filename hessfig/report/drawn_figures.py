@@ -136,7 +136,7 @@ def _numbers(path: Path) -> pd.DataFrame:
 def _title(asked: FigureAsked, stem: str) -> str:
     """Return the name of the figure, and which of its pages this is: 'Figure 6: depth 3'."""
     page = stem.removeprefix(file_words(f"fig{asked.name}")).strip("_").replace("_", " ")
-    words = re.sub(r"\bdepth(\d+)", lambda found: "1 layer" if found[1] == "1" else f"{found[1]} layers", page)
+    words = re.sub(r"\bdepth(\d+)", lambda match: "1 layer" if match[1] == "1" else f"{match[1]} layers", page)
     return f"{asked.label}: {re.sub(r'(?<=H) (?=[of]$)', '_', words)}" if page else asked.label
 
 
@@ -200,9 +200,9 @@ class Contents:
 
     def groups(self) -> list[tuple[str, list[DrawnFigure]]]:
         """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
+        shown = [figure for figure in self.figures if figure.pictures or figure.problem]
         by_group = [
-            (title, [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)])
-            for group, title in GROUPS.items()
+            (title, [figure for figure in shown if figure.asked.group == group]) for group, title in GROUPS.items()
         ]
         return [(title, figures) for title, figures in by_group if figures]
 

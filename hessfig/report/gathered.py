@@ -124,7 +124,7 @@ def find_sweeps(outputs: Path) -> list[str]:
     """Return the names of the folders that a run has begun, sorted. An outputs folder that is not there has none."""
     with suppress(OSError):
         folders = [path for path in outputs.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        return sorted(path.name for path in folders if any((path / one).exists() for one in (TABLE, CELLS)))
+        return sorted(path.name for path in folders if any((path / file).exists() for file in (TABLE, CELLS)))
     return []
 
 

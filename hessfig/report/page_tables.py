@@ -69,8 +69,8 @@ def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Cal
         title: [cell(row) for row in chosen.to_dict("records")]  # by name: columns may have any
         for title, cell in cells.items()
     }
-    columns = {title: found for title, found in columns.items() if any(cell.text for cell in found)}
-    numeric = [all(_is_number(cell) for cell in found) for found in columns.values()]
+    columns = {title: column for title, column in columns.items() if any(cell.text for cell in column)}
+    numeric = [all(_is_number(cell) for cell in column) for column in columns.values()]
     rows = list(zip(*columns.values(), strict=True))
     return PageTable(name, caption, list(columns), numeric, rows, len(frame) if len(frame) > len(chosen) else 0)
 

@@ -101,7 +101,7 @@ def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
 
 def settings_table(sweep: SweepFound, about: Mapping[str, str]) -> PageTable:
     """Return every setting of the manifest with its line of help, and the preset's value where it is another one."""
-    usual = {one.key: one.usual for one in sweep.asked.departures or ()}
+    usual = {departure.key: departure.usual for departure in sweep.asked.departures or ()}
     rows = [
         [TableCell(key), TableCell(text(value)), TableCell(usual.get(key, "")), TableCell(about.get(key, ""))]
         for key, value in flat(sweep.config)
@@ -223,16 +223,16 @@ def _render(template: str, contents: Contents, place: Place, **given: Any) -> st
 
 @cache
 def _templates() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("hessfig.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["prose"] = _prose
-    made.filters["kind"] = lambda word: page_tables.KINDS.get(str(word), "none")
-    return made
+    environment.filters["prose"] = _prose
+    environment.filters["kind"] = lambda word: page_tables.KINDS.get(str(word), "none")
+    return environment
 
 
 def _prose(text: str) -> Markup:
@@ -315,15 +315,15 @@ def _shown(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the claims in columns that a page holds: an effect with its interval, a statement with its source."""
     rows = [
         {
-            "claim": said["id"],
-            "verdict": said["verdict"],
-            "effect, 95 % interval": said["effect"] + (f" [{said['low']}, {said['high']}]" if said["low"] else ""),
-            "statement": said["statement"] + (f" ({said['source']})" if said["source"] else ""),
-            "note": "; ".join(filter(None, (said["words"], said["run"], said["departures"]))),
-            "sweeps": said["sweeps"],
+            "claim": cells["id"],
+            "verdict": cells["verdict"],
+            "effect, 95 % interval": cells["effect"] + (f" [{cells['low']}, {cells['high']}]" if cells["low"] else ""),
+            "statement": cells["statement"] + (f" ({cells['source']})" if cells["source"] else ""),
+            "note": "; ".join(filter(None, (cells["words"], cells["run"], cells["departures"]))),
+            "sweeps": cells["sweeps"],
         }
         for row in frame.to_dict("records")
-        for said in [defaultdict(str, {str(key): _short(cell) for key, cell in row.items()})]
+        for cells in [defaultdict(str, {str(key): _short(cell) for key, cell in row.items()})]
     ]
     return pd.DataFrame(rows)
 

@@ -143,8 +143,9 @@ def results(sweep: SweepFound) -> list[str]:
     if sweep.slopes is None or not has_slopes(sweep):
         return []
     first = sweep.slopes.drop_duplicates(CURVE)
-    said = list(_by_block(first))
-    return [*said[:_MOST_BLOCKS], *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else [])]
+    lines = list(_by_block(first))
+    more = len(lines) - _MOST_BLOCKS
+    return [*lines[:_MOST_BLOCKS], *([f"and {more} more below"] if more > 0 else [])]
 
 
 def first_window(sweep: SweepFound) -> str:
@@ -211,21 +212,21 @@ _PLURAL = {
 def _slope_findings(numbers: pd.DataFrame) -> str:
     keys = [name for name in ("variant", "num_layers", "layer", "row", "col", "part") if name in numbers]
     curves = numbers.drop_duplicates(keys)
-    said = list(_by_block(curves))
-    more = f"; and {len(said) - _MOST_BLOCKS} more blocks" if len(said) > _MOST_BLOCKS else ""
-    return f"Fitted slopes: {'; '.join(said[:_MOST_BLOCKS])}{more}."
+    lines = list(_by_block(curves))
+    more = f"; and {len(lines) - _MOST_BLOCKS} more blocks" if len(lines) > _MOST_BLOCKS else ""
+    return f"Fitted slopes: {'; '.join(lines[:_MOST_BLOCKS])}{more}."
 
 
 def _by_block(curves: pd.DataFrame) -> Iterator[str]:
-    for (row, part), one in curves.groupby(["row", "part"], sort=False):
-        slopes = one["slope"].dropna()
+    for (row, part), curve in curves.groupby(["row", "part"], sort=False):
+        slopes = curve["slope"].dropna()
         if slopes.empty:
             continue
         low, high = slopes.min(), slopes.max()
         span = f"{low:.2f}" if high - low < 0.005 else f"{low:.2f} to {high:.2f} in {len(slopes)} curves"
-        span += _error(one.loc[slopes.index, "slope_se"]) if "slope_se" in one else ""
-        powers = sorted({f"{value:g}" for value in one["predicted"].dropna()}, key=float)
-        is_exponent = bool(powers) and Prediction.exponent in set(one["prediction"])
+        span += _error(curve.loc[slopes.index, "slope_se"]) if "slope_se" in curve else ""
+        powers = sorted({f"{value:g}" for value in curve["predicted"].dropna()}, key=float)
+        is_exponent = bool(powers) and Prediction.exponent in set(curve["prediction"])
         yield f"{row} {part} {span}" + (f" (predicted {' or '.join(powers[:4])})" if is_exponent else "")
 
 
@@ -248,20 +249,20 @@ def _extremes(numbers: pd.DataFrame) -> str:
 
 def _medians(numbers: pd.DataFrame) -> str:
     """Return the median of each histogram (shares of logarithmic bins)."""
-    said = []
-    for (variant, block), one in numbers.groupby(["variant", "block"], sort=False):
-        share = one["share"].cumsum()
-        low, high = one.loc[share >= share.max() / 2, ["bin_low", "bin_high"]].iloc[0].abs()
+    lines = []
+    for (variant, block), bins in numbers.groupby(["variant", "block"], sort=False):
+        share = bins["share"].cumsum()
+        low, high = bins.loc[share >= share.max() / 2, ["bin_low", "bin_high"]].iloc[0].abs()
         name = f"{short_variant(str(variant))} {block}".strip()
-        said.append(f"{name} near {math.sqrt(low * high):.2g}")
-    return f"Median sizes of entries: {'; '.join(said[:_MOST_BLOCKS])}."
+        lines.append(f"{name} near {math.sqrt(low * high):.2g}")
+    return f"Median sizes of entries: {'; '.join(lines[:_MOST_BLOCKS])}."
 
 
 def _ranges(numbers: pd.DataFrame, value: str, series: str) -> str:
     """Return from where to where each series runs."""
     spans = numbers.groupby(series, sort=False)[value].agg(["min", "max"]).dropna()
-    said = [f"{name} from {low:.3g} to {high:.3g}" for name, low, high in spans.itertuples()]
-    return f"{value.capitalize()}: {'; '.join(said[:_MOST_BLOCKS])}."
+    lines = [f"{name} from {low:.3g} to {high:.3g}" for name, low, high in spans.itertuples()]
+    return f"{value.capitalize()}: {'; '.join(lines[:_MOST_BLOCKS])}."
 
 
 def _mean(row: pd.Series) -> str:

@@ -68,8 +68,8 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 def check_folder(folder: Path) -> None:
     """Raise UserError for a folder, a file or a link in which anything is not as `appearing` left it."""
-    if (folder.exists() or folder.is_symlink()) and (found := _foreign(folder)):
-        raise refused(folder, found, "no such folder, an empty one, or a report with nothing else in it")
+    if (folder.exists() or folder.is_symlink()) and (foreign := _foreign(folder)):
+        raise refused(folder, foreign, "no such folder, an empty one, or a report with nothing else in it")
 
 
 def marked(text: str) -> str:
@@ -277,7 +277,7 @@ def _of_sweep(contents: Contents, sweep: SweepFound) -> dict[str, Any]:
         "theory": {"verdict": theory.word, "words": theory.words},
         "paper": {"verdict": paper.word, "words": paper.words},
         "command": sweep.asked.command,
-        "departures": [vars(one) for one in sweep.asked.departures or ()],
+        "departures": [vars(departure) for departure in sweep.asked.departures or ()],
         "failures": [vars(failure) for failure in sweep.failures],
         "figures": {
             picture.png: picture.alt for drawn in contents.figures_of(sweep.name) for picture in drawn.pictures
@@ -295,7 +295,7 @@ def _json(content: Mapping[str, Any]) -> str:
 def _finite(value: Any) -> Any:
     """Return the same with null for what is not finite: JSON has no nan."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
