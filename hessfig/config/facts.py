@@ -89,11 +89,11 @@ class SettingInfo:
             raise refusal(f"{key}{what}", f"[{','.join(map(str, value))}]", allowed)
         if self.passes and not (value is None and default == "null") and not self.passes(value):
             raise refusal(f"{key}{self.why}", value, self.allowed)
-        for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if one is not None and not self._holds(one):
+        for place, entry in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if entry is not None and not self._holds(entry):
                 name = key if place is None else f"{key}[{place}]"
                 allowed = self.allowed or self._range(key.rpartition(".")[2], whole=is_whole)
-                raise refusal(f"{name}{self.why or self._too_large(one)}", one, allowed)
+                raise refusal(f"{name}{self.why or self._too_large(entry)}", entry, allowed)
 
     def _of_list(self, entries: list[Any], *, may_be_empty: bool) -> str:
         """Return what is wrong with a list as a whole; nothing where it is sound."""
@@ -129,17 +129,17 @@ class SettingInfo:
 T = TypeVar("T")
 
 
-def setting(default: T, help: str, kind: str = "", **said: Any) -> T:
+def setting(default: T, help: str, kind: str = "", **info: Any) -> T:
     """Return the field of a setting, for a dataclass: its default, and what is said of it (see `SettingInfo`)."""
-    says = {"says": SettingInfo(help, kind, **said)}
+    says = {"says": SettingInfo(help, kind, **info)}
     if isinstance(default, list | dict):
         return cast(T, field(default_factory=lambda: deepcopy(default), metadata=says))
     return field(default=default, metadata=says)
 
 
-def added(default: T, help: str, **said: Any) -> T:
+def added(default: T, help: str, **info: Any) -> T:
     """Return the field of a setting that version 0.1 did not have."""
-    return setting(default, help, added=True, **said)
+    return setting(default, help, added=True, **info)
 
 
 def group(section: type[T], role: Role) -> T:

@@ -28,12 +28,12 @@ Refusal = Callable[[int, str], UserError | None]
 
 def check_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) -> None:
     """Raise UserError for the first that none of `count` variants reads; `refusal` says why a variant does not."""
-    for one in given:
-        places = range(count) if one.of is None else one.of
-        found = [refusal(place, key) for place in places for key in one.keys]
-        if found and all(found):
-            assert found[0] is not None
-            raise found[0] if len(one.keys) == 1 else _of_preset(one, found[0])
+    for setting in given:
+        places = range(count) if setting.of is None else setting.of
+        refusals = [refusal(place, key) for place in places for key in setting.keys]
+        if refusals and all(refusals):
+            assert refusals[0] is not None
+            raise refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
 
 
 def setting_of(key: str) -> str:
@@ -58,7 +58,7 @@ def refused(config: Config, key: str, where: str | tuple[str, ...], reader: str 
     if any(holds(config, way) for way in ways):
         return None
     others = dict.fromkeys(_key(word) for way in ways for word in way.split() if _key(word) != key)
-    got = ", ".join(f"{one}={typed(value_of(config, one))}" for one in (key, *others))
+    got = ", ".join(f"{setting}={typed(value_of(config, setting))}" for setting in (key, *others))
     allowed = " or ".join(" ".join(map(_shown, way.split())) for way in ways)
     what = f"{key}: {reader} reads it" if reader else f"{key} is read"
     remedy = f"{_remedy(config, ways[0], key)}leave {key} out"
@@ -108,7 +108,7 @@ def _shown(word: str) -> str:
 
 def _left(word: str) -> list[str]:
     """Return the named values that key!=value leaves."""
-    return [one for one in settings()[_key(word)].named if one not in _values(word).split("|")]
+    return [name for name in settings()[_key(word)].named if name not in _values(word).split("|")]
 
 
 def _values(word: str) -> str:

@@ -55,8 +55,8 @@ def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, A
     file = dict(_of_group(group, own)).get(choice)
     text = file.read_text("utf-8") if file else ""
     body, prefix = _parsed(text), "" if "@package _global_" in text else f"{group}."
-    entries = [one for one in body.get("defaults") or () if isinstance(one, dict)]
-    chosen = {str(key).rpartition("/")[2]: value for one in entries for key, value in one.items()}
+    entries = [entry for entry in body.get("defaults") or () if isinstance(entry, dict)]
+    chosen = {str(key).rpartition("/")[2]: value for entry in entries for key, value in entry.items()}
     return {key: value for key, value in chosen.items() if key in GROUPS} | dict(_flat(body, prefix))
 
 
@@ -88,7 +88,7 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 def _of_group(group: str, own: Path | None) -> Iterator[tuple[str, Traversable | Path]]:
     """Yield (name, file) of every choice, those of the user's folder last."""
     folders: list[Traversable | Path] = [_shipped(group), *([own / group] if own else [])]
-    return (found for folder in folders for found in _files(folder))
+    return (choice for folder in folders for choice in _files(folder))
 
 
 def _shipped(group: str) -> Traversable:

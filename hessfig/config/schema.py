@@ -314,4 +314,4 @@ class Config:
 
 
 # The groups: their settings have dotted keys, and a folder of files each in conf.
-GROUPS = tuple(one.name for one in fields(Config) if isinstance(one.metadata["says"], Role))
+GROUPS = tuple(field.name for field in fields(Config) if isinstance(field.metadata["says"], Role))

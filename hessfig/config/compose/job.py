@@ -68,10 +68,14 @@ class Job:
     @cached_property
     def asked(self) -> list[GivenSetting]:
         """What the user gives: words, what a sweep file of their own sets, and what the sweep varies, by variant."""
-        found = [_given(key, value, self.own) for key, value in self._of_user.items()]
+        settings = [_given(key, value, self.own) for key, value in self._of_user.items()]
         choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
-        varied = {key: [place for place, one in enumerate(choices) if key in one] for one in choices for key in one}
-        return [*found, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
+        varied = {
+            key: [place for place, choice in enumerate(choices) if key in choice]
+            for choice in choices
+            for key in choice
+        }
+        return [*settings, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
 
     def check_read(self) -> None:
         """Raise UserError for a setting that is given and that no network, data or state of the job reads."""
@@ -83,10 +87,10 @@ class Job:
     def implied(self) -> dict[str, list[str]]:
         """{setting: words} that settings of the user imply, where nothing that is given contradicts one of them."""
         given = self._of_user
-        found = {
+        implied = {
             key: settings()[key].says.implies.split() for key, value in given.items() if key in settings() and value
         }
-        missing = {key: [word for word in words if not self._is_made(word)] for key, words in found.items()}
+        missing = {key: [word for word in words if not self._is_made(word)] for key, words in implied.items()}
         return {key: words for key, words in missing.items() if words and not any(map(self._is_given, words))}
 
     @property
@@ -140,8 +144,8 @@ class Job:
         """What the sweep's file sets, where it is the user's own, besides the sweep itself."""
         name = self.given.get("sweep")
         is_own = self.own is not None and name is not None and name not in names("sweep")
-        found = settings_in("sweep", str(name), self.own) if is_own else {}
-        return {key: value for key, value in found.items() if not key.startswith("sweep")}
+        values = settings_in("sweep", str(name), self.own) if is_own else {}
+        return {key: value for key, value in values.items() if not key.startswith("sweep")}
 
     def _each(self) -> Iterator[tuple[str, Config]]:
         sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
@@ -173,7 +177,9 @@ class Job:
 def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     if key not in GROUPS:
         return GivenSetting(key, (key,))
-    return GivenSetting(f"{key}={value}", tuple(one for one in settings_in(key, str(value), own) if one not in GROUPS))
+    return GivenSetting(
+        f"{key}={value}", tuple(name for name in settings_in(key, str(value), own) if name not in GROUPS)
+    )
 
 
 def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
@@ -211,7 +217,7 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     return job
 
 
-def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None) -> Job:
+def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None) -> Job:
     """Return the job of the settings `made` that a manifest has; `words` (of no group) change some of them.
 
     Settings that it lacks are those of versions before they were added: they stand at their defaults. A relative path
@@ -220,7 +226,7 @@ def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path 
     """
     _check_references(words)
     try:
-        composed = OmegaConf.merge(_defaults(), _found_in(made, own), OmegaConf.from_dotlist(list(words)))
+        composed = OmegaConf.merge(_defaults(), _found_in(recorded, own), OmegaConf.from_dotlist(list(words)))
     except REFUSED as error:
         raise refusal(error, words, own) from error
     assert isinstance(composed, DictConfig)
@@ -234,9 +240,9 @@ def _defaults() -> DictConfig:
     return OmegaConf.structured(Config)
 
 
-def _found_in(made: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
+def _found_in(recorded: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
     """Return the settings of a table, with paths that lead into `own`; a pin of a path that is varied is left out."""
-    text = json.dumps({key: value for key, value in made.items() if key in top_level(*IN_MANIFEST)})
+    text = json.dumps({key: value for key, value in recorded.items() if key in top_level(*IN_MANIFEST)})
     if "${" in text:
         raise UserError(
             "the settings of a manifest refer to others",
@@ -260,8 +266,8 @@ def _found_in(made: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
 
 
 def _inside(path: Any, own: Path | None) -> Any:
-    there = own is not None and isinstance(path, str) and (own / path).exists()
-    return str((own or Path()) / path) if there else path
+    is_inside = own is not None and isinstance(path, str) and (own / path).exists()
+    return str((own or Path()) / path) if is_inside else path
 
 
 def _check_references(words: Sequence[str]) -> None:

@@ -68,11 +68,11 @@ def for_hydra(word: str) -> str:
 _TEXT = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(\s*:)?""")
 
 
-def _as_key(found: re.Match[str]) -> str:
+def _as_key(match: re.Match[str]) -> str:
     """Return a quoted text as it is; one that is the key of a value, without its quotes."""
-    if found[2] is None:
-        return found[0]
-    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", found[1][1:-1]) + found[2]
+    if match[2] is None:
+        return match[0]
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", match[1][1:-1]) + match[2]
 
 
 def quoted(text: str) -> str:

@@ -60,7 +60,7 @@ def _no_yaml(error: yaml.YAMLError) -> UserError:
 def _cause(error: BaseException) -> BaseException:
     """Return OmegaConf's own exception behind Hydra's, if there is one."""
     behind = (error, error.__cause__, error.__context__)
-    return next((one for one in behind if isinstance(one, OmegaConfBaseException)), error)
+    return next((cause for cause in behind if isinstance(cause, OmegaConfBaseException)), error)
 
 
 def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
@@ -117,8 +117,8 @@ def _value(cause: BaseException, file: Path | None, words: Sequence[str]) -> Use
 def _said(key: str, text: str) -> str:
     """Return the value that OmegaConf's message quotes."""
     value = re.search(r"[Vv]alue(?: '(.*)' of type|: (.*))|assign (\w+)", text)
-    said = next(filter(None, value.groups()), "") if value else text.splitlines()[0]
-    return f"{key}: {said}" if key else said
+    quoted = next(filter(None, value.groups()), "") if value else text.splitlines()[0]
+    return f"{key}: {quoted}" if key else quoted
 
 
 def _word(key: str, words: Sequence[str]) -> str | None:

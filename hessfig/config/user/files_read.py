@@ -38,7 +38,7 @@ def noting(read: dict[Path, str]) -> Iterator[None]:
         yield
     finally:
         _NOTING.remove(opened)
-        for path in sorted({Path(one).resolve() for one in opened}):
+        for path in sorted({Path(path).resolve() for path in opened}):
             if is_file(path) and not _is_of_no_user(path):
                 with suppress(OSError):
                     read[path] = fingerprint(path)
@@ -46,11 +46,11 @@ def noting(read: dict[Path, str]) -> Iterator[None]:
 
 def named(read: Mapping[Path, str], folders: list[Path]) -> dict[str, str]:
     """Return hashes by names that say nothing of this machine: paths from one of `folders`, or the file's name."""
-    found = {}
+    hashes = {}
     for path, sha256 in read.items():
         inside = [path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder)]
-        found[min(inside, key=len) if inside else path.name] = sha256
-    return dict(sorted(found.items()))
+        hashes[min(inside, key=len) if inside else path.name] = sha256
+    return dict(sorted(hashes.items()))
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:

@@ -59,15 +59,15 @@ def is_bundle(folder: Path) -> bool:
         if left and os.path.lexists(folder / MANIFEST):
             raise _no_bundle(folder, f"{', '.join(left)}, but no {SUMS}")
         return False
-    sums, there = _sums(folder), set(_files(folder))
-    for what, odd in (("no sum names", there - sums.keys()), ("that is not there", sums.keys() - there)):
+    sums, files = _sums(folder), set(_files(folder))
+    for what, odd in (("no sum names", files - sums.keys()), ("that is not there", sums.keys() - files)):
         if odd:
             raise _no_bundle(folder, f"a file {what}: {first_few(sorted(map(plain, odd)), most=3)}")
     for name, packed in sums.items():
-        if (found := fingerprint(folder / name)) != packed:
+        if (actual := fingerprint(folder / name)) != packed:
             raise UserError(
                 f"{folder / plain(name)} is not the file that was packed",
-                got=found,
+                got=actual,
                 allowed=packed,
                 remedy="unpack the archive again",
             )
@@ -80,9 +80,9 @@ def _sums(folder: Path) -> dict[str, str]:
         lines = read_small(folder / SUMS, _LARGEST_SUMS).decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise _no_bundle(folder, f"{SUMS}: {error}") from error
-    found = [_LINE.fullmatch(line) for line in lines]
-    odd = [line for line, match in zip(lines, found, strict=True) if not (match and _is_inside(match[2]))]
-    sums = {match[2]: match[1] for match in found if match}
+    matches = [_LINE.fullmatch(line) for line in lines]
+    odd = [line for line, match in zip(lines, matches, strict=True) if not (match and _is_inside(match[2]))]
+    sums = {match[2]: match[1] for match in matches if match}
     if odd or len(sums) < len(lines) or not {TABLE, MANIFEST} <= sums.keys():
         what = f"the line {plain(odd[0])!r}" if odd else f"{len(sums)} files in {len(lines)} lines"
         raise _no_bundle(folder, f"{SUMS} with {what}")
@@ -96,7 +96,7 @@ def _files(folder: Path) -> Iterator[str]:
             mode = (Path(path) / name).lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise _no_bundle(folder, f"a link, a pipe or a device: {plain(name)}")
-        yield from (found for name in names if (found := (Path(path) / name).relative_to(folder).as_posix()) != SUMS)
+        yield from (file for name in names if (file := (Path(path) / name).relative_to(folder).as_posix()) != SUMS)
 
 
 def requirements_of(manifest: Mapping[str, Any]) -> str:
@@ -106,16 +106,16 @@ def requirements_of(manifest: Mapping[str, Any]) -> str:
     """
     named = manifest.get("versions") or {}
     versions = {"hessfig": manifest.get("hessfig"), **(named if isinstance(named, dict) else {"versions": named})}
-    found = {name: str(one).partition("+")[0] for name, one in versions.items() if one}
-    for name, one in found.items():
-        if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(one)):
+    packages = {name: str(number).partition("+")[0] for name, number in versions.items() if number}
+    for name, number in packages.items():
+        if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(number)):
             raise UserError(
                 f"{MANIFEST}: versions holds what is none",
-                got=plain(f"{name}: {one}"),
+                got=plain(f"{name}: {number}"),
                 allowed="packages and their versions, as `hessfig run` writes them",
                 remedy="measure it again (finished cells are reused)",
             )
-    return "".join(f"{name}=={one}\n" for name, one in {"matplotlib": version("matplotlib"), **found}.items())
+    return "".join(f"{name}=={number}\n" for name, number in {"matplotlib": version("matplotlib"), **packages}.items())
 
 
 def in_markdown(text: object) -> str:
@@ -223,10 +223,10 @@ def check_code(job: Job, given: str | None) -> list[str]:
             allowed=f"{CODE}={RUN}, for code in {job.own or 'a folder that --config-dir names'}; other code is named",
             remedy=f"read it, and if you trust it: {_allowing(files)}",
         )
-    found: dict[str, Path] = {}
+    code: dict[str, Path] = {}
     for spec in specs:
-        found |= _code(spec, job.own, is_named=spec in named)
-    files = [f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(found.items())]
+        code |= _code(spec, job.own, is_named=spec in named)
+    files = [f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(code.items())]
     return [f"code that is run ({CODE}={RUN}):", *map(plain, specs), *files] if specs else []
 
 
@@ -242,9 +242,9 @@ def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:
     """Return the files behind code that a manifest names, those that it imports too, which all lie in `own`."""
     if is_named or _is_file_of(spec, own):
         with guarded(CODE, spec):
-            found = files_of(spec, str(own) if own else None)
-        if is_named or (own and found and all(_is_in(path, own) for path in found.values())):
-            return found
+            files = files_of(spec, str(own) if own else None)
+        if is_named or (own and files and all(_is_in(path, own) for path in files.values())):
+            return files
     raise UserError(
         "the manifest names code that is not in its own folder",
         got=plain(spec),

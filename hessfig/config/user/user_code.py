@@ -40,12 +40,12 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
     with reading(spec):
         module = _module(key, place, config_dir)
     if not hasattr(module, name):
-        there = [word for word in vars(module) if not word.startswith("_")]
+        defined = [word for word in vars(module) if not word.startswith("_")]
         raise UserError(
             f"{key}: {place} has no {name!r}",
             got=spec,
-            allowed=", ".join(there) or "a module that defines something",
-            remedy=did_you_mean(name, there) or f"define {name} in {place}",
+            allowed=", ".join(defined) or "a module that defines something",
+            remedy=did_you_mean(name, defined) or f"define {name} in {place}",
         )
     return getattr(module, name)
 
@@ -163,11 +163,11 @@ def _candidates(place: str, config_dir: str | None) -> list[Path]:
 
 
 def _found(key: str, place: str, config_dir: str | None) -> Path:
-    found = _file(place, config_dir)
-    if found is None:
+    file = _file(place, config_dir)
+    if file is None:
         tried = " and ".join(str(path) for path in _candidates(place, config_dir))
         raise UserError(f"{key}: there is no such file", got=place, allowed=FORM, remedy=f"looked for {tried}")
-    return found.resolve()
+    return file.resolve()
 
 
 @cache
@@ -207,7 +207,7 @@ def _imported(path: Path) -> set[Path]:
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", own)]
     finder = ModuleFinder([str(path.parent), *others])
     finder.run_script(str(path))
-    files = (getattr(found, "__file__", None) for found in finder.modules.values())
+    files = (getattr(module, "__file__", None) for module in finder.modules.values())
     return {path, *(Path(file).resolve() for file in files if file)}
 
 

@@ -124,8 +124,8 @@ def _texts(node: yaml.Node | None, seen: set[int]) -> Iterator[str]:
     elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
         seen.add(id(node))
         for entry in node.value:
-            for one in entry if isinstance(entry, tuple) else (entry,):
-                yield from _texts(one, seen)
+            for child in entry if isinstance(entry, tuple) else (entry,):
+                yield from _texts(child, seen)
 
 
 def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
@@ -134,6 +134,6 @@ def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
         return 1
     if id(node) not in known:
         known[id(node)] = math.inf
-        inside = (one for entry in node.value for one in (entry if isinstance(entry, tuple) else (entry,)))
-        known[id(node)] = 1 + sum(_entries(one, known) for one in inside)
+        inside = (child for entry in node.value for child in (entry if isinstance(entry, tuple) else (entry,)))
+        known[id(node)] = 1 + sum(_entries(child, known) for child in inside)
     return known[id(node)]
