@@ -58,7 +58,7 @@ class Verb:
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
-        return key not in self.ignores and any(key == one or key.startswith(f"{one}.") for one in self.reads)
+        return key not in self.ignores and any(key == group or key.startswith(f"{group}.") for group in self.reads)
 
     def check(self, words: Sequence[str]) -> None:
         """Raise UserError for a setting that would have no effect on this verb."""
@@ -95,7 +95,7 @@ class Verb:
     def _remedy(self, key: str) -> str:
         if self.name == "plot" and key.partition(".")[0] == "sweep":
             return "figure.sweep=NAME draws another sweep's table"
-        others = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
+        others = [verb.name for verb in VERBS.values() if verb.composed and verb.takes(key)]
         return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
 
 

@@ -148,7 +148,7 @@ def changed_settings(preset: Preset | None) -> tuple[str, ...]:
     return changed_words({each.key: each.value for each in preset.of_network}) if preset else ()
 
 
-def requote(found: object, verb: str) -> str:
+def requote(quoted: object, verb: str) -> str:
     """Return a command line found in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
-    words = words_of_command(found, verb)
+    words = words_of_command(quoted, verb)
     return "" if words is None else command_line(verb, *words)

@@ -134,7 +134,7 @@ def prenorm(evidence: Evidence) -> judges.Finding:
     """
     of: dict[str, judges.Effects] = {}
     for window in (SMALL, LARGE, WHOLE):
-        without, normed = (gaps(norms(one), window=window).abs() for one in (evidence.other("sigma"), evidence))
+        without, normed = (gaps(norms(source), window=window).abs() for source in (evidence.other("sigma"), evidence))
         ratio = (normed / without.where(without > 0)).dropna()
         if ratio.empty:
             return judges.missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
@@ -161,7 +161,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
     of the first effect is above 0 with a mean of at least 0.1 decades and that of the second is below 0.1; it does not
     when the first is below 0.1 or the second above.
     """
-    pre, none = (_beyond(one) for one in (evidence, evidence.other("sigma")))
+    pre, none = (_beyond(source) for source in (evidence, evidence.other("sigma")))
     of: dict[str, judges.Effects] = {}
     for row in sorted(set(pre.index.get_level_values("row")) & set(none.index.get_level_values("row"))):
         normed, plain = (suprema.xs(row, level="row") for suprema in (pre, none))

@@ -180,8 +180,8 @@ class Batches:
     def spread(self, num_layers: int, block: str, part: str) -> BatchSpread:
         """Return the spread of the difference between the two batches, for one curve."""
         network = network_of(self.architectures.get(("", num_layers)))
-        one = _on_record(network, num_layers, block, part)
-        return BatchSpread(self.scale**0.5 * one.curve, self.scale**0.5 * one.point, one.dof)
+        recorded = _on_record(network, num_layers, block, part)
+        return BatchSpread(self.scale**0.5 * recorded.curve, self.scale**0.5 * recorded.point, recorded.dof)
 
 
 def batches(architectures: Architectures, ours: Task, theirs: Task) -> Batches:
@@ -260,8 +260,8 @@ def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
     for over, curve in combinations(ours, 2):
         if curve[:2] == over[:2]:
             mine, other = ours[curve] - ours[over], theirs[curve] - theirs[over]
-            one, two = (batches.spread(name[0], *name[2:]) for name in (curve, over))
-            sd, dof = float(np.hypot(one.curve, two.curve)), min(one.dof, two.dof)
+            first, second = (batches.spread(name[0], *name[2:]) for name in (curve, over))
+            sd, dof = float(np.hypot(first.curve, second.curve)), min(first.dof, second.dof)
             rows.append((*curve, *over[2:], *_shift(mine, other, sd, dof)))
     return _frame(rows, RATIO)
 

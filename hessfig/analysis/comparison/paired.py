@@ -135,7 +135,7 @@ def _judged(pairs: pd.DataFrame, *, other_weights: bool, is_repeat: bool) -> pd.
 def _reach(probes: pd.Series, *, num_tests: int) -> np.ndarray:
     """Return how many errors a difference may be: chance goes beyond in one of `num_tests` with probability POINTS."""
     level, counts = 1 - POINTS / max(num_tests, 1), probes.clip(lower=2).fillna(0)
-    reach = {one: probe_deviate(one, level) if one else deviate(1e6, level) for one in counts.unique()}
+    reach = {count: probe_deviate(count, level) if count else deviate(1e6, level) for count in counts.unique()}
     return counts.map(reach).to_numpy(float)
 
 
@@ -144,10 +144,10 @@ def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
     groups = list(points.groupby(CURVE, sort=False, dropna=False))
     for key, here in groups:
         of_seeds = here.groupby("seed")["log_ratio"].mean().dropna().to_numpy(float)
-        one = student_interval(of_seeds)
-        p = float(2 * stdtr(one.count - 1, -abs(one.mean) / one.se)) if one.se > 0 else np.nan
+        interval = student_interval(of_seeds)
+        p = float(2 * stdtr(interval.count - 1, -abs(interval.mean) / interval.se)) if interval.se > 0 else np.nan
         summary = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
-        summary |= {"shift": one.mean, "shift_low": one.low, "shift_high": one.high, "p": p}
+        summary |= {"shift": interval.mean, "shift_low": interval.low, "shift_high": interval.high, "p": p}
         summary |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
         yield {
             **dict(zip(CURVE, key, strict=True)),

@@ -90,8 +90,8 @@ class Reproduction:
         if unplanned := int((self.rows["verdict"].eq(MISSING) & self.rows["value"].isna()).sum()):
             lines.append(f"{unplanned} numbers that the plan has are not in the table")
         if worst["difference"] != 0:
-            told = [name for name in ("sigma", "step", "seed") if pd.notna(worst[name])]
-            place = ", ".join(f"{name}={worst[name]:.9g}" for name in told)
+            known = [name for name in ("sigma", "step", "seed") if pd.notna(worst[name])]
+            place = ", ".join(f"{name}={worst[name]:.9g}" for name in known)
             lines.append(f"largest difference {worst['difference']:+.3g} (relative): {curve_words(worst)}, {place}")
         if self.shifted:
             lines.append(f"shifted as a whole, beyond chance: {first_few(self.shifted, most=3)}")
@@ -136,7 +136,7 @@ def compare_repeat(first: RecordedRun, second: RecordedRun, *, is_repeat: bool) 
     matched = points[[*kept, "difference", "allowed", "z", "verdict", "departs"]]
     lost, more = _without_partner(first.table, second.table), _without_partner(second.table, first.table)
     unplanned = more.rename(columns={name: f"{name}_again" for name in _WRITTEN}) if is_repeat else more[:0]
-    alone = [one.assign(verdict=MISSING, departs="") for one in (lost, unplanned) if len(one)]
+    alone = [others.assign(verdict=MISSING, departs="") for others in (lost, unplanned) if len(others)]
     rows = pd.concat([matched, *alone], ignore_index=True) if alone else matched
     return Reproduction(rows, paired, extra=0 if is_repeat else len(more))
 
@@ -159,8 +159,8 @@ def _departures(points: pd.DataFrame) -> list[str]:
         first, again = (points[both].map(str) for both in (name, f"{name}_reference"))
         words = words.mask(first != again, words + f" {name} " + first + ", again " + again + ";")
     far = ~_have_one_error(points)
-    said = [points[name].map("{:.3g}".format) for name in ("error", "error_reference")]
-    words = words.mask(far, words + " error " + said[0] + ", again " + said[1] + ";")
+    errors = [points[name].map("{:.3g}".format) for name in ("error", "error_reference")]
+    words = words.mask(far, words + " error " + errors[0] + ", again " + errors[1] + ";")
     return [plain(text.strip(" ;")) for text in words]
 
 
@@ -184,8 +184,8 @@ def _have_one_error(points: pd.DataFrame) -> pd.Series:
 def _without_partner(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the first table whose number the second has not."""
     keys = [f"{name}_text" if name in ("sigma", "step") else name for name in NUMBER]
-    there = placed(second)[keys].drop_duplicates()
-    merged = placed(first).merge(there, on=keys, how="left", indicator=True)
+    places = placed(second)[keys].drop_duplicates()
+    merged = placed(first).merge(places, on=keys, how="left", indicator=True)
     return merged.loc[merged["_merge"] == "left_only", [*NUMBER, *_WRITTEN]]
 
 

@@ -217,7 +217,7 @@ def similar(evidence: Evidence) -> Finding:
     if plain.shape[1] < 2:
         return missing(f"norms of H_o of W_Q and W_V for several values of {CORRELATION}")
     falls = {"as it is": plain, "beyond the counted (1 - rho)^2": beyond}
-    samples = {name: (one.iloc[:, 0] - one.iloc[:, -1]).dropna() for name, one in falls.items()}
+    samples = {name: (decades.iloc[:, 0] - decades.iloc[:, -1]).dropna() for name, decades in falls.items()}
     return by_conditions(each(samples, at_least(LEAST_DECADES)), shown="as it is")
 
 
@@ -300,9 +300,11 @@ def values_trained(evidence: Evidence) -> Finding:
     """
     ends = {AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)}
     sizes = {name: _norms_of_layers(end) for name, end in ends.items()}
-    if lacking := [name for name, one in sizes.items() if not {"W_Q", "W_K", "W_V"} <= set(one.columns)]:
+    if lacking := [name for name, norms in sizes.items() if not {"W_Q", "W_K", "W_V"} <= set(norms.columns)]:
         return missing(f"norms of the blocks of W_Q, W_K and W_V after a training: {', '.join(lacking)}")
-    samples = {name: np.log10(one["W_V"] / one[["W_Q", "W_K"]].max(axis=1)).dropna() for name, one in sizes.items()}
+    samples = {
+        name: np.log10(norms["W_V"] / norms[["W_Q", "W_K"]].max(axis=1)).dropna() for name, norms in sizes.items()
+    }
     return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=AFTER)
 
 

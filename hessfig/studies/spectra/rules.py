@@ -51,7 +51,7 @@ def size_spectrum(evidence: Evidence) -> judges.Finding:
         "along the depth": {end: (rows := deep.numbers(end)).assign(size=rows["num_layers"]) for end in _ENDS},
     }
     of = {name: _widening(ends) for name, ends in tables.items()}
-    known = {name: one for name, one in of.items() if len(one)}
+    known = {name: effects for name, effects in of.items() if len(effects)}
     if not known:
         return judges.missing("largest eigenvalues of the whole network against width or depth")
     lacking = [f"{end.replace('_', ' ')} {name}" for name in of for end in _ENDS if f"{end}, all sizes" not in of[name]]
@@ -67,8 +67,8 @@ def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
         for end, rows in logs.items()
         for words, sample in (_of_sizes(rows) if len(rows) else {"": pd.Series(dtype=float)}).items()
     }
-    some = any(len(one) for one in samples.values())
-    return judges.alike(samples, judges.at_least(LEAST_EXPONENT)) if some else {}
+    is_measured = any(len(exponents) for exponents in samples.values())
+    return judges.alike(samples, judges.at_least(LEAST_EXPONENT)) if is_measured else {}
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
