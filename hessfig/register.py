@@ -37,7 +37,7 @@ def check_replaceable(paths: Iterable[Path], kind: str, *, known: Collection[str
     """Raise UserError for the first path at which anything stands that `publish` would not replace."""
     for path in sorted(paths):
         if reason := _foreign(path, kind, known):
-            raise refused(path, reason, f"no such file, or a {kind} as hessfig left it")
+            raise not_replaceable(path, reason, f"no such file, or a {kind} as hessfig left it")
 
 
 def remove_own(path: Path) -> bool:
@@ -55,7 +55,7 @@ def trusted_hashes(folder: Path) -> list[str]:
     return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))] if manifest else []
 
 
-def refused(path: Path, reason: str, allowed: str) -> UserError:
+def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
     """Return the error to show when something that hessfig did not write would be replaced."""
     word = shlex.quote(str(path))
     return UserError(

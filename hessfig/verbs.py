@@ -76,9 +76,9 @@ class Verb:
     def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
         """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
         from hessfig.config.compose.job import jobs
-        from hessfig.config.compose.overrides import check_words
+        from hessfig.config.compose.overrides import check_overrides
 
-        check_words(words, own, several=several)
+        check_overrides(words, own, several=several)
         self.check(words)
         every = jobs(words, own, several=several)
         for job in every if self.makes_table else ():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hessfig.config.checks import LARGEST_SEED, check
+from hessfig.config.checks import LARGEST_SEED, check_config
 from hessfig.config.enums import Data, DType, Method, NamedDirection, Probes, Products
 from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
@@ -93,7 +93,7 @@ class Measure:
             seeds=1,
             dtype=one_of("dtype", self.dtype or dtype or "float64", DType),
         )
-        check(config)
+        check_config(config)
         check_differences(config)
         return config
 

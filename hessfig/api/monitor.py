@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.budget import Budget
 from hessfig.api.interface import checked_request
-from hessfig.api.network_copy import NetworkCopy, check_spread, trained, undisturbed, unwrapped
+from hessfig.api.network_copy import NetworkCopy, check_spread, keep_training_state, trainable_names, unwrapped
 from hessfig.api.owner import Owner
 from hessfig.config.schema import SweepConfig
 from hessfig.errors import UserError, did_you_mean, first_few
@@ -25,7 +25,7 @@ from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
 from hessfig.measurements.catalogue import quantity, walks
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
-from hessfig.measurements.torch_optimisers import check_optimiser, state_of
+from hessfig.measurements.torch_optimisers import check_optimiser, state_of_optimiser
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.own.weight_names import TRAINABLE
@@ -175,7 +175,7 @@ class Monitor:
         if not self._is_first:
             return
         check_spread(self._network)
-        with undisturbed(self._network):
+        with keep_training_state(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
             config = wanted.config("float64" if place.type == "cpu" else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
@@ -183,7 +183,7 @@ class Monitor:
             check_optimiser(optimiser, config.quantities)
             self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=config.dtype, place=place)
             objective, self._warm = self._copy.problem, dict[str, Tensor]()
-            self._trained = trained(self._network) if weights == TRAINABLE else None
+            self._trained = trainable_names(self._network) if weights == TRAINABLE else None
             self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
@@ -250,7 +250,7 @@ class Monitor:
             self._write_down()
             return {}
         try:
-            with self.budget.measuring(), undisturbed(self._network), self._once():
+            with self.budget.measuring(), keep_training_state(self._network), self._once():
                 values = self._measured(step)
                 self._tell(values, step)
             return values
@@ -291,7 +291,7 @@ class Monitor:
 
     def _check_trained(self) -> None:
         """Raise UserError where other parameters require a gradient than did when the monitor was made."""
-        now, was = trained(self._network), self._trained
+        now, was = trainable_names(self._network), self._trained
         if was is not None and now != was:
             other = sorted(now ^ was)
             raise UserError(
@@ -315,7 +315,7 @@ class Monitor:
         """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""
         if not any(quantity(name).needs_optimiser for name in self._config.quantities):
             return function
-        state = state_of(self._optimiser, self._network)
+        state = state_of_optimiser(self._optimiser, self._network)
         return identity(function, state.training, state.updates, sorted(state.moments.items()))
 
     def _tell(self, values: Values, step: int) -> None:
@@ -341,7 +341,7 @@ class Monitor:
     def _quantity(self, name: str, step: int) -> Measured:
         at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
         if quantity(name).needs_optimiser:
-            state = state_of(self._optimiser, self._network)
+            state = state_of_optimiser(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
         measured = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))

@@ -123,7 +123,7 @@ def unwrapped(network: Any) -> Any:
     return network
 
 
-def trained(network: nn.Module) -> set[str]:
+def trainable_names(network: nn.Module) -> set[str]:
     """Return the names of the parameters that require a gradient."""
     return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
 
@@ -144,7 +144,7 @@ def check_spread(network: Any) -> None:
 
 
 @contextmanager
-def undisturbed(network: nn.Module) -> Iterator[None]:
+def keep_training_state(network: nn.Module) -> Iterator[None]:
     """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
     device = next(network.parameters(), torch.empty(0, device="cpu")).device
     if torch.cuda.is_initialized():

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.reproduce import draw_all, job_again, measured_table, words_of
-from hessfig.cli.terminal import say
+from hessfig.cli.reproduce import bundle_arguments, draw_all, job_again, measured_table
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
 from hessfig.config.enums import Kind
 from hessfig.config.schema import GROUPS, Config
@@ -51,15 +51,15 @@ _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=
 
 def bundle_verb(arguments: Sequence[str]) -> int:
     """Write one archive with a table and all that is needed to measure it again; say what is in it."""
-    place, own, given = words_of("bundle", arguments)
+    place, own, given = bundle_arguments("bundle", arguments)
     folder = place if place.is_dir() else place.parent
     run, manifest = measured_table(folder)
     packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, given))
     path = _archive_at(given.get("file", f"{packed.name}{ARCHIVE}"))
     files = packed.files()
     publish({path: (content := zipped(packed.name, files))}, _BUNDLE)
-    say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
-    say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
+    print_plain(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
+    print_plain(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
     return 0
 
 

@@ -16,21 +16,21 @@ def claims_verb(arguments: Sequence[str]) -> int:
     table.
     """
     from hessfig.analysis.claims import ledger
-    from hessfig.analysis.claims.ledger import claim_of, claims, judge
+    from hessfig.analysis.claims.ledger import all_claims, claim_of, judge_claims
     from hessfig.cli.terminal import show
 
     given = own_words(VERBS["claims"], arguments, otherwise=_LEAVE_OUT)
     outputs = Path(given.get("output_dir", "outputs"))
     if "claim" in given:
-        (claim,) = judge([claim_of(given["claim"])], outputs, _departures)
+        (claim,) = judge_claims([claim_of(given["claim"])], outputs, _departures)
         show(ledger.explanation_table(claim))
         if ledger.parts(claim):
             show(ledger.part_table(claim))
         return 0
-    judged = judge(list(claims().values()), outputs, _departures)
-    paths = ledger.write(judged, outputs)
+    judged = judge_claims(list(all_claims().values()), outputs, _departures)
+    paths = ledger.write_ledger(judged, outputs)
     show(ledger.verdict_table(judged))
-    print(f"{ledger.summary(judged)}\nwritten: {', '.join(map(str, paths))}")
+    print(f"{ledger.summary_of_verdicts(judged)}\nwritten: {', '.join(map(str, paths))}")
     return 0
 
 

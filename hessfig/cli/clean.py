@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from hessfig.cli.terminal import say
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job, Variants
 from hessfig.config.presets import choices
 from hessfig.errors import UserError, command_line
@@ -17,10 +17,10 @@ def clean_verb(job: Job) -> int:
     folders = [outputs / job.config.sweep.name] if is_named else sweep_folders(outputs)
     every = [unused_files(folder, _current(job, folder.name)) for folder in folders]
     for unused in every:
-        say(*unused.lines())
+        print_plain(*unused.lines())
     count = sum(len(unused.files) for unused in every)
     if not count:
-        say(f"nothing to remove in {outputs}: every cell is in a table, needed by a sweep, or kept as reported")
+        print_plain(f"nothing to remove in {outputs}: every cell is in a table, needed by a sweep, or kept as reported")
     elif job.config.dry_run or not _consents(job, count):
         print("nothing was removed")
     else:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
-from hessfig.cli.terminal import say
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
 from hessfig.config.facts import OTHER_TABLE
 from hessfig.config.settings import role_of
@@ -17,7 +17,7 @@ Action = Callable[[Job], int]
 _LONGEST = 100
 
 
-def run_command(verb: Verb, command: Command, action: Action) -> int:
+def compose_and_run(verb: Verb, command: Command, action: Action) -> int:
     """Compose what `command` asks of `verb` and carry it out; return the exit code.
 
     Everything is checked before the first run begins.
@@ -33,10 +33,10 @@ def run_command(verb: Verb, command: Command, action: Action) -> int:
 
         for job in jobs:
             Sweep(job.variants, job.asked)
-    return _several(apart(jobs), action)
+    return _several(separated_jobs(jobs), action)
 
 
-def apart(jobs: Sequence[Job]) -> list[Job]:
+def separated_jobs(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
     labels: dict[tuple[str, str], set[str]] = {}
     for job in jobs:
@@ -53,7 +53,7 @@ def _several(jobs: Sequence[Job], action: Action) -> int:
     """Carry out every run; one that is refused does not stop the others."""
     codes = []
     for number, job in enumerate(jobs, 1):
-        say(f"run {number} of {len(jobs)}: {' '.join(job.words)}")
+        print_plain(f"run {number} of {len(jobs)}: {' '.join(job.words)}")
         try:
             codes.append(action(job))
         except UserError as error:

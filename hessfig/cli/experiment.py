@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.cli.terminal import say
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job, compose
 from hessfig.record import MANIFEST
 
@@ -18,7 +18,7 @@ def run_verb(job: Job) -> int:
     from hessfig.sweep.plan import Sweep
 
     launcher = launcher_of(job)
-    done = launcher.run(Sweep(job.variants, job.asked), say)
+    done = launcher.run(Sweep(job.variants, job.asked), print_plain)
     return 0 if done is None else report(done)
 
 
@@ -38,7 +38,7 @@ def status_verb(job: Job) -> int:
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.preview import status_lines
 
-    say(*status_lines(job, Sweep(job.variants, job.asked)))
+    print_plain(*status_lines(job, Sweep(job.variants, job.asked)))
     return 0
 
 
@@ -47,9 +47,9 @@ def report(summary: Summary) -> int:
     from hessfig.analysis.out_of_range import out_of_range
     from hessfig.sweep.preview import summarise
 
-    say(summarise(summary), *(f"note: {note}" for note in summary.notes))
+    print_plain(summarise(summary), *(f"note: {note}" for note in summary.notes))
     if summary.is_written:
-        say(*out_of_range(summary.table), f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
+        print_plain(*out_of_range(summary.table), f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
     if summary.collect:
-        say(f"collect, with all shards in one folder: {summary.collect}")
+        print_plain(f"collect, with all shards in one folder: {summary.collect}")
     return 0 if summary.is_complete else 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hessfig.cli.flags import Command, own_words, read_command
-from hessfig.cli.reproduce import job_again, measured_table, words_of
-from hessfig.cli.terminal import say
+from hessfig.cli.reproduce import bundle_arguments, job_again, measured_table
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
 from hessfig.config.user.packed import ARCHIVE, CODE, zipped
 from hessfig.errors import UserError, first_few, plain
@@ -53,8 +53,8 @@ def export_verb(arguments: Sequence[str]) -> int:
             write_bytes(into / name, content)
     size = sum(map(len, files.values())) / 1e6
     point = ", ".join(f"{key}={value}" for key, value in at.items() if value is not None)
-    say(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
-    say(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
+    print_plain(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
+    print_plain(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
     return 0
 
 
@@ -84,7 +84,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             allowed=", ".join(_CHOICES),
             remedy="leave it out, or leave the folder out and give settings alone",
         )
-    place, *_ = words_of("export", [word for word in command.words if "=" not in word])
+    place, *_ = bundle_arguments("export", [word for word in command.words if "=" not in word])
     folder = place if place.is_dir() else place.parent
     job = job_again(folder, measured_table(folder)[1], command.own, given)
     return job.in_folder(str(folder.parent)), given

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hessfig.cli.flags import read_command
-from hessfig.cli.terminal import say, take_signals, take_streams
+from hessfig.cli.terminal import print_plain, take_signals, take_streams
 from hessfig.errors import UserError, did_you_mean, too_few_files
 from hessfig.verbs import VERBS, Verb
 
@@ -91,9 +91,11 @@ def _dispatch(arguments: list[str]) -> int:
         return int(getattr(import_module(module), name)(rest))
     command = read_command(rest)
     if command.asks_help or not verb.composed:
-        say(import_module("hessfig.cli.help").verb_help(verb, command.own))
+        print_plain(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
-    return int(import_module("hessfig.cli.dispatch").run_command(verb, command, getattr(import_module(module), name)))
+    return int(
+        import_module("hessfig.cli.dispatch").compose_and_run(verb, command, getattr(import_module(module), name))
+    )
 
 
 def _verb(name: str) -> Verb:

@@ -14,7 +14,7 @@ from hessfig.api.requested import changed_settings, figure_spec, remembered, req
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.provenance import SettingDifference, manifest_of, preset_in
 from hessfig.config.enums import FigureGroup
-from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies
+from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, theory_studies
 from hessfig.config.schema import FigureConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError, command_line, typed
@@ -36,7 +36,7 @@ def report_requests(job: Job) -> FigureRequests:
     Nothing in it raises: what cannot be read is said where it would stand.
     """
     outputs = Path(job.config.output_dir)
-    sweeps = [name for name in find_sweeps(outputs) if name not in studies()]
+    sweeps = [name for name in find_sweeps(outputs) if name not in theory_studies()]
     measured = [name for name in sweeps if _is_measured(job, name)]
     figures = _figures(job)
     known = {figure.name for figure in figures}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from hessfig.api.predicted import COLUMNS_PREDICTED, predicted_rows
 from hessfig.api.sessions import fitted_slopes
 from hessfig.cli.flags import check_format, own_words
-from hessfig.cli.terminal import say, show
+from hessfig.cli.terminal import print_plain, show
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
 from hessfig.config.enums import Printed
-from hessfig.config.presets import STUDY, shipped_figures, studies
+from hessfig.config.presets import STUDY, shipped_figures, theory_studies
 from hessfig.errors import UserError, first_few, plain, unknown_name
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
@@ -61,9 +61,9 @@ def _study(job: Job) -> list[Path]:
     from hessfig.api.requested import OF_STUDIES, paper_of
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
-    if name not in studies():
+    if name not in theory_studies():
         got, otherwise = f"figure.name={name}, figure.layout={STUDY}", "figure.layout=LAYOUT for a figure of a sweep"
-        raise unknown_name(f"there is no study {name!r}", name, studies(), otherwise, got=got)
+        raise unknown_name(f"there is no study {name!r}", name, theory_studies(), otherwise, got=got)
     for key in set(job.given) - {"figure", "style", "output_dir", *(f"figure.{key}" for key in OF_STUDIES)}:
         raise UserError(
             f"the study {name} does not read {key}",
@@ -104,7 +104,7 @@ def slopes_verb(job: Job) -> int:
         return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
-    say(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
+    print_plain(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
     print(f"written: {table_folder(job) / SLOPES}")
     return 0
 
@@ -120,9 +120,9 @@ def _print(frame: pd.DataFrame, job: Job) -> None:
         return
     _, heads, rows = printed.cells(lines)
     if job.config.format == Printed.latex:
-        say(*presented.latex_table(heads, rows))
+        print_plain(*presented.latex_table(heads, rows))
     else:
-        say(*presented.markdown_table(heads, (map(presented.unmarked, row) for row in rows)))
+        print_plain(*presented.markdown_table(heads, (map(presented.unmarked, row) for row in rows)))
 
 
 def _levels(job: Job) -> int:
@@ -207,7 +207,7 @@ def report_verb(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
     from hessfig.cli.report_requests import report_requests
     from hessfig.report.at_a_glance import write_glance
-    from hessfig.report.written import check_place, write_report
+    from hessfig.report.written import check_report_folder, write_report
 
     check_format(job.config.format, Printed.table, Printed.pdf)
     if job.config.format == Printed.pdf:
@@ -215,7 +215,7 @@ def report_verb(job: Job) -> int:
         print("\n".join([*_problems(contents), f"written: {path}"]))
         return 0
     single_file = job.config.single_file
-    check_place(Path(job.config.output_dir), single_file=single_file)
+    check_report_folder(Path(job.config.output_dir), single_file=single_file)
     written = write_report(report_requests(job), single_file=single_file)
     print("\n".join(_summary(written)))
     return 0

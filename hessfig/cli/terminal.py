@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH_OF_A_FILE = 160
 
 
-def say(*texts: object) -> None:
+def print_plain(*texts: object) -> None:
     """Print texts, a line each or several, in which words of foreign files may stand: nothing in them steers."""
     for text in texts:
         print(plain_lines(text), flush=True)

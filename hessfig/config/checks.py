@@ -20,7 +20,7 @@ LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 NETWORK_CHECKS, SHARES = "hessfig.models.network_checks", "hessfig.config.schedulers"
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Raise UserError for the first setting that cannot be run: one by itself, or with others."""
     for key, setting in settings().items():
         setting.check(value_of(config, key))

@@ -52,7 +52,7 @@ def holds(config: Config, where: str) -> bool:
     return all(_is_so(config, word) for word in where.split())
 
 
-def refused(config: Config, key: str, where: str | tuple[str, ...], reader: str = "") -> UserError | None:
+def setting_not_read(config: Config, key: str, where: str | tuple[str, ...], reader: str = "") -> UserError | None:
     """Return what is said of a setting that is read under other settings alone; None under these. `reader`: by whom."""
     ways = (where,) if isinstance(where, str) else where
     if any(holds(config, way) for way in ways):

@@ -74,7 +74,7 @@ def shipped_figures() -> list[ShippedFigure]:
     return sorted(shown, key=lambda figure: (figure.order, figure.name))
 
 
-def studies() -> list[str]:
+def theory_studies() -> list[str]:
     """Return the names of the figures that are computed without a sweep."""
     return [figure.name for figure in shipped_figures() if figure.layout == STUDY]
 

@@ -6,7 +6,7 @@ from hessfig.config.enums import Method, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import check_dense
-from hessfig.measurements.settings_and_costs import dense_settings, diagonal, reads
+from hessfig.measurements.settings_and_costs import dense_settings, diagonal_blocks, reads
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
 from hessfig.weights import Layout, Weight
@@ -25,12 +25,12 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
         **dense_settings(config, layout),
         "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
         **reads("blocks")(config, layout),
-        "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
+        "approximation": {"names": sorted(chosen_approximations(config)), "rank": config.approximation.rank},
         "batch_size": None if config.training.optimiser.facts.is_full_batch else config.training.batch_size,
     }
 
 
-def chosen(config: Config) -> list[Approximation]:
+def chosen_approximations(config: Config) -> list[Approximation]:
     """Return the approximations that are asked for; all of them where none is named."""
     return config.approximation.names or list(Approximation)
 
@@ -48,12 +48,12 @@ def check_approximations(config: Config, layout: Layout) -> None:
             remedy="estimator.num_probes=20",
         )
     for name in config.approximation.names:
-        for block in diagonal(config, layout):
+        for block in diagonal_blocks(config, layout):
             if why := lacking(name, block, config, layout):
-                raise refusal(name, block, why)
+                raise unavailable_approximation(name, block, why)
 
 
-def refusal(name: Approximation, block: Block, why: str) -> UserError:
+def unavailable_approximation(name: Approximation, block: Block, why: str) -> UserError:
     """Return what is said of an approximation that a block cannot have."""
     return UserError(
         f"approximation.names: {name} is not defined here: {why}",

@@ -18,7 +18,7 @@ from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, completed, multiplied, summands, view_of
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
-from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
+from hessfig.measurements.approximable import MOST_DENSE, chosen_approximations, lacking, unavailable_approximation
 from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, exact
@@ -99,10 +99,10 @@ class _Shared:
 
         Before the first update of a training there are no moments: no rows then.
         """
-        for name in chosen(self.config):
+        for name in chosen_approximations(self.config):
             why = lacking(name, block, self.config, self.problem.layout) or self._missing(name, block)
             if why and self.config.approximation.names:
-                raise refusal(name, block, why)
+                raise unavailable_approximation(name, block, why)
             if not why and (name.facts.needs != Need.moments or self.stored):
                 yield name
 

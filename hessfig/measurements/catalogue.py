@@ -8,7 +8,7 @@ from typing import Any
 
 from hessfig import registry
 from hessfig.config.schema import Config
-from hessfig.config.user.user_code import find, guarded, is_own, source
+from hessfig.config.user.user_code import code_hash, find, guarded, is_own
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable
 from hessfig.measurements import requirements as need
@@ -189,9 +189,9 @@ def walks(name: str, config: Config) -> bool:
     return is_own(name) or quantity(name).walks(config)
 
 
-def source_of(name: str, config_dir: str | None) -> str:
+def source_of_quantity(name: str, config_dir: str | None) -> str:
     """Return the hash of the file of a quantity of the user's own; none for the package's."""
-    return source(name, config_dir) if is_own(name) else ""
+    return code_hash(name, config_dir) if is_own(name) else ""
 
 
 def check_decay(config: Config) -> None:

@@ -74,7 +74,7 @@ smallest_eigenvalue = partial(outermost, end=End.smallest)
 def density(objective: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
     spectra, count = Spectra(request), request.spectrum.num_probes
-    for entry in entries(objective, request):
+    for entry in diagonal_entries(objective, request):
         at = (entry.block, entry.part)
         try:
             gauss = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
@@ -116,11 +116,11 @@ def condition_number(eigenvalues: Array, cut: float) -> float:
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:
         return float("nan")
-    small = quantile(sizes, SMALL)
+    small = quantile_of_eigenvalues(sizes, SMALL)
     return float(sizes.max() / small) if small > cut * sizes.max() else float("inf")
 
 
-def quantile(eigenvalues: Array, percent: int) -> float:
+def quantile_of_eigenvalues(eigenvalues: Array, percent: int) -> float:
     """Return the smallest eigenvalue that at least `percent` of 100 are no larger than."""
     place = max(int(np.ceil(percent / 100 * len(eigenvalues) - 1e-9)) - 1, 0)
     return float(np.sort(eigenvalues)[place])
@@ -210,7 +210,7 @@ def square_columns(objective: Objective, request: Request) -> Iterator[tuple[Blo
         yield block, column
 
 
-def entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
+def diagonal_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
     """Yield every part of every diagonal block that is asked for."""
     for block, column, _ in _squares(objective, request):
         for part in request.parts:
@@ -302,5 +302,5 @@ def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Numbers:
     numbers["condition_number", None] = condition_number(eigenvalues, settings.cut)
     numbers["rank", None] = float(rank(eigenvalues, settings.cut))
     for percent in PERCENT:
-        numbers["eigenvalue_quantile", percent] = quantile(eigenvalues, percent)
+        numbers["eigenvalue_quantile", percent] = quantile_of_eigenvalues(eigenvalues, percent)
     return {name: exact(value, _DENSE) for name, value in numbers.items()}

@@ -8,7 +8,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
-from hessfig.measurements.settings_and_costs import diagonal, names_blocks
+from hessfig.measurements.settings_and_costs import diagonal_blocks, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
@@ -117,7 +117,7 @@ def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
     sides = columns(blocks_of(config.blocks, layout, config.model))
     entries, column = max(
-        ((sum(entries_of(block, layout) for block in blocks), col) for _, col, blocks in sides), key=itemgetter(0)
+        ((sum(entries_of_block(block, layout) for block in blocks), col) for _, col, blocks in sides), key=itemgetter(0)
     )
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
 
@@ -137,7 +137,7 @@ def check_moments(config: Config, layout: Layout) -> None:
 
 def check_trace(config: Config, layout: Layout) -> None:
     """Raise UserError for a block that the estimator gives no trace of."""
-    blocks = diagonal(config, layout)
+    blocks = diagonal_blocks(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
         exact = all(exactness(config.model, block, part).route in SUMMABLE for part in config.parts)
@@ -154,7 +154,7 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        entries = sum(entries_of(block, layout) for block in blocks) * len(config.parts)
+        entries = sum(entries_of_block(block, layout) for block in blocks) * len(config.parts)
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
         return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
@@ -169,7 +169,7 @@ def is_published(model: ModelConfig) -> bool:
 
 def check_count(config: Config, layout: Layout) -> None:
     """Raise UserError when a block has fewer eigenvalues than are asked for at an end."""
-    sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal(config, layout)}
+    sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal_blocks(config, layout)}
     for block, size in sizes.items():
         if config.spectrum.k > size:
             raise UserError(
@@ -183,7 +183,7 @@ def check_count(config: Config, layout: Layout) -> None:
 def check_spectrum(config: Config, layout: Layout) -> None:
     """Raise UserError for a block whose matrices would exceed MATRIX_BYTES in a worker."""
     check_count(config, layout)
-    for block in diagonal(config, layout):
+    for block in diagonal_blocks(config, layout):
         size = layout.size(block.layer, block.col)
         needed = 8 * size**2 * num_matrices(config.parts)
         if needed > MATRIX_BYTES:
@@ -285,7 +285,7 @@ def without_layers(quantity: str, got: str) -> UserError:
     )
 
 
-def is_dense(size: int) -> bool:
+def has_all_eigenvectors(size: int) -> bool:
     """Whether all eigenvectors of a Hessian of this size are computed."""
     return size <= MOST_DENSE
 
@@ -338,7 +338,7 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
         )
 
 
-def entries_of(block: Block, layout: Layout) -> int:
+def entries_of_block(block: Block, layout: Layout) -> int:
     return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
 
 

@@ -73,14 +73,14 @@ def _places(blocks: Sequence[Block]) -> list[list[Any]]:
 
 def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms, of the diagonal blocks alone."""
-    settings = {**norm_settings(config, layout), "blocks": _places(diagonal(config, layout))}
+    settings = {**norm_settings(config, layout), "blocks": _places(diagonal_blocks(config, layout))}
     if config.estimator.method.facts.fewest:  # xtrace of traces is by the configured products, unlike that of norms
         settings["estimator"]["products"] = config.estimator.products.value
     return settings
 
 
 _READ: dict[str, Callable[[Config, Layout], Any]] = {
-    "blocks": lambda config, layout: [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+    "blocks": lambda config, layout: [[block.layer, str(block.col)] for block in diagonal_blocks(config, layout)],
     "num_probes": lambda config, layout: config.estimator.num_probes,
     "parts": lambda config, layout: sorted(str(part) for part in config.parts),
     "products": lambda config, layout: config.estimator.products.value,
@@ -143,7 +143,7 @@ def hessian_operations(config: Config, layout: Layout) -> float:
 
 def dense_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of all eigenvalues: one product per column, then the eigenvalues."""
-    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
+    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal_blocks(config, layout)]
     solved = sum(_FLOPS * size**3 for _, size in sizes) * len(config.parts)
     return solved + _of_products(config, [(block, size) for block, size in sizes])
 
@@ -151,7 +151,7 @@ def dense_operations(config: Config, layout: Layout) -> float:
 def density_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of a density: products, and orthogonalising against all vectors before."""
     steps, probes = config.spectrum.steps, config.spectrum.num_probes
-    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
+    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal_blocks(config, layout)]
     inside = sum(2 * min(steps, size) ** 2 * size for _, size in sizes) * probes * len(config.parts)
     counts = [(block, probes * min(steps, size) * len(config.parts)) for block, size in sizes]
     return inside + _of_products(config, counts)
@@ -160,10 +160,10 @@ def density_operations(config: Config, layout: Layout) -> float:
 def extreme_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of extreme eigenvalues, which no setting fixes."""
     count = _ASSUMED_PRODUCTS * config.spectrum.k * len(config.parts)
-    return _of_products(config, [(block, count) for block in diagonal(config, layout)])
+    return _of_products(config, [(block, count) for block in diagonal_blocks(config, layout)])
 
 
-def diagonal(config: Config, layout: Layout) -> list[Block]:
+def diagonal_blocks(config: Config, layout: Layout) -> list[Block]:
     """Return the diagonal blocks that are asked for."""
     return [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
 

@@ -43,7 +43,7 @@ def check_optimiser(optimiser: Any, names: list[str]) -> None:
         _rule(optimiser)
 
 
-def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
+def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
     """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
 
     Raises UserError where groups of parameters have rules of their own, or a rule is none that the formulas know

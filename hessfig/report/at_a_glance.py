@@ -12,7 +12,7 @@ from hessfig.figures.summary_page import SHOWN, SummaryEntry, save_summary
 from hessfig.files import check_writable
 from hessfig.register import check_replaceable, publish
 from hessfig.report import readings
-from hessfig.report.drawn_figures import Contents, DrawnFigure, Picture, gather
+from hessfig.report.drawn_figures import Contents, DrawnFigure, Picture, gather_contents
 from hessfig.report.gathered import FigureRequests
 from hessfig.report.readings import ReadingVerdict, SweepFound
 
@@ -86,7 +86,7 @@ def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
     check_replaceable([path], _KIND)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
-        contents = gather(asked, Path(folder))
+        contents = gather_contents(asked, Path(folder))
         shown = glances(contents)
         if not shown:
             raise UserError(

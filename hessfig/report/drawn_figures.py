@@ -19,7 +19,7 @@ from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
 from hessfig.report.charts import chart_of
-from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, claims, theory
+from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, judged_claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 
 LARGEST_SVG = 800_000  # bytes: a larger one is slower to show than its PNG, which then stands alone
@@ -56,14 +56,14 @@ class DrawnFigure:
     problem: UserError | None = None
 
 
-def draw(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = False) -> DrawnFigure:
+def draw_for_report(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = False) -> DrawnFigure:
     """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so.
 
     An `interactive` one has charts of its numbers as well.
     """
     if asked.problem is not None or (asked.spec is None and not asked.ready):
         return DrawnFigure(asked, problem=asked.problem)
-    about, how = words_of(asked)
+    about, how = layout_docstring(asked)
     folder = root / ("studies" if asked.is_study else Path("sweeps", asked.sweep))
     try:
         pages = _draw(asked, outputs, folder)
@@ -78,7 +78,7 @@ def draw(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = F
     return DrawnFigure(asked, pictures, about, how)
 
 
-def words_of(asked: FigureAsked) -> tuple[str, str]:
+def layout_docstring(asked: FigureAsked) -> tuple[str, str]:
     """Return what a layout (or study) shows and how to read it, from its docstring."""
     if asked.spec is None:
         return "", about_and_how(cleandoc(_study(asked.name).__doc__ or ""))[1]
@@ -228,8 +228,10 @@ class Contents:
                 yield ToDo(ledger.command, ledger.problem or "the statements of the theory are not checked yet")
 
 
-def gather(asked: FigureRequests, root: Path) -> Contents:
+def gather_contents(asked: FigureRequests, root: Path) -> Contents:
     """Read everything and draw every figure into the folder `root`."""
     sweeps = [read_sweep(asked, name) for name in asked.sweeps]
-    figures = [draw(figure, asked.outputs, root, interactive=bool(asked.library)) for figure in asked.figures]
-    return Contents(asked, sweeps, figures, theory(asked.outputs), claims(asked.outputs))
+    figures = [
+        draw_for_report(figure, asked.outputs, root, interactive=bool(asked.library)) for figure in asked.figures
+    ]
+    return Contents(asked, sweeps, figures, theory(asked.outputs), judged_claims(asked.outputs))

@@ -142,7 +142,7 @@ def failures_in(folder: Path) -> list[Failure]:
     return [Failure(cause, count) for cause, count in causes.most_common()]
 
 
-def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[SweepState, str]:
+def state_of_sweep(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[SweepState, str]:
     """Return how far a sweep is, and the words for it."""
     if not (folder / TABLE).is_file():
         count = sum(1 for _ in (folder / CELLS).glob("*/*.json"))
@@ -207,7 +207,7 @@ def theory(outputs: Path) -> Ledger:
     return _read(outputs / "verify" / "statements.csv", VERIFY)
 
 
-def claims(outputs: Path) -> Ledger:
+def judged_claims(outputs: Path) -> Ledger:
     """Return the claims that were judged from tables, columns in a reader's order."""
     ledger = _read(outputs / "claims.csv", CLAIMS)
     if ledger.frame is None:

@@ -83,7 +83,7 @@ def _is_number(cell: TableCell) -> bool:
     return True
 
 
-def number(value: Any, digits: str = ".4g") -> TableCell:
+def number_cell(value: Any, digits: str = ".4g") -> TableCell:
     """Return a number's cell: few digits to read, all of them to sort and copy; nothing for nan."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return TableCell("")
@@ -99,7 +99,7 @@ def _plain(column: str) -> Callable[[Any], TableCell]:
     def cell(row: Any) -> TableCell:
         value = _variant(str(row[column])).text if column == "variant" else row[column]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number(value) if is_number else word("" if pd.isna(value) else value)
+        return number_cell(value) if is_number else word("" if pd.isna(value) else value)
 
     return cell
 
@@ -121,18 +121,18 @@ def _interval(row: Any) -> TableCell:
 
 
 def _slope(row: Any) -> TableCell:
-    return TableCell("= 0", "0") if row["is_zero"] else number(row["slope"], ".2f")
+    return TableCell("= 0", "0") if row["is_zero"] else number_cell(row["slope"], ".2f")
 
 
 def _off(row: Any) -> TableCell:
     """Return by how much a slope is off its prediction: what the table is sorted by to see the largest first."""
     known = row["prediction"] == Prediction.exponent and not row["is_zero"]
-    return number(abs(row["slope"] - row["predicted"]), ".2f") if known else TableCell("")
+    return number_cell(abs(row["slope"] - row["predicted"]), ".2f") if known else TableCell("")
 
 
 def _theory(row: Any) -> TableCell:
     is_zero = row["prediction"] == Prediction.structural_zero
-    return TableCell("= 0", "0") if is_zero else number(row["predicted"], "g")
+    return TableCell("= 0", "0") if is_zero else number_cell(row["predicted"], "g")
 
 
 def _window(row: Any) -> TableCell:
@@ -142,34 +142,34 @@ def _window(row: Any) -> TableCell:
 def _shift(row: Any) -> TableCell:
     if row["zero"] or row["zero_reference"]:
         return TableCell("both are zero" if row["zero"] and row["zero_reference"] else "one side is zero")
-    return number(100 * math.expm1(row["shift"]), "+.1f")
+    return number_cell(100 * math.expm1(row["shift"]), "+.1f")
 
 
 _SLOPES: dict[str, Callable[[Any], TableCell]] = {
     "variant": lambda row: _variant(row["variant"]),
-    "layers": lambda row: number(int(row["num_layers"]), "d"),
-    "layer": lambda row: number(int(row["layer"]), "d"),
+    "layers": lambda row: number_cell(int(row["num_layers"]), "d"),
+    "layer": lambda row: number_cell(int(row["layer"]), "d"),
     "block": _block,
     "part": lambda row: TableCell(row["part"]),
-    "number": lambda row: number(int(row["index"]), "d") if row["index"] else TableCell(""),
+    "number": lambda row: number_cell(int(row["index"]), "d") if row["index"] else TableCell(""),
     "window": _window,
     "slope": _slope,
-    "± se": lambda row: number(row["slope_se"], ".2f"),
+    "± se": lambda row: number_cell(row["slope_se"], ".2f"),
     "95 % interval": _interval,
     "theory": _theory,
     "off by": _off,
-    "paper": lambda row: number(row["published"], ".2f"),
-    "not finite": lambda row: number(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else TableCell(""),
+    "paper": lambda row: number_cell(row["published"], ".2f"),
+    "not finite": lambda row: number_cell(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else TableCell(""),
     "verdict": lambda row: word(row["verdict"]),
 }
 _COMPARED: dict[str, Callable[[Any], TableCell]] = {
-    "layers": lambda row: number(int(row["num_layers"]), "d"),
-    "layer": lambda row: number(int(row["layer"]), "d"),
+    "layers": lambda row: number_cell(int(row["num_layers"]), "d"),
+    "layer": lambda row: number_cell(int(row["layer"]), "d"),
     "block": lambda row: TableCell(str(row["block"])),
     "part": lambda row: TableCell(str(row["part"])),
-    "points": lambda row: number(int(row["num_points"]), "d"),
-    "within 3 se, %": lambda row: number(100 * row["share_within_3"], ".0f"),
+    "points": lambda row: number_cell(int(row["num_points"]), "d"),
+    "within 3 se, %": lambda row: number_cell(100 * row["share_within_3"], ".0f"),
     "mean shift, %": _shift,
-    "± %": lambda row: number(100 * row["shift_se"], ".1f"),
-    "z": lambda row: number(row["z"], "+.1f"),
+    "± %": lambda row: number_cell(100 * row["shift_se"], ".1f"),
+    "z": lambda row: number_cell(row["z"], "+.1f"),
 }

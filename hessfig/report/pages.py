@@ -277,7 +277,7 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> ReportPage:
         "short": in_short(sweep),
         "theory": readings.on_theory(sweep, asked.tolerance),
         "paper": readings.on_paper(sweep, asked.tolerance),
-        "results": readings.results(sweep),
+        "results": readings.slope_lines(sweep),
         "window": readings.first_window(sweep),
         "outside": readings.outside(sweep, asked.tolerance),
         "slopes": page_tables.slopes_table(sweep),

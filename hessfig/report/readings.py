@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import Axis, short_variant
-from hessfig.analysis.comparison.agreement import judge
+from hessfig.analysis.comparison.agreement import agreement_verdict
 from hessfig.analysis.curves import quantity_to_fit
 from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
 from hessfig.analysis.slopes import gate
@@ -19,7 +19,15 @@ from hessfig.analysis.slopes.printed import as_window, label
 from hessfig.errors import UserError
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE
-from hessfig.report.gathered import Failure, FigureRequests, SweepAsked, SweepState, failures_in, made_by, state_of
+from hessfig.report.gathered import (
+    Failure,
+    FigureRequests,
+    SweepAsked,
+    SweepState,
+    failures_in,
+    made_by,
+    state_of_sweep,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def read_sweep(asked: FigureRequests, name: str) -> SweepFound:
     """Return what outputs/<name> holds. Nothing in it raises: what cannot be read is said."""
     folder, about = asked.outputs / name, asked.sweeps[name]
     run, manifest, problem = _read(folder)
-    state, words = state_of(folder, manifest, is_readable=run is not None)
+    state, words = state_of_sweep(folder, manifest, is_readable=run is not None)
     slopes, no_slopes = _slopes(run, about, asked) if run else (None, "")
     sweep = SweepFound(about, state, words, made_by(folder), manifest, run, slopes, no_slopes)
     problem = problem if state == SweepState.unreadable else None
@@ -96,7 +104,7 @@ def _compared(folder: Path) -> Compared | None:
     """Return the comparison that lies next to the table, judged again from its files; None where it is not whole."""
     try:
         points, curves, ratios = (pd.read_csv(folder / f"comparison{name}.csv") for name in ("", "_curves", "_ratios"))
-        verdict, reasons = judge(points, curves, ratios)
+        verdict, reasons = agreement_verdict(points, curves, ratios)
     except (OSError, ValueError, KeyError, TypeError):  # none, cut short, or of another version
         return None
     return Compared(curves, verdict.value, reasons)
@@ -138,7 +146,7 @@ def has_slopes(sweep: SweepFound) -> bool:
     return sweep.slopes is not None and bool(sweep.slopes["slope"].notna().any())
 
 
-def results(sweep: SweepFound) -> list[str]:
+def slope_lines(sweep: SweepFound) -> list[str]:
     """Return the slopes in one line per block and part: 'W_Q H_f 5.01 ± 0.03 (predicted 5)'."""
     if sweep.slopes is None or not has_slopes(sweep):
         return []
@@ -149,7 +157,7 @@ def results(sweep: SweepFound) -> list[str]:
 
 
 def first_window(sweep: SweepFound) -> str:
-    """Return the window of `results` in words."""
+    """Return the window of `slope_lines` in words."""
     if sweep.slopes is None:
         return ""
     first = sweep.slopes.iloc[0]

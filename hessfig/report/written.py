@@ -16,8 +16,8 @@ from typing import Any
 from hessfig.analysis.presented import as_csv
 from hessfig.files import check_writable, fingerprint, unwritable, write_text
 from hessfig.record import CHECKSUM, checksum, read_sealed
-from hessfig.register import REGISTER, refused
-from hessfig.report.drawn_figures import Contents, gather
+from hessfig.register import REGISTER, not_replaceable
+from hessfig.report.drawn_figures import Contents, gather_contents
 from hessfig.report.gathered import FigureRequests
 from hessfig.report.pages import (
     EXPLORE,
@@ -69,21 +69,21 @@ def appearing(folder: Path) -> Iterator[Path]:
 def check_folder(folder: Path) -> None:
     """Raise UserError for a folder, a file or a link in which anything is not as `appearing` left it."""
     if (folder.exists() or folder.is_symlink()) and (foreign := _foreign(folder)):
-        raise refused(folder, foreign, "no such folder, an empty one, or a report with nothing else in it")
+        raise not_replaceable(folder, foreign, "no such folder, an empty one, or a report with nothing else in it")
 
 
-def marked(text: str) -> str:
+def with_mark(text: str) -> str:
     """Return a text with a last line by which `check_file` knows it."""
     return f"{text}<!-- hessfig report, sha256 {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError for anything at `path` but a file that holds what `marked` returned."""
+    """Raise UserError for anything at `path` that is not a file with the text that `with_mark` returned."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise refused(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
+        raise not_replaceable(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
     if path.exists() and not _is_marked(path.read_bytes()):
         reason = "no report of this version, or one that was changed since hessfig wrote it"
-        raise refused(path, reason, "no such file, or a report as hessfig left it")
+        raise not_replaceable(path, reason, "no such file, or a report as hessfig left it")
 
 
 def _is_marked(content: bytes) -> bool:
@@ -183,7 +183,7 @@ class Written:
     contents: Contents
 
 
-def check_place(outputs: Path, *, single_file: bool) -> None:
+def check_report_folder(outputs: Path, *, single_file: bool) -> None:
     """Raise UserError for what stands where the report would, and is no report as hessfig left it."""
     (check_file if single_file else check_folder)(_place(outputs, single_file=single_file))
 
@@ -204,7 +204,7 @@ def write_report(asked: FigureRequests, *, single_file: bool = False) -> Written
 def _write_site(asked: FigureRequests) -> Written:
     folder = _place(asked.outputs, single_file=False)
     with appearing(folder) as new:
-        contents = gather(asked, new)
+        contents = gather_contents(asked, new)
         for page in pages(contents):
             path = page_file(page.id)
             write_text(new / path, render_page(contents, page, InSite(path.count("/"))))
@@ -222,12 +222,12 @@ def _write_one_file(asked: FigureRequests) -> Written:
     check_file(path)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
-        contents = gather(asked, Path(folder))
+        contents = gather_contents(asked, Path(folder))
         text = render_all(contents, InOneFile(Path(folder)))
         if asked.library:  # not through the template, which takes the blanks at ends of lines
             text = text.replace(LIBRARY_HERE, f"<script>{asked.library.read_text('utf-8')}</script>")
     check_file(path)
-    write_text(path, marked(text))
+    write_text(path, with_mark(text))
     return Written(path, 1, path.stat().st_size, contents)
 
 

@@ -21,7 +21,7 @@ from hessfig.files import is_file
 from hessfig.record import TABLE
 from hessfig.sweep import pool
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.preview import describe, status_lines
+from hessfig.sweep.preview import describe_plan, status_lines
 from hessfig.sweep.runner import Summary, begun, measure_cells, on_this_machine, run_sweep
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Workers:
             say(*status_lines(job, sweep))
             return None
         if not sys.stderr.isatty():
-            say(f"start: {command}\n{describe(sweep, title=title(job))}")
+            say(f"start: {command}\n{describe_plan(sweep, title=title(job))}")
         if shard is None:
             return run_sweep(sweep, command=command)
         words = [word for word in words_without(job, Role.machine) if not word.startswith("shard=")]

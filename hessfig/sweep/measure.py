@@ -8,7 +8,7 @@ import torch
 from hessfig.config.machine import card_of
 from hessfig.curvature.problem import Objective
 from hessfig.files import check_pin
-from hessfig.measurements.catalogue import source_of, walks
+from hessfig.measurements.catalogue import source_of_quantity, walks
 from hessfig.measurements.quantity import At, Measured, Request, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
@@ -17,12 +17,12 @@ from hessfig.sweep.plan import Cell
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
 
 
-def measure(cell: Cell) -> Measured:
+def compute_cell(cell: Cell) -> Measured:
     """Return what was measured of `cell`; the numbers depend on `cell.science` alone."""
     started = time.perf_counter()
     problem = draw_problem(cell)
     quantity = cell.variant.quantity(cell.quantity)
-    own = source_of(cell.quantity, cell.config.config_dir)
+    own = source_of_quantity(cell.quantity, cell.config.config_dir)
     check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
     measured = quantity.measured(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)

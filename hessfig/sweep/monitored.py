@@ -11,7 +11,7 @@ from hessfig.config.keys import as_plain, in_manifest
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
-from hessfig.measurements.catalogue import quantity, source_of
+from hessfig.measurements.catalogue import quantity, source_of_quantity
 from hessfig.measurements.quantity import Measured
 from hessfig.record import MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
 from hessfig.sweep.outputs import now, provenance, table_text
@@ -58,7 +58,7 @@ class MonitoredTraining:
         self._config, self._num_layers = config, num_layers
         plain = as_plain(config)
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
-        versions = {name: [quantity(name).version, source_of(name, None)] for name in config.quantities}
+        versions = {name: [quantity(name).version, source_of_quantity(name, None)] for name in config.quantities}
         self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
         self.hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)  # of data, settings
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False

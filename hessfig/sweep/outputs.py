@@ -39,7 +39,7 @@ class Gathered:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def gather(cells: list[Cell], store: CellStore) -> Gathered:
+def gather_cells(cells: list[Cell], store: CellStore) -> Gathered:
     """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
     every, arrays, missing = list[dict[str, Any]](), [], []
     for cell in cells:

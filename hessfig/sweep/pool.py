@@ -151,14 +151,14 @@ def _serve(number: int, work: Work, pipe: Connection, store: CellStore) -> None:
 
 def measure_cell(cell: Cell, store: CellStore, pipe: Connection | None = None) -> Answer:
     """Measure a cell and store it, unless that was done meanwhile."""
-    from hessfig.sweep.measure import measure
+    from hessfig.sweep.measure import compute_cell
 
     del pipe
 
     try:
         if store.sound(cell.key):
             return "reused", ""
-        measured = measure(cell)
+        measured = compute_cell(cell)
     except Exception as error:
         return "failed", brief(error)
     if store.sound(cell.key):

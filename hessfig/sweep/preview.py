@@ -33,7 +33,7 @@ _OTHER_CONTENT = "these settings, but other files or code, or another version of
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
-def describe(sweep: Sweep, *, title: str = "") -> str:
+def describe_plan(sweep: Sweep, *, title: str = "") -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go.
 
     `title` is the first of them: the settings know what a run changes of its preset.
@@ -61,13 +61,13 @@ def status_lines(job: Job, sweep: Sweep) -> list[str]:
     """Return what `hessfig status` and dry_run=true say: the plan, jobs that were submitted, and the table."""
     from hessfig.config.compose.provenance import title  # takes Hydra
 
-    plan = describe(sweep, title=title(job))
+    plan = describe_plan(sweep, title=title(job))
     return [plan, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
 
 
 def _table_there(job: Job, sweep: Sweep) -> str:
     """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
-    from hessfig.config.compose.provenance import differences, manifest_of
+    from hessfig.config.compose.provenance import manifest_of, setting_differences
 
     path = sweep.folder / TABLE
     if not is_file(path):
@@ -81,7 +81,7 @@ def _table_there(job: Job, sweep: Sweep) -> str:
         return f"{what}, without a manifest: its settings are not known"
     is_same = manifest.get("config_hash") == config_hash(sweep.variants)
     settings = "these settings" if is_same else _OTHER_CONTENT
-    if other := differences(manifest["config"], job):
+    if other := setting_differences(manifest["config"], job):
         more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         settings = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
     return f"{what}, of {plain(manifest.get('end'))}, made with {settings}"

@@ -12,7 +12,7 @@ from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of
 from hessfig.register import check_replaceable, publish, remove_own, trusted_hashes
-from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now
+from hessfig.sweep.outputs import Gathered, config_hash, gather_cells, manifest_text, now
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, Pool
 from hessfig.sweep.progress import Reporter
@@ -84,7 +84,7 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
         peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
         run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
         run["peak_worker_memory_mib"] = round(peak / 2**20)
-        gathered, lost = gather(sweep.cells, sweep.store), gather(sweep.pilots, sweep.store).missing
+        gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
         table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
         is_written = len(gathered.missing) < len(sweep.cells)
         notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(table, gathered.missing, sweep.cells)]

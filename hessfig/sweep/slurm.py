@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from hessfig.config.compose.job import Job
-from hessfig.config.compose.overrides import quoted
+from hessfig.config.compose.overrides import hydra_quoted
 from hessfig.config.compose.provenance import command_of
 from hessfig.config.facts import Role
 from hessfig.config.machine import check_device_name, slurm_memory
@@ -71,7 +71,7 @@ def states(job: str) -> States | None:
     return {task[0]: task[1] for task in tasks if len(task) == 2}
 
 
-def counted(tasks: States) -> str:
+def count_by_state(tasks: States) -> str:
     """Return '2 running, 1 pending'."""
     names = [state.lower() for state in tasks.values()]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(sorted(names, reverse=True)))
@@ -164,7 +164,7 @@ class Slurm:
         """Submit what is not finished, wait and collect; None when the job array is left alone or only shown."""
         job, config = self._job, self._job.config
         words = words_without(job, Role.machine, Role.command)  # and the folder, which -m may have moved
-        array = SlurmJob(sweep, [*job.flags, *words, f"output_dir={quoted(config.output_dir)}"])
+        array = SlurmJob(sweep, [*job.flags, *words, f"output_dir={hydra_quoted(config.output_dir)}"])
         if config.dry_run:
             shards = array.shards()
             print(array.script(shards) if shards else "nothing to do\n", end="")
@@ -277,12 +277,12 @@ class SlurmJob:
         return None if cause is None else CellOutcome(cell, "failed", cause)
 
     def _loss(self, tasks: States) -> str:
-        how = f" ({counted(tasks)})" if tasks else ""
+        how = f" ({count_by_state(tasks)})" if tasks else ""
         logs = self.folder / LOGS / f"{self.number}_*.log"
         return f"every task has ended without it{how}: run the same command again; the tasks' words: {logs}"
 
     def _tell(self, tasks: States | None) -> None:
-        words = counted(tasks) if tasks else "Slurm does not answer; asked again" * (tasks is None)
+        words = count_by_state(tasks) if tasks else "Slurm does not answer; asked again" * (tasks is None)
         if words and words != self._told:
             _say(f"slurm job {self.number}: {words}")
             self._told = words
@@ -296,7 +296,7 @@ def jobs_in(folder: Path) -> dict[str, bool]:
     lines = {}
     for number in filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json")))):
         tasks = states(number)
-        words = "Slurm does not answer here" if tasks is None else counted(tasks) or "over"
+        words = "Slurm does not answer here" if tasks is None else count_by_state(tasks) or "over"
         lines[f"slurm job {number}: {words}"] = _may_measure(tasks)
     return lines
 

@@ -23,7 +23,7 @@ from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.models.routes import Engines
 from hessfig.sweep.launchers import Say
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, brief, peak_memory
 from hessfig.sweep.runner import Summary, run_sweep
@@ -45,7 +45,7 @@ class Ranks:
 
     def run(self, sweep: Sweep, say: Say) -> Summary | None:
         """Measure the sweep; return what was done to the first rank, None to the others and for a dry run."""
-        with joined(sweep.config) as is_first:
+        with joined_ranks(sweep.config) as is_first:
             planned = planned_shares(sweep)
             if is_first:
                 say(*planned)
@@ -105,7 +105,7 @@ def planned_shares(sweep: Sweep) -> list[str]:
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[bool]:
+def joined_ranks(config: Config) -> Iterator[bool]:
     """Join the ranks; yield whether this is rank 0. Raises UserError when a rank is lost, with what was said of it."""
     device, local = config.device.partition(":")[0], os.environ.get("LOCAL_RANK", "0")
     os.environ[WORKER] = local
@@ -161,7 +161,7 @@ def _share(seconds: float) -> str:
 
 def _measured(cell: Cell) -> Measured:
     try:
-        return measure(cell)
+        return compute_cell(cell)
     except UserError:
         raise
     except Exception as error:

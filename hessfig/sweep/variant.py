@@ -14,7 +14,7 @@ from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.measurements.allocation import needs_pilots
-from hessfig.measurements.catalogue import check_decay, quantity, source_of, walks
+from hessfig.measurements.catalogue import check_decay, quantity, source_of_quantity, walks
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts
 from hessfig.measurements.settings_and_costs import keys_read
@@ -72,7 +72,7 @@ class Variant:
             self._sciences[name] = {
                 **self._network,
                 "quantity": chosen.name,
-                "version": [chosen.version, source_of(name, self.config.config_dir)],
+                "version": [chosen.version, source_of_quantity(name, self.config.config_dir)],
                 "settings": chosen.settings(self.config, self.layout),
             }
         return self._sciences[name]

@@ -20,7 +20,7 @@ ATTENTION, NORM = "model.attention", "model.norm"
 _PAIR = ("W_Q", "W_V")
 
 
-def diagonal(rows: pd.DataFrame) -> pd.DataFrame:
+def diagonal_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of diagonal blocks within a layer."""
     return rows[(rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])]
 
@@ -30,7 +30,7 @@ def by_seed(rows: pd.DataFrame, *keys: str) -> pd.Series:
     return rows.groupby([*keys, "seed"])["value"].mean()
 
 
-def wide(values: pd.Series, level: str) -> pd.DataFrame:
+def columns_of_level(values: pd.Series, level: str) -> pd.DataFrame:
     """Return a column for each value of one level of the index, rising."""
     return values.unstack(level).sort_index(axis=1)  # noqa: PD010 - one value a place is sure: nothing to aggregate
 
@@ -82,7 +82,7 @@ def _exponent(x: pd.Series, values: pd.Series) -> float:
 
 def gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
     """Return the exponent of W_Q minus that of W_V by (by ..., seed)."""
-    slopes = exponents(diagonal(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
+    slopes = exponents(diagonal_rows(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
     if not set(_PAIR) <= set(slopes.index.get_level_values("row")):
         return pd.Series(dtype=float)
     query, value = (slopes.xs(name, level="row") for name in _PAIR)

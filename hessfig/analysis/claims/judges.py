@@ -310,7 +310,7 @@ def _measured(theorems: str, verdict: ClaimVerdict, words: str) -> str:
     return f"{theorems}; measured: {verdict}" + f" ({words})" * bool(words)
 
 
-def alike(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effect]:
+def effects_by_name(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effect]:
     """Return effects that are all judged in one way, by their names."""
     return {name: Effect(sample, judge) for name, sample in samples.items()}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def claims() -> dict[str, Claim]:
+def all_claims() -> dict[str, Claim]:
     """Return every claim by its id: those of the core, then those of each study, in the order of their rules."""
     modules = [core_rules, *registry.modules_of("rules")]
     return {claim.id: claim for module in modules for claim in vars(module).values() if isinstance(claim, Claim)}
@@ -33,7 +33,7 @@ def claims() -> dict[str, Claim]:
 
 def claim_of(name: str) -> Claim:
     """Return the claim of this id. Raises UserError when there is none."""
-    known = claims()
+    known = all_claims()
     if name not in known:
         raise unknown_name("claim: there is no such claim", name, known, f"for example claim={next(iter(known))}")
     return known[name]
@@ -70,7 +70,7 @@ class Judged:
         return "; ".join(filter(None, [first, *notes, " && ".join(self.commands)]))
 
 
-def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
+def judge_claims(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
     """Return every claim judged from outputs/<sweep>/; each table is read once, and nothing is written.
 
     `departures(folder, sweep)` says in which settings a table is not the shipped sweep's. Raises UserError when
@@ -118,19 +118,19 @@ COLUMNS = [
 ]
 
 
-def write(judged: Sequence[Judged], outputs: Path) -> list[Path]:
+def write_ledger(judged: Sequence[Judged], outputs: Path) -> list[Path]:
     """Write outputs/claims.csv and outputs/claims.md, both or none; return their paths."""
-    return publish({outputs / CSV: as_csv(judged), outputs / PAGE: as_markdown(judged)}, "ledger of claims")
+    return publish({outputs / CSV: ledger_csv(judged), outputs / PAGE: as_markdown(judged)}, "ledger of claims")
 
 
-def as_csv(judged: Iterable[Judged]) -> str:
+def ledger_csv(judged: Iterable[Judged]) -> str:
     """Return one line per claim in COLUMNS; effect and interval are empty where there is none."""
     return presented.as_csv(pd.DataFrame([_row(entry) for entry in judged], columns=COLUMNS))
 
 
 def as_markdown(judged: Sequence[Judged]) -> str:
     """Return the page: a table of verdicts, then a section for each claim."""
-    lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
+    lines = ["# Empirical claims of the literature, judged from the tables here", "", summary_of_verdicts(judged), ""]
     heads = ("claim", "scale in the source", "scale here", "effect", INTERVAL, "verdict")
     rows = [
         (f"[{entry.claim.id}](#{entry.claim.id})", *_scales(entry), effect(entry), interval(entry), entry.verdict)
@@ -143,7 +143,7 @@ def as_markdown(judged: Sequence[Judged]) -> str:
 def explanation(judged: Judged) -> list[tuple[str, str]]:
     """Return what there is to say of one claim, as pairs of a word and a text."""
     claim = judged.claim
-    pairs = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted(claim))]
+    pairs = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted_source(claim))]
     pairs += [("sweeps", ", ".join(claim.sweeps)), ("seeds", seeds_in_words(claim))]
     pairs += [("scale in the source", claim.scale_source), ("scale here", claim.scale_here), ("rule", claim.rule_words)]
     if judged.finding:
@@ -152,7 +152,7 @@ def explanation(judged: Judged) -> list[tuple[str, str]]:
     return [*filter(lambda pair: pair[1], pairs), ("figure", f"hessfig plot figure={claim.figure}")]
 
 
-def quoted(claim: Claim) -> str:
+def quoted_source(claim: Claim) -> str:
     """Return the source's words with their place; of a question of the package's own there are none."""
     if claim.words:
         return f'"{claim.words}" ({claim.where})'
@@ -172,12 +172,14 @@ PART_HEADS = ("part or condition", "mean", "interval", "seeds", "verdict", "note
 def parts(judged: Judged) -> list[tuple[str, ...]]:
     """Return the sub-table of a claim in words, a row for each part and condition, under PART_HEADS."""
     rows = [(row, row.interval) for row in (judged.finding.rows if judged.finding else ())]
-    return [(row.name, number(at.mean), ends(at.low, at.high), str(at.count), row.word, row.note) for row, at in rows]
+    return [
+        (row.name, three_digits(at.mean), ends(at.low, at.high), str(at.count), row.word, row.note) for row, at in rows
+    ]
 
 
 def effect(judged: Judged) -> str:
     """Return the effect in words."""
-    return number(judged.finding.effect) if judged.finding else ""
+    return three_digits(judged.finding.effect) if judged.finding else ""
 
 
 def interval(judged: Judged) -> str:
@@ -185,7 +187,7 @@ def interval(judged: Judged) -> str:
     return ends(judged.finding.low, judged.finding.high) if judged.finding else ""
 
 
-def number(value: float) -> str:
+def three_digits(value: float) -> str:
     """Return a number in three digits; nothing for nan."""
     return "" if math.isnan(value) else f"{value:.3g}"
 
@@ -195,7 +197,7 @@ def ends(low: float, high: float) -> str:
     return "" if math.isnan(low) else f"[{low:.3g}, {high:.3g}]"
 
 
-def summary(judged: Sequence[Judged]) -> str:
+def summary_of_verdicts(judged: Sequence[Judged]) -> str:
     """Return how many claims have which verdict, and how many of these are expected to be false.
 
     A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both)
@@ -216,7 +218,7 @@ def _row(judged: Judged) -> dict[str, object]:
         **{"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": judged.verdict},
         **({name: getattr(finding, name) for name in ("effect", "low", "high", "words")} if finding else {}),
         **{"scale_source": scale_source, "scale_here": scale_here, "run": " && ".join(judged.commands)},
-        **{"quoted": quoted(claim), "seeds": seeds_in_words(claim), "departures": "; ".join(judged.departures)},
+        **{"quoted": quoted_source(claim), "seeds": seeds_in_words(claim), "departures": "; ".join(judged.departures)},
     }
 
 

@@ -108,7 +108,7 @@ def averages(values: pd.DataFrame) -> pd.DataFrame:
 def compare_points(both: pd.DataFrame, between: agreement.Batches) -> pd.DataFrame:
     """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
     spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
-    shifts = agreement.difference(
+    shifts = agreement.difference_of_means(
         *(_sample(both, side) for side in ("", "_reference")),
         batch_sd=np.array([spread.point for spread in spreads]),
         batch_dof=np.array([spread.dof for spread in spreads]),
@@ -270,14 +270,14 @@ def compare(table: pd.DataFrame, reference: Reference, between: agreement.Batche
         raise _nothing_in_common(reference.values, ours)
     points = compare_points(both, between)
     used = points.loc[points["z"].notna(), POINT]
-    wides = (agreement.wide(ours, used), agreement.wide(theirs, used))
+    wides = (agreement.logs_by_curve(ours, used), agreement.logs_by_curve(theirs, used))
     curves, ratios = _curves(points, agreement.curve_shifts(*wides, between)), agreement.ratio_shifts(*wides, between)
     left_out = count_flaws(
         {"ours": ours, reference.name: theirs}, points.loc[~(points["zero"] & points["zero_reference"]), POINT]
     )
     unmatched = (len(mine) - len(both), len(reference.values[POINT].drop_duplicates()) - len(both))
     aside = (len(table) - len(ours), reference.aside)
-    verdict, reasons = agreement.judge(points, curves, ratios)
+    verdict, reasons = agreement.agreement_verdict(points, curves, ratios)
     return Comparison(
         name, reference.name, points, curves, ratios, left_out, unmatched, aside, between.scale, verdict, reasons
     )

@@ -51,7 +51,7 @@ class PairedDifference:
         return np.asarray(-np.sign(self.shift) * ndtri(np.maximum(self.p, _SMALLEST_P) / 2))
 
 
-def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> PairedDifference:
+def difference_of_means(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> PairedDifference:
     """Compare means. Under the hypothesis tested both sides draw networks from one distribution, spread included.
 
     So the spread comes from all repeats together: three repeats alone know theirs to a factor of three. `batch_sd`
@@ -84,7 +84,7 @@ def weights(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.asarray(weight / weight.sum())
 
 
-def averaged(logs: np.ndarray, centre: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def distance_from_centre(logs: np.ndarray, centre: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return each repeat's weighted average distance from `centre` over the columns that it has, as one column."""
     known = ~np.isnan(logs)
     share = np.where(known, weight, 0.0)
@@ -112,7 +112,9 @@ class AgreementVerdict(StrEnum):
     undecided = "undecided"
 
 
-def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> tuple[AgreementVerdict, list[str]]:
+def agreement_verdict(
+    points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame
+) -> tuple[AgreementVerdict, list[str]]:
     """Return the verdict and what is outside, one line per kind."""
     reasons = list(_outside(points, curves, ratios))
     if reasons:
@@ -266,7 +268,7 @@ def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
     return _frame(rows, RATIO)
 
 
-def wide(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
+def logs_by_curve(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
     """Return for each curve the logs at the points `used`: one row per repeat, one column per sigma."""
     known = values.merge(used, on=[*CURVE, "sigma"])
     return {
@@ -288,6 +290,6 @@ def _shift(ours: pd.DataFrame, theirs: pd.DataFrame, batch_sd: float, batch_dof:
         return (np.nan,) * len(SHIFT)
     mine, other = ours[known].to_numpy(), theirs[known].to_numpy()
     weight, centre = weights(mine, other), np.nanmean(other, axis=0)
-    samples = [sample(averaged(side, centre, weight)) for side in (mine, other)]
-    total = difference(*samples, batch_sd=batch_sd, batch_dof=batch_dof)
+    samples = [sample(distance_from_centre(side, centre, weight)) for side in (mine, other)]
+    total = difference_of_means(*samples, batch_sd=batch_sd, batch_dof=batch_dof)
     return tuple(float(column[0]) for column in (total.shift, total.error, total.dof, total.p, total.z))

@@ -17,9 +17,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from hessfig.config.checks import NETWORK_CHECKS, check
-from hessfig.config.compose.overrides import command_settings, for_hydra, quoted, runs
-from hessfig.config.compose.refusals import REFUSED, refusal
+from hessfig.config.checks import NETWORK_CHECKS, check_config
+from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted, runs
+from hessfig.config.compose.refusals import REFUSED, composition_error
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.given import GivenSetting, check_given
@@ -160,17 +160,17 @@ class Job:
             try:
                 OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))
             except REFUSED as error:
-                raise refusal(error, [f"{key}={value}"], None) from error
+                raise composition_error(error, [f"{key}={value}"], None) from error
         return self._checked(changed)
 
     def _checked(self, composed: DictConfig) -> Config:
         try:
             config = OmegaConf.to_object(composed)
         except REFUSED as error:
-            raise refusal(error, self.words, self.own) from error
+            raise composition_error(error, self.words, self.own) from error
         assert isinstance(config, Config)
         check_shapes(config)
-        check(config)
+        check_config(config)
         return config
 
 
@@ -207,7 +207,7 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     try:
         composed = _hydra(words, own)
     except REFUSED as error:
-        raise refusal(error, words, own) from error
+        raise composition_error(error, words, own) from error
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = values_to_vary(vary, command_settings(words))
     composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), command_settings(words))
@@ -228,7 +228,7 @@ def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: P
     try:
         composed = OmegaConf.merge(_defaults(), _found_in(recorded, own), OmegaConf.from_dotlist(list(words)))
     except REFUSED as error:
-        raise refusal(error, words, own) from error
+        raise composition_error(error, words, own) from error
     assert isinstance(composed, DictConfig)
     composed.config_dir = str(own) if own else None
     return Job(composed, tuple(words), own)
@@ -303,7 +303,7 @@ def _shipped(words: tuple[str, ...]) -> DictConfig:
 
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
-    searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []
+    searched = [f"hydra.searchpath=[{hydra_quoted(f'file://{own}')}]"] if own else []
     with _ONE_AT_A_TIME:
         _register_schema()
         for name in figures():

@@ -26,7 +26,7 @@ QUOTE = "'"
 MOST_ENTRIES, DEEPEST, MOST_RUNS = 2_000, 20, 200  # of one word; of one -m
 
 
-def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> None:
+def check_overrides(words: Sequence[str], own: Path | None, *, several: bool) -> None:
     """Raise UserError for the first word that is no key=value, or whose key or choice does not exist.
 
     `several`: whether key=a,b asks for one run a value (-m).
@@ -75,7 +75,7 @@ def _as_key(match: re.Match[str]) -> str:
     return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", match[1][1:-1]) + match[2]
 
 
-def quoted(text: str) -> str:
+def hydra_quoted(text: str) -> str:
     """Return any text as a value of Hydra's grammar, where a backslash is itself unless a quote follows it."""
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)\Z", r"\1\1", text)) + "'"
 
@@ -86,7 +86,7 @@ def as_word(key: str, value: Any) -> str:
 
 
 def _written(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_./:-]+", text) else quoted(text)
+    return text if re.fullmatch(r"[A-Za-z0-9_./:-]+", text) else hydra_quoted(text)
 
 
 @lru_cache(maxsize=1024)

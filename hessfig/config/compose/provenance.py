@@ -69,7 +69,9 @@ def _is_window(window: Any) -> bool:
     return isinstance(window, list) and all(end is None or type(end) in (int, float) for end in window)
 
 
-def differences(recorded: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[SettingDifference]:
+def setting_differences(
+    recorded: Mapping[str, Any], job: Job, keys: Collection[str] | None = None
+) -> list[SettingDifference]:
     """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
     asked = as_plain(job.first)
     of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
@@ -94,7 +96,7 @@ def matching_folder(job: Job) -> Path:
     """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
     folder = Path(job.config.output_dir) / job.config.sweep.name
     manifest = manifest_of(folder)
-    other = differences(manifest["config"], job, set(job.given)) if manifest else []
+    other = setting_differences(manifest["config"], job, set(job.given)) if manifest else []
     if other:
         first = other[0]
         raise UserError(
@@ -246,7 +248,7 @@ def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, record
     job = compose(named, own)
     sweep, says_itself = job.config.sweep, any(word.startswith("sweep.about=") for word in words)
     about = str(recorded["sweep"].get("about") or "") if says_itself else sweep.about
-    return Preset(sweep.name, about, differences(recorded, job), says_itself)
+    return Preset(sweep.name, about, setting_differences(recorded, job), says_itself)
 
 
 def _named(words: Sequence[str]) -> list[str]:

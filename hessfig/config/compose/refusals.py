@@ -18,7 +18,7 @@ from hessfig.errors import UserError, unknown_name
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 
 
-def refusal(error: BaseException, words: Sequence[str], own: Path | None) -> UserError:
+def composition_error(error: BaseException, words: Sequence[str], own: Path | None) -> UserError:
     """Return the error to show when composing `words` with the user's folder `own` failed with one of REFUSED."""
     if isinstance(error, yaml.YAMLError):
         return _no_yaml(error)

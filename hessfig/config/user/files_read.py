@@ -44,7 +44,7 @@ def noting(read: dict[Path, str]) -> Iterator[None]:
                     read[path] = fingerprint(path)
 
 
-def named(read: Mapping[Path, str], folders: list[Path]) -> dict[str, str]:
+def hashes_by_name(read: Mapping[Path, str], folders: list[Path]) -> dict[str, str]:
     """Return hashes by names that say nothing of this machine: paths from one of `folders`, or the file's name."""
     hashes = {}
     for path, sha256 in read.items():

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import hessfig
-from hessfig.config.user.files_read import named, noting
+from hessfig.config.user.files_read import hashes_by_name, noting
 from hessfig.errors import UserError, did_you_mean
 from hessfig.files import fingerprint, identity, is_file
 
@@ -60,10 +60,10 @@ def files_read(spec: str | None, config_dir: str | None) -> dict[str, str]:
     place, _ = _split("", spec)
     path = _file(place, config_dir)
     folders = [*([path.resolve().parent] if path else []), *([Path(config_dir)] if config_dir else []), Path()]
-    return named(_READ.get(place, {}), [folder.resolve() for folder in folders])
+    return hashes_by_name(_READ.get(place, {}), [folder.resolve() for folder in folders])
 
 
-def source(spec: str | None, config_dir: str | None) -> str:
+def code_hash(spec: str | None, config_dir: str | None) -> str:
     """Return a hash of the code behind `spec`: another text makes other cells. It must have been found before.
 
     A file counts with the modules in its folder (or on PYTHONPATH) that it imports, wherever in its text; a module of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import MLP, DType, Kind, Norm, Products, SliceDirection
 from hessfig.config.enums import SliceDirection as Along
 from hessfig.config.of_quantities import DirectionsConfig
@@ -211,4 +211,4 @@ def test_networks_that_are_too_large_are_refused(name: str, message: str) -> Non
 )
 def test_settings_of_directions_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"directions.{next(iter(wrong))}"):
-        check(toy_config(directions=DirectionsConfig(**wrong)))
+        check_config(toy_config(directions=DirectionsConfig(**wrong)))
