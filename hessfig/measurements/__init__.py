@@ -1,4 +1,4 @@
-"""Measurements: one quantity a file or folder, from products of the Hessian to numbers with errors."""
+"""Measurements: computes quantities from products with the Hessian, as numbers with errors."""
 
 import sys
 import warnings

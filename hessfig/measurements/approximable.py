@@ -1,4 +1,4 @@
-"""Which approximations a block can have, and what of the settings makes their numbers; without tensors."""
+"""Checks which approximations exist for a block, and lists the settings that enter their keys; uses no tensors."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 
 def chosen_approximations(config: Config) -> list[Approximation]:
-    """Return the approximations that are asked for; all of them where none is named."""
+    """Return the requested approximations; all of them if none is named."""
     return config.approximation.names or list(Approximation)
 
 
@@ -54,7 +54,7 @@ def check_approximations(config: Config, layout: Layout) -> None:
 
 
 def unavailable_approximation(name: Approximation, block: Block, why: str) -> UserError:
-    """Return what is said of an approximation that a block cannot have."""
+    """Return the error for an approximation that does not exist for a block."""
     return UserError(
         f"approximation.names: {name} is not defined here: {why}",
         got=f"{name} of block {block}",
@@ -64,7 +64,7 @@ def unavailable_approximation(name: Approximation, block: Block, why: str) -> Us
 
 
 def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -> str:
-    """Return why a block cannot have an approximation, as far as names and settings tell; empty where it can."""
+    """Return why an approximation does not exist for a block, by names and settings; empty if it does."""
     side = layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
         return "" if block.col == Group.all else "it takes the blocks of the whole network (blocks=[all]) apart"

@@ -1,4 +1,4 @@
-"""How far approximations are from blocks of the Hessian: relative errors and angles, exact or by probes."""
+"""Distances of approximations from blocks of the Hessian: relative errors and angles, exact or by probes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def approximations(objective: Objective, request: Request) -> Measured:
 
 
 def approximation_of(objective: Objective, request: Request) -> matrices.Product:
-    """Return the approximation that a request names, of its one block, for its one part.
+    """Return the approximation that a request names, for its one block and part.
 
     Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
     UserError for one that the block cannot have.
@@ -117,7 +117,7 @@ class _Shared:
         return "" if is_linear else f"no torch.nn.Linear that the network calls holds {weight.name} whole"
 
     def material(self, side: Sequence[Weight], dim: int) -> Material:
-        """Return what the approximations of a block of `side` are made of."""
+        """Return the inputs from which the approximations of a block of `side` are computed."""
         shape = self.shape(side[0]) if len(side) == 1 else torch.Size([dim])
         return Material(self.samples, side, shape, stored=self.stored, heads=_heads(self.request.model, side[0]))
 
@@ -127,7 +127,7 @@ class _Shared:
 
 
 def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Part]) -> Iterator[Row]:
-    """Yield the rows of one block: name by name, part by part."""
+    """Yield the rows of one block, for every approximation and part."""
     request, side = shared.request, shared.problem.layout.side(block.layer, str(block.col))
     reference = _reference(block, column, parts, request)
     compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
@@ -138,7 +138,7 @@ def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Par
 
 
 def _heads(model: ModelConfig, weight: Weight) -> int:
-    """Return how many heads a weight is cut into: keys and values may have fewer than queries."""
+    """Return the number of heads of a weight: keys and values may have fewer heads than queries."""
     return model.n_kv_heads or model.n_heads if weight.name in (Matrix.W_K, Matrix.W_V) else model.n_heads
 
 
@@ -169,7 +169,7 @@ class _Comparison:
             return _nothing(reference)
 
     def matrix(self, name: Approximation, part: Part) -> matrices.Product:
-        """Return an approximation other than the block's own diagonal, in a basis or not."""
+        """Return an approximation that is not the block's own diagonal."""
         if name in _PAIRS:
             rank = self._rank if name == Approximation.kronecker_sum else 1
             return self._reference.kronecker_sum(part, self._material.shape, rank)

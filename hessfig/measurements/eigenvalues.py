@@ -1,4 +1,4 @@
-"""Eigenvalues of diagonal blocks: all of them, the outermost, and densities with errors over probes."""
+"""Eigenvalues of diagonal blocks: full spectra, outermost eigenvalues, and densities with errors over probes."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -179,7 +179,7 @@ class Spectra:
         self._arrays: Arrays = {}
 
     def add(self, at: tuple[Block, Part], numbers: Numbers, *, converged: bool = True) -> None:
-        """Add rows; a number that is not finite has that status whether it has converged or not."""
+        """Add rows; a number that is not finite is `nonfinite` whether it has converged or not."""
         for (quantity, index), estimate in numbers.items():
             row = block_row(quantity, self.request, *at, estimate, index=index)
             if not converged and row["status"] == Status.ok:
@@ -211,7 +211,7 @@ def square_columns(objective: Objective, request: Request) -> Iterator[tuple[Blo
 
 
 def diagonal_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
-    """Yield every part of every diagonal block that is asked for."""
+    """Yield every requested part of every requested diagonal block."""
     for block, column, _ in _squares(objective, request):
         for part in request.parts:
             yield SpectrumEntry(block, part, Square(column, block, part))
@@ -247,7 +247,7 @@ def extremes_of(
 
 
 def outer_estimate(pairs: Extremes) -> Estimate:
-    """Return the outermost eigenvalue with its residual; one that has not converged is rough."""
+    """Return the outermost eigenvalue with its residual; it is marked rough if it has not converged."""
     return Estimate(float(pairs.values[0]), float(pairs.residuals[0]), 0, _LANCZOS, is_rough=not pairs.converged)
 
 

@@ -1,4 +1,4 @@
-"""How far a step of the training could go at a state: by losses along it, and by curvature against its rule."""
+"""Stability of a training at a state: the loss along its next update, and curvature against the rule's threshold."""
 
 import copy
 import math
@@ -205,7 +205,7 @@ class Trial:
             self.rule.update(step)
 
     def restart(self) -> None:
-        """Put the weights back; the rule keeps its moments."""
+        """Restore the weights; the rule keeps its moments."""
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(self._before[name])
@@ -259,7 +259,7 @@ def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
 
 @contextmanager
 def _moving(objective: Objective, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
-    """Give the loss at w - step * update; the weights are put back in the end."""
+    """Yield the function step -> loss at w - step * update; the weights are restored at the end."""
     parameters = dict(objective.network.named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
@@ -305,7 +305,7 @@ def _weights(objective: Objective) -> Named:
 
 
 def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
-    """Return a number for each parameter in the order of the group of all parameters."""
+    """Return values by parameter as one vector, in the order of the group of all parameters."""
     return entries_of(numbers, objective.layout.side(0, Group.all.value)).cpu()
 
 
@@ -345,14 +345,14 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
 
 
 def _moments(at: At) -> Mapping[str, Tensor]:
-    """Return the moments of the state: of the training that is followed, or of the one that is stored."""
+    """Return the moments at the state, of a followed training or of a stored one."""
     if at.moments is not None:
         return at.moments
     return moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
 
 
 def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
-    """Return the moments that the rule keeps, zeros where there is none yet."""
+    """Return the moments that the rule keeps; zeros before the first update."""
     moments = _moments(at)
     return [
         {name: moments.get(f"{moment}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}

@@ -1,4 +1,4 @@
-"""The state of a torch optimiser as the settings and moments that quantities of a training's next step are made of."""
+"""Reads the settings and moments of a torch optimiser, for quantities of a training's next step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class OptimiserState:
 
 
 def check_optimiser(optimiser: Any, names: list[str]) -> None:
-    """Raise UserError for an optimiser that the quantities `names` cannot be measured with."""
+    """Raise UserError for an optimiser with which the quantities `names` cannot be measured."""
     needs = {name: quantity(name).needs_optimiser for name in names}
     asked = [name for name in names if needs[name]]
     if optimiser is None and any(needs[name] != "any" for name in asked):
@@ -71,7 +71,7 @@ def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Modu
 
 
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what all groups of parameters have in common."""
+    """Return the settings that all groups of parameters share."""
     rules = [{key: group[key] for key in _RULES if key in group} for group in optimiser.param_groups]
     other = [key for key in rules[0] if any(rule[key] != rules[0][key] for rule in rules)]
     other += [key for key, usual in _PLAIN.items() if rules[0].get(key, usual) != usual]

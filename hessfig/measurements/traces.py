@@ -24,7 +24,7 @@ Traces = dict[Part, Estimate]
 
 
 def trace(objective: Objective, request: Request) -> Measured:
-    """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere.
+    """Return the trace of every part of every diagonal block: exact or dense where cheap, else from probes.
 
     H_fT has none: it has no diagonal entries (Remark D.1).
     """
@@ -88,7 +88,7 @@ def _sampled(column: Column, block: Block, request: Request, generator: Generato
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
-    """Estimate with leave-one-out ranges of the same test vectors for every part."""
+    """Estimate traces by XTrace, with the same test vectors for every part."""
     count, generator = request.estimator.num_probes, request.stream(block.layer, block.col)
     try:
         value, error = xtrace(Square(column, block, part), count, generator=generator)

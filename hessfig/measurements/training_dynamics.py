@@ -1,4 +1,4 @@
-"""Numbers of a state of a training: loss, accuracy, norms, noise of gradients, and what it has cost."""
+"""Quantities of a state of a training: loss, accuracy, norms, gradient noise, and the cost of the training."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def score_spread(objective: Objective, request: Request) -> Measured:
 
 @torch.no_grad()
 def sink_mass(objective: Objective, request: Request) -> Measured:
-    """Return where attention goes on the measuring batch, with A_ij the weight that query i gives to key j <= i.
+    """Return the distribution of attention on the measuring batch; A_ij is the weight of key j <= i for query i.
 
     `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i > 1, the weight of the first
     key. `key_mass`, by layer and position j of the key (`index`): the mean of i A_ij over sequences, heads and queries
@@ -210,13 +210,13 @@ def _attention(objective: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
-    """Return which keys no query sees; the bare layer has no mask but its window."""
+    """Return the mask of keys that a query does not see; the bare layer masks by its window only."""
     causal: Tensor | None = getattr(attention, "causal_mask", None)
     return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
 
 
 def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
-    """Return every attention layer with what it is given at all positions."""
+    """Return every attention layer with its inputs at all positions."""
     from hessfig.models.networks import BareAttention, SelfAttention
 
     if isinstance(objective.network, BareAttention):
@@ -250,7 +250,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """What they take together."""
+        """Seconds of all updates and refreshes together."""
         return self.updates * self.update + self.num_refreshes * self.refresh
 
 
