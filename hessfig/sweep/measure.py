@@ -1,4 +1,4 @@
-"""Measure one cell: take its network to its state, ask for its quantity, return rows and arrays."""
+"""Measures one cell: brings its network to its state, measures the quantity, and returns rows and arrays."""
 
 import time
 import warnings
@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  #
 
 
 def compute_cell(cell: Cell) -> Measured:
-    """Return what was measured of `cell`; the numbers depend on `cell.science` alone."""
+    """Measure `cell`; the numbers depend on `cell.science` only."""
     started = time.perf_counter()
     problem = draw_problem(cell)
     quantity = cell.variant.quantity(cell.quantity)
@@ -41,7 +41,7 @@ def draw_problem(cell: Cell) -> Objective:
 
 
 def request_of(cell: Cell, objective: Objective) -> Request:
-    """Return what a cell asks of its problem."""
+    """Return the request of a cell: blocks, parts, estimator, stream and settings."""
     blocks = blocks_of(cell.config.blocks, objective.layout, cell.config.model)
     at = At(cell.config, cell.sigma, cell.seed, cell.step)
     return asked_of(cell.variant.quantity(cell.quantity), blocks, at, cell.probe_counts)

@@ -1,4 +1,4 @@
-"""The folder of a training that is watched from outside: cells, table and manifest that grow while it goes on."""
+"""The folder of a monitored training: cells, table and manifest, which grow during the training."""
 
 import hashlib
 import warnings
@@ -27,7 +27,7 @@ Measurement = tuple[int, str]  # step, quantity
 
 
 class OtherTraining(UserError):
-    """A folder that holds something else than the training that is watched now."""
+    """Raised for a folder that holds something else than the present training."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class MonitoredTraining:
             self._resume()
 
     def key(self, step: int, name: str, point: str) -> str:
-        """Return the key of a quantity at a step, where function and weights have a certain hash."""
+        """Return the key of a quantity at a step, given the hash of function and weights."""
         return digest({"settings": self._hashes[name], "step": step, "point": point})
 
     def begin(self, step: int, points: Mapping[str, str], parts: Mapping[str, str]) -> None:
@@ -101,13 +101,13 @@ class MonitoredTraining:
             raise _other(self.folder, "the measurements of another training", got=f"{measured}, {what}")
 
     def find(self, key: str) -> Rows | None:
-        """Return the rows of what was measured before, if it was."""
+        """Return the rows of an earlier measurement, if there is one."""
         return next((cell.rows for cell in self._cells if cell.key == key), None)
 
     def keep(self, key: str, step: int, name: str, measured: Measured, *, seconds: float) -> Rows:
-        """Store what was measured, and return its rows. Raises UserError when it cannot be written: it is tried again.
+        """Store a measurement and return its rows. Raises UserError if it cannot be written; it is retried later.
 
-        A cell is on disk when this returns, whatever becomes of the process.
+        When this returns, the cell is on disk.
         """
         rows = [{"num_layers": self._num_layers, "seconds": round(seconds, 4), **row} for row in measured.rows]
         arrays = {name: value for name, value in measured.arrays.items() if not name.startswith(_NOT_KEPT)}
@@ -176,7 +176,7 @@ class MonitoredTraining:
         self._tell_lost([(step, name) for step, name, _ in listed], [(step, name) for step, name in seen["lost"]])
 
     def _tell_lost(self, listed: list[Measurement], before: list[Measurement]) -> None:
-        """Warn of measurements whose cells are gone: the table will be without them."""
+        """Warn of measurements whose cells are lost, so that the table lacks them."""
         lost = self._gone(listed)
         self._lost = self._gone(before) + lost
         if lost:
@@ -233,7 +233,7 @@ class MonitoredTraining:
         return sealed_text(content)
 
     def _gone(self, measurements: list[Measurement]) -> list[Measurement]:
-        """Return those of which there is no cell."""
+        """Return the measurements without a cell."""
         stored = {cell.measurement for cell in self._cells}
         return [measurement for measurement in measurements if measurement not in stored]
 
@@ -247,7 +247,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _sealed_table(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Return the hash of the table that is there, if its manifest vouches for it."""
+    """Return the hash of the existing table if it agrees with its manifest."""
     path = folder / TABLE
     sha256 = _sha256(path.read_bytes()) if path.is_file() else None
     return sha256 if sha256 in (manifest.get(SEAL), manifest.get(SEAL_BEFORE)) else None

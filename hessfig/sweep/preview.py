@@ -1,4 +1,4 @@
-"""What a run would do, has done, and did: counts of cells, an estimate of time, the table, a closing line."""
+"""Summaries before, during and after a run: counts of cells, an estimate of time, the table, and a closing line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def describe_plan(sweep: Sweep, *, title: str = "") -> str:
 
 
 def status_lines(job: Job, sweep: Sweep) -> list[str]:
-    """Return what `hessfig status` and dry_run=true say: the plan, jobs that were submitted, and the table."""
+    """Return the lines of `hessfig status` and dry_run=true: the plan, submitted jobs, and the table."""
     from hessfig.config.compose.provenance import title  # takes Hydra
 
     plan = describe_plan(sweep, title=title(job))
@@ -150,7 +150,7 @@ def _training_lines(todo: list[Cell]) -> list[str]:
 
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
-    """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
+    """Return lines about the last failures: every kind of cause once, with one of the failed cells."""
     kinds = reasons(failures, todo)
     if not kinds:
         return []
@@ -164,7 +164,7 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
 
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
-    """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
+    """Return every kind of cause among `cells`, most frequent first: an example, and the failed cells."""
     causes, kinds = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
     for cell in cells:
         if cell.key in causes:
@@ -215,7 +215,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
-    """Return what a worker takes, for the smallest and the largest network, where the settings tell."""
+    """Return the memory of a worker for the smallest and the largest network, if the settings determine it."""
     known = sorted((size, _network(variant)) for variant in variants if (size := expected_memory(variant)) is not None)
     if not known:
         return ["memory: not known for this network before it is run, whose last line tells it"]

@@ -38,7 +38,7 @@ States = dict[str, str]
 
 
 def submit(script: str) -> str:
-    """Hand a job in; return its number. Raises UserError without sbatch, and in Slurm's words."""
+    """Submit a job; return its number. Raises UserError without sbatch, or with Slurm's own message."""
     if shutil.which("sbatch") is None:
         raise UserError(
             "there is no Slurm on this machine: the command sbatch is not found",
@@ -58,7 +58,7 @@ def submit(script: str) -> str:
 
 
 def states(job: str) -> States | None:
-    """Return what each task of a job does, by its place in the array: {'3': 'RUNNING'}.
+    """Return the state of each task of a job, by its place in the array: {'3': 'RUNNING'}.
 
     Empty when Slurm knows the job no more, None when it does not answer. Tasks that ended are forgotten after minutes.
     """
@@ -178,7 +178,7 @@ class Slurm:
         return summary
 
     def _leave(self, array: SlurmJob, say: Say) -> None:
-        """Submit unless a job is at it, and say what to type."""
+        """Submit unless a job is still running, and print the next command."""
         job = self._job
         if array.number is None:
             array.submit()
@@ -201,7 +201,7 @@ class SlurmJob:
         self.number, self._measured, self._told = _recorded(self._record), 0, ""
 
     def script(self, shards: Sequence[int]) -> str:
-        """Return what would be submitted for these shares."""
+        """Return the batch script of these shares."""
         return sbatch_script(self._sweep.config, self._words, folder=self.folder, shards=shards)
 
     def shards(self) -> list[int]:
@@ -211,11 +211,11 @@ class SlurmJob:
         return [at for at in range(1, count + 1) if not waiting.isdisjoint(Shard(at, count).cells(sweep.cells))]
 
     def is_alive(self) -> bool:
-        """Whether a task may still measure; so it is taken to be while Slurm does not answer."""
+        """Whether a task may still measure, which is assumed while Slurm does not answer."""
         return self.number is not None and _may_measure(states(self.number))
 
     def submit(self) -> None:
-        """Hand the job in. Raises UserError in Slurm's words when it is refused."""
+        """Submit the job. Raises UserError with Slurm's message if it is refused."""
         check_writable(self.folder / LOGS)
         sweep, shards = self._sweep.reread(), self.shards()
         todo = sweep.unfinished(sweep.cells)

@@ -1,4 +1,4 @@
-"""What a sweep keeps on disk: one file per finished cell, why others failed, and the mark of a run at work."""
+"""The store of a sweep: one file per finished cell, the causes of failures, and the marks of running commands."""
 
 import hashlib
 import io
@@ -32,7 +32,7 @@ class CellStore:
         return self.folder / key[:2] / f"{key}.json"
 
     def arrays_path(self, key: str) -> Path:
-        """Where the arrays of a cell are: an .npz of plain arrays under its key."""
+        """The path of a cell's arrays: an .npz of plain arrays named by its key."""
         return self.path(key).with_suffix(".npz")
 
     def write(
@@ -145,7 +145,7 @@ class Failures:
         self.folder = folder
 
     def note(self, key: str, cause: str) -> None:
-        """Keep why a cell failed."""
+        """Store why a cell failed."""
         write_text(self._path(key), cause)
 
     def cause(self, key: str) -> str | None:
@@ -161,7 +161,7 @@ class Failures:
         return {key: cause for key, cause in causes if cause is not None}
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Forget why these cells failed: they are tried again."""
+        """Remove the causes of these cells, which are tried again."""
         for key in keys:
             self._path(key).unlink(missing_ok=True)
 
@@ -177,9 +177,9 @@ _OURS: set[Path] = set()  # marks of this process
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    """Tell other commands, on any machine, that a run is at work in `folder`: by a mark that is renewed every minute.
+    """Mark `folder` as used by a running command, for other commands on any machine; the mark is renewed every minute.
 
-    Who is killed leaves it behind; an hour later it counts no more.
+    A killed process leaves its mark behind; after an hour the mark is ignored.
     """
     mark, ended = folder / f".running.{secrets.token_hex(8)}", Event()
     keeper = Thread(target=_renew, args=(mark, ended), daemon=True)
@@ -194,7 +194,7 @@ def at_work(folder: Path) -> Iterator[None]:
 
 
 def leave_all() -> None:
-    """Take this process's marks away: it ends without unwinding."""
+    """Remove the marks of this process, which ends without unwinding."""
     for mark in list(_OURS):
         _leave(mark)
 

@@ -1,4 +1,4 @@
-"""One cell by all processes of torchrun: rank 0 plans, asks and stores, the others measure what it asks for."""
+"""Measures each cell with all processes of torchrun: rank 0 plans and stores, all ranks measure."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None
 
 
 def _follow() -> None:
-    """Measure what rank 0 asks for until it has no more, as another rank."""
+    """Measure the cells that rank 0 names until there are no more, as another rank."""
     while (cell := broadcast()) is not None:
         _measured(cell)
 
 
 def _share(seconds: float) -> str:
-    """Return what this rank did: the seconds it measured, and the most memory it has held."""
+    """Return the seconds that this rank measured, and its peak memory."""
     return f"rank {distributed.get_rank()}: {seconds:.1f} s, at most {peak_memory() / 2**30:.2f} GiB"
 
 

@@ -1,4 +1,4 @@
-"""A variant of a sweep: its settings, and all that follows from them: weights, blocks, and what enters a cell's key."""
+"""A variant of a sweep: its settings, and the weights, blocks and cell keys that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class Variant:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The blocks that are asked for."""
+        """The requested blocks."""
         return blocks_of(self.config.blocks, self.layout, self.config.model)
 
     @cached_property
@@ -62,7 +62,7 @@ class Variant:
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        """What tells its trainings from others, besides sigma and seed, as plain values."""
+        """What identifies its trainings besides sigma and seed, as plain values."""
         return trajectory.science(self.config)
 
     def science(self, name: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Variant:
         return self._sciences[name]
 
     def short_hash(self, name: str) -> str:
-        """Return what the column `config` of a table says of a quantity."""
+        """Return the value of the column `config` of a table for a quantity."""
         return digest(self.science(name))[:12]
 
     def content(self, sigma: float | None, seed: int, *, is_far: bool = False) -> str:
@@ -110,7 +110,7 @@ class Variant:
 
     @cached_property
     def _distances(self) -> list[bool]:
-        """Where its networks are looked at: at their weights, and away from them if a quantity goes there."""
+        """Where its networks are evaluated: at their weights, and away from them if a quantity needs this."""
         return [False, True] if any(walks(name, self.config) for name in self.config.quantities) else [False]
 
     def networks(self) -> dict[str, str]:
