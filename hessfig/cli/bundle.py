@@ -1,4 +1,4 @@
-"""What hessfig bundle does: a table with all that made it in one archive."""
+"""Implements `hessfig bundle`: packs a table and everything that made it into one archive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=
 
 
 def bundle_verb(arguments: Sequence[str]) -> int:
-    """Write one archive with a table and all that is needed to measure it again; say what is in it."""
+    """Write one archive with a table and everything needed to measure it again; print its contents."""
     place, own, given = bundle_arguments("bundle", arguments)
     folder = place if place.is_dir() else place.parent
     run, manifest = measured_table(folder)
@@ -74,7 +74,7 @@ def _archive_at(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What is packed of a sweep's folder; `job` is what its manifest asks for, `notes` are for the reader."""
+    """The contents of a bundle of a sweep's folder; `job` is composed from its manifest, `notes` are printed."""
 
     folder: Path
     run: RecordedRun
@@ -183,7 +183,7 @@ class Bundle:
         return {entry["file"]: (self.folder / entry["file"]).read_bytes() for entry in entries}
 
     def _remembered(self) -> dict[str, bytes]:
-        """Return what `hessfig plot` left of figures of the user's own."""
+        """Return the specifications of the user's own figures that `hessfig plot` stored."""
         from hessfig.api.requested import DRAWN
 
         packed = {}
@@ -216,7 +216,7 @@ class Bundle:
         yield f"{BATCHES}/batches.csv", ("\n".join(lines) + "\n").encode()
 
     def _figures(self, packed: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the sweep's figures, drawn from what is packed."""
+        """Return the sweep's figures, drawn from the packed files."""
         with TemporaryDirectory(prefix="hessfig-") as temporary:
             folder = Path(temporary) / self.name
             for name, content in packed.items():

@@ -1,4 +1,4 @@
-"""What `hessfig claims` does: every claim judged and written down, or one explained."""
+"""Implements `hessfig claims`: judges every claim and writes the ledger, or explains one claim."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,7 @@ _LEAVE_OUT = "leave it out: `hessfig run` takes settings, this verb reads tables
 def claims_verb(arguments: Sequence[str]) -> int:
     """Judge every claim and write output_dir/claims.csv and claims.md; with claim=ID explain that one, writing nothing.
 
-    Raises UserError for a word that is none of its own, an unknown claim, a folder that is not there, and a damaged
-    table.
+    Raises UserError for an unknown word or claim, a missing folder, and a damaged table.
     """
     from hessfig.analysis.claims import ledger
     from hessfig.analysis.claims.ledger import all_claims, claim_of, judge_claims

@@ -1,4 +1,4 @@
-"""One command, one or several runs of its verb: settings checked and composed, each run with a folder of its own."""
+"""Runs a command: composes and checks its settings, then carries out one or several runs of its verb."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ _LONGEST = 100
 
 
 def compose_and_run(verb: Verb, command: Command, action: Action) -> int:
-    """Compose what `command` asks of `verb` and carry it out; return the exit code.
+    """Compose the settings of `command`, run `verb` with them, and return the exit code.
 
     Everything is checked before the first run begins.
     """
@@ -37,7 +37,7 @@ def compose_and_run(verb: Verb, command: Command, action: Action) -> int:
 
 
 def separated_jobs(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
+    """Return the jobs of -m; jobs that would overwrite each other's table get output_dir/multirun/<words>."""
     labels: dict[tuple[str, str], set[str]] = {}
     for job in jobs:
         labels.setdefault((job.config.output_dir, job.config.sweep.name), set()).add(_label(job))
@@ -50,7 +50,7 @@ def separated_jobs(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _several(jobs: Sequence[Job], action: Action) -> int:
-    """Carry out every run; one that is refused does not stop the others."""
+    """Carry out every run; a refused run does not stop the others."""
     codes = []
     for number, job in enumerate(jobs, 1):
         print_plain(f"run {number} of {len(jobs)}: {' '.join(job.words)}")

@@ -1,4 +1,4 @@
-"""What `hessfig run`, `slice` and `status` do: measure a sweep or a share of it, or say how much of it is there."""
+"""Implements `hessfig run`, `slice` and `status`: measures a sweep or a share of it, or prints its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run_verb(job: Job) -> int:
-    """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
+    """Measure the unfinished cells and write the table; return 1 if a cell failed or is missing."""
     from hessfig.sweep.launchers import launcher_of
     from hessfig.sweep.plan import Sweep
 
@@ -23,7 +23,7 @@ def run_verb(job: Job) -> int:
 
 
 def slice_verb(job: Job) -> int:
-    """Measure a sweep as `run` does, then draw it with the figure of the sweep that the verb stands for."""
+    """Measure a sweep as `run` does, then draw the figure of this sweep."""
     from hessfig.cli.results import plot_verb
 
     code = run_verb(job)
@@ -34,7 +34,7 @@ def slice_verb(job: Job) -> int:
 
 
 def status_verb(job: Job) -> int:
-    """Say what is measured, what is to do, and what table is there."""
+    """Print what is measured, what remains to be measured, and the present table."""
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.preview import status_lines
 
@@ -43,7 +43,7 @@ def status_verb(job: Job) -> int:
 
 
 def report(summary: Summary) -> int:
-    """Say what a run did; return 1 when a cell failed or is missing."""
+    """Print the summary of a run; return 1 if a cell failed or is missing."""
     from hessfig.analysis.out_of_range import out_of_range
     from hessfig.sweep.preview import summarise
 

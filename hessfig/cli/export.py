@@ -1,4 +1,4 @@
-"""What hessfig export does: batch, weights and settings of one network as plain files."""
+"""Implements `hessfig export`: writes batch, weights and settings of one network as plain files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _EXPORT = "exported network"  # kind of files, for the register
 
 
 def export_verb(arguments: Sequence[str]) -> int:
-    """Write batch, weights and settings of one network as files that need no hessfig; say which.
+    """Write batch, weights and settings of one network as files that can be read without hessfig; print their names.
 
-    Everything is made before the first file is written. Raises UserError for settings that leave more than one network
-    or none, and for a place that holds something else.
+    Everything is computed before the first file is written. Raises UserError for settings of more than one network
+    or of none, and for a folder that holds other files.
     """
     import hessfig
     from hessfig.states.exported import plain_files
@@ -114,7 +114,7 @@ def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
 
 
 def _only(key: str, given: Mapping[str, str], choices: Iterable[T]) -> T:
-    """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
+    """Return the requested value, or the only one. Raises UserError for an unknown value, and for several."""
     values, text = list(dict.fromkeys(choices)), given.get(key)
     same = values if text is None else [value for value in values if _is_named(value, text)]
     if len(same) == 1:

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _out_of_files(error: OSError) -> int:
-    """Say that this process may open no more files; any other error of the system is a defect of ours."""
+    """Report that this process may not open more files; other system errors are defects of hessfig."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         traceback.print_exc()
         return EXIT_DEFECT
@@ -124,7 +124,7 @@ def _check_current_folder() -> None:
 
 
 def overview() -> str:
-    """Return what `hessfig` alone prints."""
+    """Return the text that `hessfig` prints without a verb."""
     verbs = "\n".join(f"  {verb.name:<11} {verb.about}" for verb in VERBS.values())
     return (
         "hessfig: measure the Hessian of a transformer, block by block, and redraw the figures that rest on it.\n\n"

@@ -1,4 +1,4 @@
-"""Everything that a report of an outputs folder shows, as the settings ask for it."""
+"""Collects everything that a report of an outputs folder shows, as the settings request it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 
 def report_requests(job: Job) -> FigureRequests:
-    """Return all that a report of output_dir shows: figures by name, those drawn by hand, and a plain one of the rest.
+    """Return the requests of a report of output_dir: known and user-drawn figures, plain ones of other sweeps.
 
-    Nothing in it raises: what cannot be read is said where it would stand.
+    Raises nothing: the report shows why something cannot be read in its place.
     """
     outputs = Path(job.config.output_dir)
     sweeps = [name for name in find_sweeps(outputs) if name not in theory_studies()]
@@ -56,7 +56,7 @@ def report_requests(job: Job) -> FigureRequests:
 
 
 def _sweep(job: Job, name: str) -> SweepAsked:
-    """Return a sweep as the settings have it; one that was named by hand has its manifest's windows."""
+    """Return a sweep as the settings define it; a sweep named by hand has its manifest's windows."""
     is_known, folder = name in names("sweep", job.own), Path(job.config.output_dir) / name
     named = f"sweep={name}" if is_known else f"sweep.name={name}"
     manifest = _if_sound(manifest_of, folder) or {}
@@ -92,7 +92,7 @@ def _departures(differences: Sequence[SettingDifference]) -> list[Departure]:
 
 
 def _composed(job: Job, *words: str) -> Job:
-    """Return what other words ask of the same output folder."""
+    """Compose other words for the same output folder."""
     return compose([*words, *_output_dir(job)], job.own)
 
 
@@ -110,7 +110,7 @@ def _is_measured(job: Job, sweep: str) -> bool:
 
 
 def _if_sound(read: Callable[..., T], *of: Any) -> T | None:
-    """Return what is read in a sweep's folder; None where it is broken, as the page of the sweep says."""
+    """Read something in a sweep's folder; None if it is broken, which the sweep's page reports."""
     try:
         return read(*of)
     except UserError:
@@ -134,7 +134,7 @@ def _rank(figure: Any) -> tuple[Any, ...]:
 
 
 def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
-    """Return what is asked of a figure: how it is drawn if its sweep is measured, and the command for it."""
+    """Return the request of a figure: how to draw it if its sweep is measured, and the command for it."""
     title = choices("figure", job.own)[figure.name].removeprefix(f"Figure {figure.name}:").strip()
     made_by = command_line("plot", f"figure={figure.name}", *_place(job))
     asked = FigureAsked(figure.name, title[:1].upper() + title[1:], figure.group.value, figure.sweep, made_by)
@@ -172,7 +172,7 @@ def _for_report(spec: FigureSpec, name: str, changed: tuple[str, ...]) -> Figure
 
 
 def _plain_figure(job: Job, folder: Path) -> FigureAsked:
-    """Return a figure of a sweep that none is known of: its curves, or its numbers as bars."""
+    """Return a plain figure of a sweep without a known figure: its curves, or its numbers as bars."""
     sweep, run = folder.name, _if_sound(read_run, folder)  # else the figure says why
     layout = "lines" if run and along(run.table, run.axis)[X].nunique() > 1 else "bars"
     measured = [] if run is None else list(run.table["quantity"].unique())

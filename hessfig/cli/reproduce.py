@@ -1,4 +1,4 @@
-"""What hessfig reproduce does: a table measured again, or compared with another one, number by number."""
+"""Implements `hessfig reproduce`: measures a table again, or compares it with another one, number by number."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reproduce_verb(arguments: Sequence[str]) -> int:
 
 
 def _rows(given: Mapping[str, str]) -> Path:
-    """Return where the rows are to be written. Raises UserError for a place that holds something else."""
+    """Return the path for the rows. Raises UserError for a path that holds something else."""
     path = Path(given.get("rows", ROWS))
     if path.suffix != ".csv":
         raise UserError("rows is the name of a table", got=f"rows={path}", allowed="FILE.csv", remedy=f"rows={ROWS}")
@@ -57,7 +57,7 @@ def _rows(given: Mapping[str, str]) -> Path:
 
 
 def bundle_arguments(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
-    """Return the place that is named, the folder of --config-dir, and the key=value words."""
+    """Return the named folder or file, the folder of --config-dir, and the key=value words."""
     command = read_command(arguments)
     places = [word for word in command.words if "=" not in word]
     given = own_words(VERBS[verb], [word for word in command.words if "=" in word])
@@ -95,7 +95,7 @@ def measured_table(place: Path) -> MeasuredTable:
 
 
 def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given: Mapping[str, str]) -> Job:
-    """Return what the manifest's settings ask for.
+    """Return the job of the manifest's settings.
 
     Raises UserError where there are none, for code that the command does not allow, and for files outside of a bundle.
     """
@@ -123,7 +123,7 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
 
 @contextmanager
 def _folder(output_dir: str | None, folder: Path, name: str) -> Iterator[Path]:
-    """Give the folder that is named, else one that is removed in the end."""
+    """Yield the named folder, else a temporary one."""
     if output_dir is None:
         with tempfile.TemporaryDirectory(prefix="hessfig-") as temporary:
             yield Path(temporary)
@@ -176,7 +176,7 @@ def _compared(
 
 
 def _other_arrays(folder: Path, again: Path) -> list[str]:
-    """Compare the arrays next to two tables, and say which are not equal; return in words that some are not."""
+    """Compare the stored arrays of two tables and print which differ; return a line about differences."""
     from hessfig.analysis.comparison.reproduced import unequal_arrays
 
     count, other = unequal_arrays(folder, again)
@@ -189,7 +189,7 @@ def _other_arrays(folder: Path, again: Path) -> list[str]:
 def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
     """Draw the figures of a bundle from its own table, whose numbers are compared, and say which files are not equal.
 
-    Returns in words that some are not.
+    Returns a line about differences.
     """
     below = folder / FIGURES
     kept = {path.relative_to(below).as_posix(): path for path in sorted(below.rglob("*")) if not path.is_dir()}

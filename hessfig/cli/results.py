@@ -1,4 +1,4 @@
-"""What the verbs do that read tables or nothing: plot, slopes, check, compare, report, predict, verify."""
+"""Implements the verbs that measure nothing: plot, slopes, check, compare, report, predict, verify."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def plot_verb(job: Job) -> int:
-    """Draw the figure chosen."""
+    """Draw the chosen figure."""
     from hessfig.api.requested import paper_of
 
     figure = job.config.figure
@@ -57,7 +57,7 @@ def _no_figure(job: Job) -> UserError:
 
 
 def _study(job: Job) -> list[Path]:
-    """Compute the tables of a theory study unless they are there and whole (seconds), then draw its figure."""
+    """Compute the tables of a theory study unless they exist and are complete (seconds), then draw its figure."""
     from hessfig.api.requested import OF_STUDIES, paper_of
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
@@ -110,7 +110,7 @@ def slopes_verb(job: Job) -> int:
 
 
 def _print(frame: pd.DataFrame, job: Job) -> None:
-    """Print the lines that are asked for: for a terminal, or for a paper and nothing else."""
+    """Print the requested lines: for a terminal, or as LaTeX or Markdown only."""
     from hessfig.analysis import presented
     from hessfig.analysis.slopes import printed
 
@@ -158,7 +158,7 @@ def check_verb(job: Job) -> int:
 
 
 def _of_a_run(reference: Path) -> Path:
-    """Return the table in the folder of another run; any other reference as it is."""
+    """Return the table in the folder of another run; other references are returned unchanged."""
     is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
     return reference / TABLE if is_run else reference
 
@@ -204,7 +204,7 @@ def predict_verb(job: Job) -> int:
 
 
 def report_verb(job: Job) -> int:
-    """Write the report of what is in output_dir; name it, and what is not there yet."""
+    """Write the report of output_dir; print its path, and what is missing."""
     from hessfig.cli.report_requests import report_requests
     from hessfig.report.at_a_glance import write_glance
     from hessfig.report.written import check_report_folder, write_report
@@ -249,7 +249,7 @@ def _problems(contents: Contents) -> Iterator[str]:
 
 
 def verify_verb(arguments: list[str]) -> int:
-    """Check statements of the theory; the settings are words of its own."""
+    """Verify statements of the theory; the verb has settings of its own."""
     from hessfig.theory.verification import parse
     from hessfig.theory.verification import run as run_statements
 
