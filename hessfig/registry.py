@@ -1,4 +1,4 @@
-"""What the studies add to the core: found by folder, imported when it is used."""
+"""The registry of studies: finds what each study adds to the core, by folder, and imports it when it is used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def study_records() -> dict[str, Study]:
 
 
 def modules_of(subject: str) -> Iterator[ModuleType]:
-    """Yield the module called `subject` of every study that has one, imported now."""
+    """Import and yield the module `subject` of every study that has this module."""
     for name in study_records():
         module = f"{_STUDIES}.{name}.{subject}"
         if find_spec(module):

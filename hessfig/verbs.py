@@ -50,7 +50,7 @@ class Verb:
         return (*top_level(*TABLE), *self.names) if self.makes_table else (*self.names, *top_level(*TABLE))
 
     def in_full(self, words: Sequence[str]) -> list[str]:
-        """Return words with the settings that aliases stand for, behind the presets that they leave as they are."""
+        """Return the words with every alias replaced by its setting, after the verb's presets."""
         typed, names = [word.partition("=") for word in words], dict(self.aliases)
         keys = [names.get(key, key) for key, _, _ in typed]
         presets = [word for word in self.presets if word.partition("=")[0] not in keys]
@@ -74,7 +74,7 @@ class Verb:
                 )
 
     def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
-        """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
+        """Compose and check key=value words; return one job, or with `several` (-m) one per run."""
         from hessfig.config.compose.job import jobs
         from hessfig.config.compose.overrides import check_overrides
 
