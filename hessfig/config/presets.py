@@ -1,4 +1,4 @@
-"""The shipped configuration files, read as they stand: the choices of every group, and the figures in their order."""
+"""Reads the shipped configuration files: the choices of every group, and the figures in their order."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ STUDY = "study"
 
 @dataclass(frozen=True)
 class ShippedFigure:
-    """What conf/figures.yaml says of a figure; `title` is its line `about`. A study has no sweep."""
+    """A figure of conf/figures.yaml; `title` is its line `about`. A study has no sweep."""
 
     name: str
     title: str
@@ -44,14 +44,14 @@ def names(group: str, own: Path | None = None) -> list[str]:
 def figures() -> dict[str, dict[str, Any]]:
     """Return {name: settings} of the shipped figures, which share a file; `about` is a line about each.
 
-    A figure draws the sweep of its name unless it says another.
+    A figure draws the sweep of its name unless it names another.
     """
     body = _parsed(files("hessfig.conf").joinpath("figures.yaml").read_text("utf-8"))
     return {name: {"name": name, "sweep": name, **settings} for name, settings in body.items()}
 
 
 def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, Any]:
-    """Return {dotted key: value} of what the file of a choice sets; presets of other groups by their group."""
+    """Return {dotted key: value} of the file of a choice; choices of other groups by their group."""
     file = dict(_of_group(group, own)).get(choice)
     text = file.read_text("utf-8") if file else ""
     body, prefix = _parsed(text), "" if "@package _global_" in text else f"{group}."

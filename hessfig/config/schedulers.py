@@ -1,4 +1,4 @@
-"""Which share of the cells this process measures: shard=K/N, or what its scheduler says (shard=auto)."""
+"""Determines the share of the cells that this process measures: shard=K/N, or from its scheduler (shard=auto)."""
 
 import os
 import re
@@ -30,9 +30,9 @@ class Scheduler:
     is_array: bool = False
 
     def share(self, environment: Mapping[str, str]) -> tuple[int, int] | None:
-        """Return this task's place, from 1, and the number of tasks; None where the scheduler says nothing of them.
+        """Return this task's place, from 1, and the number of tasks; None if the scheduler's variables are not set.
 
-        Raises UserError for a task of an array with holes: its place among the others is known to nobody.
+        Raises UserError for a task of an array with holes, whose place among the others is unknown.
         """
         values = {name: at for name in self.variables if (at := _number(environment, name)) is not None}
         if len(values) < len(self.variables):
@@ -56,7 +56,7 @@ class Scheduler:
         return f"{self.name}: {', '.join(words)}" if lost else ""
 
     def said(self, environment: Mapping[str, str]) -> str:
-        """Return the variables that say its share, for a message."""
+        """Return the variables that determine its share, for a message."""
         return f"{self.name}: {', '.join(f'{name}={environment[name]}' for name in self.variables)}"
 
     @property
@@ -102,7 +102,7 @@ Place = tuple[int, int]
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
+    """Return (2, 8) for '2/8', and the scheduler's share for 'auto'. Raises UserError for other texts."""
     match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
     index, count = share() if text == "auto" else map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
@@ -118,7 +118,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 def share(environment: Mapping[str, str] | None = None) -> Place:
     """Return this process's share of the cells, (2, 8) for the second of eight.
 
-    Who says that there is one task alone says nothing (a container's WORLD_SIZE=1). Where the tasks of an array start
+    A scheduler with a single task is ignored (a container's WORLD_SIZE=1). Where the tasks of an array start
     several processes each (srun, mpirun, torchrun), every process of every task has a share. HESSFIG_SHARDS says how
     many shares there are where the scheduler does not (Kubernetes, PBS).
     Raises UserError where no scheduler says a share, for an array with holes, for a batch script of several tasks, and
@@ -171,7 +171,7 @@ def _of_processes(places: Mapping[Scheduler, Place], environment: Mapping[str, s
 
 
 def _one_of(places: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
-    """Return what all say that say more than one task. Raises UserError where they contradict each other."""
+    """Return the place given by all schedulers with several tasks. Raises UserError if they contradict each other."""
     several = _several(places)
     if len(set(several.values())) > 1:
         raise UserError(
@@ -207,6 +207,6 @@ def _without_srun(tasks: int) -> UserError:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    """Return the number that is this text, or that the variable of this name holds; None for what holds none."""
+    """Return the number in a text, or in the variable of this name; None if there is no number."""
     text = name if name.isdigit() else environment.get(name, "")
     return int(text) if _NUMBER.fullmatch(text) else None

@@ -1,4 +1,4 @@
-"""Every single setting by its dotted key, with all that the schema says of it; and the lists of settings by role."""
+"""Lists all settings of the schema by dotted key, and by role."""
 
 import typing
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from hessfig.errors import UserError, did_you_mean, typed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its dotted key, its type, what the schema says of it, its role, and its default as it is typed."""
+    """A setting: its dotted key, type, facts in the schema, role, and default as typed text."""
 
     key: str
     type: Any
@@ -53,7 +53,7 @@ class Setting:
         return _is_a(value, self.type)
 
     def check(self, value: object) -> None:
-        """Raise UserError for a value of its type that it cannot have."""
+        """Raise UserError for a value of the right type that the setting cannot take."""
         self.says.check(self.key, value, kind=self.kind, default=self.default)
 
 
@@ -93,7 +93,7 @@ def top_level(*roles: Role) -> tuple[str, ...]:
 
 
 def role_of(key: str) -> Role | None:
-    """Return the role of a setting, of an entry of an open one, or of the choice of a group; None for what is none."""
+    """Return the role of a setting, of an entry of an open setting, or of a group's choice; None for other keys."""
     if key in GROUPS:
         return cast(Role, Config.__dataclass_fields__[key].metadata["says"])
     name = next((name for name in open_settings() if key.startswith(f"{name}.")), key)
@@ -119,7 +119,7 @@ def siblings(key: str) -> list[str]:
 
 
 def meant(key: str) -> str:
-    """Return which setting was meant by `key`, which is none: one of another group, one spelt alike, or the list."""
+    """Return suggestions for the unknown `key`: the same name in another group, similar spellings, or the list."""
     top = [name for name in settings() if "." not in name]
     same = [name for name in settings() if name.rpartition(".")[2] == key and not did_you_mean(key, top)]
     hint = f"did you mean {same[0]!r}?" if same else did_you_mean(key, [*settings(), *GROUPS])
@@ -127,7 +127,7 @@ def meant(key: str) -> str:
 
 
 def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
-    """Return the error to show for a value that setting `key` cannot take; `where`: its file."""
+    """Return the error for a value that setting `key` cannot take; `where`: its file."""
     setting = settings()[key]
     allowed = ", ".join(setting.choices) or setting.kind
     return UserError(

@@ -1,4 +1,4 @@
-"""The settings of one run of a command: its words, composed by Hydra and checked."""
+"""A job: the settings of one run of a command, composed by Hydra from its words and checked."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Job:
 
     @cached_property
     def asked(self) -> list[GivenSetting]:
-        """What the user gives: words, what a sweep file of their own sets, and what the sweep varies, by variant."""
+        """The settings given by the user: words, settings of their own sweep file, and varied settings, by variant."""
         settings = [_given(key, value, self.own) for key, value in self._of_user.items()]
         choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
         varied = {
@@ -78,7 +78,7 @@ class Job:
         return [*settings, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
 
     def check_read(self) -> None:
-        """Raise UserError for a setting that is given and that no network, data or state of the job reads."""
+        """Raise UserError for a given setting that no network, data or state of the job reads."""
         configs = [config for _, config in self.variants]
         unread = import_module(NETWORK_CHECKS).unread
         check_given(self.asked, len(configs), lambda place, key: unread(configs[place], key))
@@ -104,7 +104,7 @@ class Job:
         return [(low, high) for low, high in self.config.sweep.windows]
 
     def of_sweep(self, sweep: str) -> Job:
-        """Return what the same words ask of another sweep."""
+        """Return the job of the same words for another sweep."""
         kept = [word for word in self.words if not word.startswith(("sweep=", "figure="))]
         return compose([*kept, f"sweep={sweep}"], self.own)
 
@@ -141,7 +141,7 @@ class Job:
 
     @cached_property
     def _of_own_sweep(self) -> dict[str, Any]:
-        """What the sweep's file sets, where it is the user's own, besides the sweep itself."""
+        """The settings of the user's own sweep file, except those of the sweep itself."""
         name = self.given.get("sweep")
         is_own = self.own is not None and name is not None and name not in names("sweep")
         values = settings_in("sweep", str(name), self.own) if is_own else {}
@@ -183,7 +183,7 @@ def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
 
 
 def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
-    """Return the job that sound `words` stand for; with `several` (-m) one for each combination of key=a,b.
+    """Return the job of checked `words`; with `several` (-m), one job per combination of key=a,b.
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
@@ -194,7 +194,7 @@ def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False
 
 
 def _with_implied(job: Job) -> Job:
-    """Return the job with what its settings imply, which is said on stderr."""
+    """Return the job with the settings that its settings imply, which are printed on stderr."""
     for key, words in job.implied.items():
         print(f"note: {key} implies {' '.join(words)}", file=sys.stderr, flush=True)
     words = [word for implied in job.implied.values() for word in implied]
@@ -236,7 +236,7 @@ def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: P
 
 @cache
 def _defaults() -> DictConfig:
-    """Return the schema's settings, which `merge` copies: to make them takes four times as long."""
+    """Return the schema's settings; `merge` copies them, which is four times as fast as making them."""
     return OmegaConf.structured(Config)
 
 
@@ -287,7 +287,7 @@ def _register_figure(name: str) -> None:
 
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
-    """Return what words make of the files; where results lie is set last, since it makes no other composition."""
+    """Compose words and files; the output folder is set last, since it does not change the composition."""
     place = [word for word in words if word.startswith("output_dir=")]
     others = [word for word in words if word not in place]
     composed = _composed(tuple(others), own) if own else _shipped(tuple(others)).copy()
@@ -298,7 +298,7 @@ def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
 
 @lru_cache(maxsize=256)
 def _shipped(words: tuple[str, ...]) -> DictConfig:
-    """Return what words make of the shipped files, which do not change while hessfig runs."""
+    """Compose words and the shipped files, which do not change while hessfig runs."""
     return _composed(words, None)
 
 

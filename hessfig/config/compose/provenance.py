@@ -1,4 +1,4 @@
-"""The settings a table was made with, as its manifest has them, next to those of the present command."""
+"""Compares the settings in a table's manifest with those of the present command."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def _is_window(window: Any) -> bool:
 def setting_differences(
     recorded: Mapping[str, Any], job: Job, keys: Collection[str] | None = None
 ) -> list[SettingDifference]:
-    """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
+    """Return the settings that change numbers and differ from those of a table; only among `keys`, if given."""
     asked = as_plain(job.first)
     of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
     vary = {key: None for config in (recorded, asked) for key in (config["sweep"].get("vary") or {})}
@@ -93,7 +93,7 @@ def setting_differences(
 
 
 def matching_folder(job: Job) -> Path:
-    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
+    """Return outputs/<sweep>. Raises UserError if a given setting differs from the one that made the table."""
     folder = Path(job.config.output_dir) / job.config.sweep.name
     manifest = manifest_of(folder)
     other = setting_differences(manifest["config"], job, set(job.given)) if manifest else []
@@ -109,7 +109,7 @@ def matching_folder(job: Job) -> Path:
 
 
 def table_folder(job: Job) -> Path:
-    """Return outputs/<sweep> with a table in it. Raises UserError where there is none, or one of other settings."""
+    """Return outputs/<sweep> with its table. Raises UserError if there is none, or one of other settings."""
     folder = matching_folder(job)
     if not is_file(folder / TABLE):
         raise UserError(
@@ -159,7 +159,7 @@ def _values(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _run_command(job: Job) -> str:
-    """Return the command that measures what `job` asks for."""
+    """Return the command that measures the sweep of `job`."""
     sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
     kept = [
         word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in (Role.reading, Role.fit)
@@ -174,7 +174,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Preset:
-    """The sweep that a run began with, a line about it, and the settings in which the run is another.
+    """The sweep on which a run is based, a line about it, and the settings that the run changes.
 
     `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes.
     """
@@ -194,7 +194,7 @@ class Preset:
         ]
 
     def words(self, name: str) -> str:
-        """Return a line about the run `name`: its preset's, and what it changes of that."""
+        """Return a line about the run `name`: its preset's line, and the changed settings."""
         about = plain(self.about)
         if self.says_itself or not self.changed:
             return about
@@ -238,7 +238,7 @@ def unchanged(preset: Preset | None) -> str:
 
 
 def title(job: Job) -> str:
-    """Return the first line on a run: its name, and what it is."""
+    """Return the first line about a run: its name and its description."""
     name = job.config.sweep.name
     words = _preset(job.words, _named(job.words), job.own, as_plain(job.first)).words(name)
     return f"sweep {name}{'' if words.startswith('(preset') else ':'} {words}"

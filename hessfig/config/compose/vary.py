@@ -1,4 +1,4 @@
-"""What a sweep varies: from the setting `sweep.vary` to every combination; and values that no setting can take."""
+"""Expands the setting `sweep.vary` into every combination, and checks its values."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from hessfig.errors import UserError, unknown_name
 
 
 def check_shapes(config: Config) -> None:
-    """Raise UserError for a value that is not of its setting's type, an axis that is not varied, and bad names."""
+    """Raise UserError for a value of a wrong type, an axis that is not varied, and invalid names."""
     for key, setting in settings().items():
         if not setting.takes(value := value_of(config, key)):
             raise wrong_kind(key, value)
@@ -161,7 +161,7 @@ def _check_key(key: str) -> None:
 
 
 def _is_variable(key: str) -> bool:
-    """Whether a variant may differ in a setting: a variant is other networks, data, states or ways to measure."""
+    """Whether variants may differ in a setting: in networks, data, states or ways to measure."""
     return role_of(key) in VARIED
 
 

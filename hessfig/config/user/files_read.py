@@ -1,4 +1,4 @@
-"""Files that a user's code opens while it runs: noted by an audit hook, for the manifest, with their hashes."""
+"""Records the files that a user's code opens, by an audit hook, with their hashes for the manifest."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ _IS_HOOKED: list[bool] = []
 
 @contextmanager
 def noting(read: dict[Path, str]) -> Iterator[None]:
-    """Add the files that are opened for reading in the block, with the SHA-256 that they have at its end.
+    """Add the files opened for reading in the block, with their SHA-256 at its end.
 
     Python's own open() and os.open() are seen, in every thread; what compiled code opens by itself is not.
     Files of Python, of installed packages and of the operating system are left out.
@@ -45,7 +45,7 @@ def noting(read: dict[Path, str]) -> Iterator[None]:
 
 
 def hashes_by_name(read: Mapping[Path, str], folders: list[Path]) -> dict[str, str]:
-    """Return hashes by names that say nothing of this machine: paths from one of `folders`, or the file's name."""
+    """Return hashes by names without places of this machine: paths relative to one of `folders`, or the file's name."""
     hashes = {}
     for path, sha256 in read.items():
         inside = [path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder)]

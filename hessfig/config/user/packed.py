@@ -1,4 +1,4 @@
-"""The folder of a bundle: unpacked, its files those that its sums name; and the code that a manifest names."""
+"""Reads bundles: unpacks an archive, checks its files against their checksums, and checks the code that it names."""
 
 import io
 import os
@@ -36,7 +36,7 @@ _DAMAGES = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zi
 
 @contextmanager
 def unpacked_bundle(place: Path) -> Iterator[Path]:
-    """Give the folder or table that is named; of an archive the folder in it, unpacked for the while.
+    """Yield the named folder or table; for an archive, its folder, unpacked temporarily.
 
     Raises UserError for an archive that is damaged, too large, or holds anything else than one folder of plain files,
     and for the folder of a bundle whose files are not those that were packed.
@@ -53,7 +53,7 @@ def unpacked_bundle(place: Path) -> Iterator[Path]:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Return whether a folder is that of a bundle. Raises UserError for one whose files are not those of its sums."""
+    """Return whether a folder is an unpacked bundle. Raises UserError if its files do not match their checksums."""
     if not os.path.lexists(folder / SUMS):
         left = [name for name in _OF_BUNDLES if os.path.lexists(folder / name)]
         if left and os.path.lexists(folder / MANIFEST):
@@ -75,7 +75,7 @@ def is_bundle(folder: Path) -> bool:
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file by its name, as the sums have them."""
+    """Return the SHA-256 of every file by its name, from the file of checksums."""
     try:
         lines = read_small(folder / SUMS, _LARGEST_SUMS).decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -90,7 +90,7 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Yield every file in a folder but the sums. Raises UserError for a link, a pipe, a device."""
+    """Yield every file in a folder except the checksums. Raises UserError for a link, a pipe or a device."""
     for path, folders, names in os.walk(folder):
         for name in (*folders, *names):
             mode = (Path(path) / name).lstat().st_mode
@@ -100,7 +100,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def requirements_of(manifest: Mapping[str, Any]) -> str:
-    """Return the versions that made a table, and that draws its figures, as pip reads them.
+    """Return the versions of packages that made a table, as requirements for pip.
 
     Raises UserError for what is no version: nothing else of a manifest is for pip to read.
     """
@@ -231,7 +231,7 @@ def check_code(job: Job, given: str | None) -> list[str]:
 
 
 def _allowing(files: Sequence[str]) -> str:
-    """Return the words that let code be run: files that are found from here by name, others by their folder."""
+    """Return the words that allow code to run: files found from here by name, others by their folder."""
     here = [spec for spec in files if is_file(Path(spec.rpartition(":")[0]))]
     lost = [plain(spec.rpartition(":")[0]) for spec in files if spec not in here]
     folder = f" --config-dir FOLDER, where {first_few(lost)} lies" if lost else ""
@@ -239,7 +239,7 @@ def _allowing(files: Sequence[str]) -> str:
 
 
 def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:
-    """Return the files behind code that a manifest names, those that it imports too, which all lie in `own`."""
+    """Return the files of code that a manifest names, and those that it imports, all inside `own`."""
     if is_named or _is_file_of(spec, own):
         with guarded(CODE, spec):
             files = files_of(spec, str(own) if own else None)
@@ -279,5 +279,5 @@ def places_of(config: Config) -> dict[str, str]:
 
 
 def _is_in(path: Path, folder: Path) -> bool:
-    """Whether a file or folder is there, and inside of a folder once links are followed."""
+    """Whether a file or folder exists, and is inside a folder once links are followed."""
     return path.exists() and path.resolve().is_relative_to(folder.resolve())

@@ -1,4 +1,4 @@
-"""Code of the user's own, named in a setting: FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package."""
+"""Loads a user's own code, named in a setting: FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _READ: dict[str, dict[Path, str]] = {}  # the files that code opened while it ra
 
 
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
-    """Return what `spec` names, a file being looked for in `config_dir` first, then in the current folder.
+    """Return the object that `spec` names; a file is searched in `config_dir`, then in the current folder.
 
     `key` is the setting, for messages. Raises UserError when there is no such thing, or the code fails.
     """
@@ -64,7 +64,7 @@ def files_read(spec: str | None, config_dir: str | None) -> dict[str, str]:
 
 
 def code_hash(spec: str | None, config_dir: str | None) -> str:
-    """Return a hash of the code behind `spec`: another text makes other cells. It must have been found before.
+    """Return a hash of the code behind `spec`, so that changed code makes new cells; call `find` first.
 
     A file counts with the modules in its folder (or on PYTHONPATH) that it imports, wherever in its text; a module of
     an installed package with the whole package.
@@ -98,7 +98,7 @@ def _under(file: Path, home: Path) -> Path:
 
 
 def is_own(spec: str) -> bool:
-    """Whether a name is one of the user's own code."""
+    """Whether a name refers to the user's own code."""
     return ":" in spec
 
 
@@ -110,7 +110,7 @@ def specs_of(config: Config) -> list[str]:
 
 @contextmanager
 def guarded(key: str, place: str) -> Iterator[None]:
-    """Turn whatever the user's code raises, a call of sys.exit too, into a UserError that says where."""
+    """Turn any exception of the user's code, including sys.exit, into a UserError that says where."""
     try:
         yield
     except UserError:
@@ -120,7 +120,7 @@ def guarded(key: str, place: str) -> Iterator[None]:
 
 
 def failed(key: str, place: str, error: BaseException) -> UserError:
-    """Return the error to show when the user's code raises."""
+    """Return the error for an exception of the user's code."""
     code = place.partition(":")[0]
     run = f"python {code}" if code.endswith(".py") else f"python -c 'import {code}'"
     where = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""A user's own folder of sweeps, figures, models, ... (--config-dir): found, and checked against the shipped names."""
+"""A user's own folder of sweeps, figures, models, ... (--config-dir): finds it and checks its names."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ def own_folder(text: str) -> Path:
 def check_references(text: str, where: str) -> None:
     """Raise UserError for a text that refers to anything else than a key: ${KEY}.
 
-    Neither the environment nor a function is asked, and nothing of what they would say is repeated.
+    References to the environment or to a function are not resolved, and not repeated in the message.
     """
     for place in (match.start() for match in re.finditer(r"\$\{", text)):
         if _REFERENCE.match(text, place) is None:
@@ -104,7 +104,7 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
 
 
 def _check_defaults(root: yaml.Node | None, path: Path) -> None:
-    """Raise UserError for a list of defaults that names files of no group, which nobody checks."""
+    """Raise UserError for a list of defaults that names files outside the groups, which are not checked."""
     entries = root.value if isinstance(root, yaml.MappingNode) else []
     for text in itertools.chain(*(_texts(value, set()) for key, value in entries if key.value == "defaults")):
         word = text.rpartition(" ")[2]
