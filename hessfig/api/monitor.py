@@ -41,7 +41,7 @@ P = ParamSpec("P")
 
 
 def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Let Monitor(...) name the keyword that was probably meant, and refuse settings next to a whole Measure."""
+    """Make Monitor(...) suggest the keyword that was probably meant, and refuse settings next to a Measure."""
     known, of_measure = signature(init).parameters, {each.name for each in fields(Measure)}
 
     @wraps(init)
@@ -199,7 +199,7 @@ class Monitor:
             self.budget.resume(self._course.seen["budget"])
 
     def close(self) -> None:
-        """Let the folder go: another monitor may have it, and this one measures no more."""
+        """Release the folder for another monitor; this monitor measures no more."""
         if self._owner is not None:
             self._owner.release()
             self._owner = None
@@ -263,7 +263,7 @@ class Monitor:
             return {}
 
     def _refuse(self, step: int, last: int) -> Values:
-        """Measure nothing at a step below the last one: the table would have two numbers of one step."""
+        """Refuse a step below the last one, for which the table would have two numbers."""
         error = UserError(
             "monitor(step): the steps went back",
             got=f"step {step} after step {last}",
@@ -319,7 +319,7 @@ class Monitor:
         return identity(function, state.training, state.updates, sorted(state.moments.items()))
 
     def _tell(self, values: Values, step: int) -> None:
-        """Tell the logger; what is measured is kept where it fails."""
+        """Pass the numbers to the logger; its failure is a warning unless on_error is "raise"."""
         try:
             self._log(values, step)
         except Exception as error:
@@ -359,7 +359,7 @@ class Monitor:
         self._say(f"{every}: some are skipped; {expected} (max_fraction=None measures all)", kind="thinned")
 
     def _fail(self, step: int, error: Exception, *, kind: str = "", is_due: bool = True) -> None:
-        """Say that a step was not measured, once of each kind, and note it in the manifest if it was due."""
+        """Warn that a step was not measured, once per kind, and note it in the manifest if it was due."""
         words = f"{type(error).__name__}: {error}"
         self._say(f"step {step} was not measured: {words}", kind=kind or type(error).__name__)
         if is_due:
@@ -382,7 +382,7 @@ class Monitor:
 
     @contextmanager
     def _once(self) -> Iterator[None]:
-        """Show a warning of the engines the first time only: it would come with every measurement."""
+        """Show each warning of the engines only once, not with every measurement."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -393,7 +393,7 @@ class Monitor:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def _say(self, words: str, *, kind: str) -> None:
-        """Warn, once of each kind."""
+        """Warn, once per kind."""
         if kind not in self._reported:
             self._reported.add(kind)
             warnings.warn(f"hessfig.Monitor: {words}", RuntimeWarning, stacklevel=5)

@@ -1,4 +1,4 @@
-"""One writer of a folder at a time: a lock that a monitor holds while it lives, in this process and among others."""
+"""Locks a folder, so that only one monitor writes it, within this process and among processes."""
 
 import errno
 import gc
@@ -42,7 +42,7 @@ class Owner:
         self._release = weakref.finalize(self, _let_go, place, folder / LOCK, handle)
 
     def release(self) -> None:
-        """Let the folder go: it is free for another owner."""
+        """Release the folder for another owner."""
         self._release()
 
 
@@ -66,7 +66,7 @@ def _locked(folder: Path) -> int:
 
 
 def _lock(handle: int, folder: Path) -> bool:
-    """Lock an open file; False where somebody else has."""
+    """Lock an open file; return False if it is locked already."""
     if fcntl is None:
         return True
     try:
@@ -82,7 +82,7 @@ def _lock(handle: int, folder: Path) -> bool:
 
 
 def _let_go(place: tuple[int, int], path: Path, handle: int) -> None:
-    """Take lock and file away; a process that was forked from the owner's leaves them as they are."""
+    """Remove lock and file, except in a process forked from the owner's."""
     if place[0] == os.getpid():
         _HELD.pop(place, None)
         with suppress(OSError):
