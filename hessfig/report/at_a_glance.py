@@ -1,4 +1,4 @@
-"""The paper in one screen: every figure of it with own and published slopes and verdicts, as a page and a PDF."""
+"""The paper at a glance: each of its figures with measured and published slopes and verdicts, as a page and a PDF."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def glances(contents: Contents) -> list[Glance]:
 
 
 def _slopes(sweep: SweepFound) -> Iterator[Slope]:
-    """Yield the slopes on the first window of which something is published, one a block and part."""
+    """Yield the slopes on the first window with published values, one per block and part."""
     if sweep.slopes is None:
         return
     known = sweep.slopes[sweep.slopes["published"].notna()]
@@ -77,7 +77,7 @@ def _number(value: float, error: float) -> str:
 
 
 def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
-    """Write outputs/results-at-a-glance.pdf, one A4 page; return its path, and what it was made of.
+    """Write outputs/results-at-a-glance.pdf, one A4 page; return its path and its contents.
 
     Raises UserError for a file of that name that hessfig did not write, for a place that cannot be written, and where
     no figure of the paper is measured.
@@ -111,7 +111,7 @@ def _entry(glance: Glance, folder: Path) -> SummaryEntry:
 
 
 def _judged(contents: Contents) -> list[str]:
-    """Return every claim that was judged, with its verdict."""
+    """Return every judged claim with its verdict."""
     frame = contents.claims.frame
     rows = [] if frame is None else frame.to_dict("records")
     return [f"{row['id']}: {row['verdict']}" for row in rows if row["verdict"] != "not run"]

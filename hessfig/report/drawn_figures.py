@@ -1,4 +1,4 @@
-"""Figures of a report, drawn with their words; and everything that its pages show, put together."""
+"""Draws the figures of a report with their texts, and collects everything that its pages show."""
 
 import io
 import re
@@ -30,7 +30,7 @@ _SEEN, _FEW = 8, 0.01  # of 255: how far a colour may be off before an eye can t
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn page: paths below the report's folder, its size in pixels, its words, numbers and chart (as JSON)."""
+    """A drawn page: paths below the report's folder, size in pixels, text, numbers and chart (as JSON)."""
 
     title: str
     alt: str
@@ -57,7 +57,7 @@ class DrawnFigure:
 
 
 def draw_for_report(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = False) -> DrawnFigure:
-    """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so.
+    """Draw a figure into the folder `root` of a report; if it cannot be drawn, return the reason.
 
     An `interactive` one has charts of its numbers as well.
     """
@@ -141,7 +141,7 @@ def _title(asked: FigureAsked, stem: str) -> str:
 
 
 def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Write a PNG with a palette, at most so large; return its size. Pictures of few colours lose nothing by it."""
+    """Write a PNG with a palette, of limited size; return its size. Pictures of few colours lose nothing."""
     with Image.open(source) as image:
         flat = image.convert("RGB")
     if most:
@@ -153,14 +153,14 @@ def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tupl
 
 
 def in_few_colours(picture: Image.Image) -> Image.Image:
-    """Return an RGB picture with a palette, a third of the size; whole where that shows (heat maps)."""
+    """Return an RGB picture with a palette, a third of the size; unchanged if colours would suffer (heat maps)."""
     small = picture.quantize(_COLOURS, dither=Image.Dither.NONE)
     off = np.asarray(ImageChops.difference(picture, small.convert("RGB"))).max(axis=2)
     return small if (off > _SEEN).mean() < _FEW else picture
 
 
 def _kept_svg(path: Path, root: Path) -> str:
-    """Return where the SVG is; one that is too large for a page is taken out of the report."""
+    """Return the path of the SVG; an SVG too large for a page is removed from the report."""
     if path.stat().st_size <= LARGEST_SVG:
         return path.relative_to(root).as_posix()
     path.unlink()
@@ -178,7 +178,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class ToDo:
-    """A command that would fill a gap, and which one."""
+    """A command that would fill a gap of the report, and the gap."""
 
     command: str
     why: str
@@ -195,11 +195,11 @@ class Contents:
     claims: Ledger
 
     def figures_of(self, sweep: str) -> list[DrawnFigure]:
-        """Return the figures of a sweep that are there to show."""
+        """Return the figures of a sweep that can be shown."""
         return [drawn for drawn in self.figures if drawn.asked.sweep == sweep]
 
     def groups(self) -> list[tuple[str, list[DrawnFigure]]]:
-        """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
+        """Return the figures, drawn or with a problem, by group, the paper's first; without empty groups."""
         shown = [figure for figure in self.figures if figure.pictures or figure.problem]
         by_group = [
             (title, [figure for figure in shown if figure.asked.group == group]) for group, title in GROUPS.items()
@@ -207,12 +207,12 @@ class Contents:
         return [(title, figures) for title, figures in by_group if figures]
 
     def label(self, sweep: str) -> str:
-        """Return what a reader calls a sweep: its figures, or its name."""
+        """Return a reader's name of a sweep: its figures, or its own name."""
         labels = [drawn.asked.label for drawn in self.figures_of(sweep)]
         return ", ".join(labels) or sweep
 
     def todo(self) -> list[ToDo]:
-        """Return the commands for what is not there, in the order of the figures."""
+        """Return the commands for what is missing, in the order of the figures."""
         return list({todo.command: todo for todo in self._gaps()}.values())
 
     def _gaps(self) -> Iterator[ToDo]:

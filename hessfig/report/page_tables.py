@@ -1,4 +1,4 @@
-"""Tables on the pages of the report: slopes, comparisons, claims and numbers, cell by cell."""
+"""The tables on the pages of a report: slopes, comparisons, claims and numbers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ KINDS = dict.fromkeys(_GOOD, "good") | dict.fromkeys(_BAD, "bad") | dict.fromkey
 
 @dataclass(frozen=True)
 class TableCell:
-    """What a cell shows, the `value` behind it where that is more, and the kind of a verdict."""
+    """A cell: the text that it shows, its exact `value` if that is more, and the kind of a verdict."""
 
     text: str
     value: str = ""
@@ -31,7 +31,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table; `cut` says how many rows there are where not all are shown."""
+    """A table; `cut` is the number of all rows if not all are shown."""
 
     name: str
     caption: str
@@ -63,7 +63,7 @@ def any_table(name: str, caption: str, frame: pd.DataFrame) -> PageTable:
 
 
 def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Callable[[Any], TableCell]]) -> PageTable:
-    """Return a table of at most MOST_ROWS rows, evenly chosen; a column that says nothing is left out."""
+    """Return a table of at most MOST_ROWS evenly chosen rows, without empty columns."""
     chosen = frame.iloc[:: math.ceil(len(frame) / MOST_ROWS)] if len(frame) > MOST_ROWS else frame
     columns = {
         title: [cell(row) for row in chosen.to_dict("records")]  # by name: columns may have any
@@ -84,7 +84,7 @@ def _is_number(cell: TableCell) -> bool:
 
 
 def number_cell(value: Any, digits: str = ".4g") -> TableCell:
-    """Return a number's cell: few digits to read, all of them to sort and copy; nothing for nan."""
+    """Return a number's cell: few digits for reading, all digits for sorting and copying; empty for nan."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return TableCell("")
     return TableCell(format(value, digits).replace("-", "−"), f"{value:.10g}")
@@ -105,7 +105,7 @@ def _plain(column: str) -> Callable[[Any], TableCell]:
 
 
 def _variant(variant: str) -> TableCell:
-    """Return a variant that may break into lines between its settings, so that no column behind it is cut."""
+    """Return a variant's text with breaks between its settings, so that later columns are not cut."""
     return TableCell(short_variant(variant).replace(",", ", "))
 
 
@@ -125,7 +125,7 @@ def _slope(row: Any) -> TableCell:
 
 
 def _off(row: Any) -> TableCell:
-    """Return by how much a slope is off its prediction: what the table is sorted by to see the largest first."""
+    """Return the distance of a slope from its prediction, by which the table is sorted."""
     known = row["prediction"] == Prediction.exponent and not row["is_zero"]
     return number_cell(abs(row["slope"] - row["predicted"]), ".2f") if known else TableCell("")
 

@@ -1,4 +1,4 @@
-"""Sweeps read for a report: their slopes and comparisons, and what these say in a sentence."""
+"""Reads sweeps for a report: their slopes and comparisons, and sentences about them."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ from hessfig.report.gathered import (
 
 @dataclass(frozen=True)
 class Compared:
-    """What `hessfig compare` left: its curves, the verdict on them and what it rests on."""
+    """The files of `hessfig compare`: its curves, the verdict and its reasons."""
 
     curves: pd.DataFrame
     verdict: str
@@ -62,12 +62,12 @@ class SweepFound:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings that made it; empty where they are not known."""
+        """The settings that made it; empty if they are unknown."""
         return self.run.config if self.run else {}
 
 
 def read_sweep(asked: FigureRequests, name: str) -> SweepFound:
-    """Return what outputs/<name> holds. Nothing in it raises: what cannot be read is said."""
+    """Read outputs/<name>. Raises nothing: the result says what could not be read."""
     folder, about = asked.outputs / name, asked.sweeps[name]
     run, manifest, problem = _read(folder)
     state, words = state_of_sweep(folder, manifest, is_readable=run is not None)
@@ -86,7 +86,7 @@ def _read(folder: Path) -> tuple[RecordedRun | None, Mapping[str, Any] | None, U
 
 
 def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple[pd.DataFrame | None, str]:
-    """Fit what `hessfig slopes` does, on the windows of the sweep; along training steps no power law is looked for."""
+    """Fit the slopes of `hessfig slopes`, on the windows of the sweep; there are none along training steps."""
     if run.axis.name == "step":
         why = f"curves along steps are no power laws (hessfig slopes sweep={about.name} fits them all the same)"
         return None, why
@@ -101,7 +101,7 @@ def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple
 
 
 def _compared(folder: Path) -> Compared | None:
-    """Return the comparison that lies next to the table, judged again from its files; None where it is not whole."""
+    """Return the comparison stored next to the table, judged again from its files; None if it is incomplete."""
     try:
         points, curves, ratios = (pd.read_csv(folder / f"comparison{name}.csv") for name in ("", "_curves", "_ratios"))
         verdict, reasons = agreement_verdict(points, curves, ratios)
@@ -115,7 +115,7 @@ _MOST_BLOCKS = 9
 
 @dataclass(frozen=True)
 class ReadingVerdict:
-    """A word, the kind of it (good, bad, open, none) and the sentence it rests on."""
+    """A verdict: its word, its kind (good, bad, open, none) and the sentence behind it."""
 
     word: str
     kind: str
@@ -123,7 +123,7 @@ class ReadingVerdict:
 
 
 def on_theory(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
-    """Return what the slopes say of the predictions, by the rule of `hessfig check`."""
+    """Return the verdict of the slopes on the predictions, by the rule of `hessfig check`."""
     if sweep.slopes is None:
         return ReadingVerdict("no slopes", "none", sweep.no_slopes or "nothing to fit")
     checked = gate.checked(sweep.slopes)
@@ -172,7 +172,7 @@ def outside(sweep: SweepFound, tolerance: float) -> list[str]:
 
 
 def on_paper(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
-    """Return what the published values say: the comparison if one was made, else the published slopes on record."""
+    """Return the verdict on the published values: from a comparison if there is one, else from published slopes."""
     if sweep.compared is not None:
         kinds = {"agrees": "good", "differs": "bad"}
         words = "; ".join(sweep.compared.reasons) or f"{len(sweep.compared.curves)} curves compared"
@@ -192,7 +192,7 @@ def on_paper(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
 
 
 def of_numbers(numbers: pd.DataFrame) -> str:
-    """Return what a picture's numbers show, in a sentence or two."""
+    """Return one or two sentences about a picture's numbers."""
     names = set(numbers.columns)
     if numbers.empty:
         return "No number is drawn."
@@ -267,7 +267,7 @@ def _medians(numbers: pd.DataFrame) -> str:
 
 
 def _ranges(numbers: pd.DataFrame, value: str, series: str) -> str:
-    """Return from where to where each series runs."""
+    """Return the range of each series."""
     spans = numbers.groupby(series, sort=False)[value].agg(["min", "max"]).dropna()
     lines = [f"{name} from {low:.3g} to {high:.3g}" for name, low, high in spans.itertuples()]
     return f"{value.capitalize()}: {'; '.join(lines[:_MOST_BLOCKS])}."

@@ -1,4 +1,4 @@
-"""The report on disk: a folder of pages, pictures, tables and JSON, or one file with everything in it."""
+"""Writes the report: a folder of pages, pictures, tables and JSON, or one file with everything in it."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ _LINE = re.compile(rb"<!-- hessfig report, sha256 ([0-9a-f]{64}) -->\n\Z")
 
 @contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """Fill an empty folder that appears as `folder` when the block ends without an error; what stands there stays.
+    """Yield an empty folder that replaces `folder` when the block ends without an error.
 
     Raises UserError when anything there was not written by this function, or was changed since, and for a place that
     cannot be written.
@@ -110,7 +110,7 @@ def _foreign(folder: Path) -> str:
 
 
 def _entries(folder: Path) -> list[str]:
-    """Return everything below a folder but folders and the seal; links are entries, wherever they lead."""
+    """Return all files below a folder except the seal; links count as files."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / SEAL)
 
@@ -175,7 +175,7 @@ _NOT_IN_JSON = ("config", "checksum", "arrays")
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the file to open, how many files and bytes, and its contents."""
+    """The written report: the file to open, the numbers of files and bytes, and its contents."""
 
     path: Path
     files: int
@@ -184,7 +184,7 @@ class Written:
 
 
 def check_report_folder(outputs: Path, *, single_file: bool) -> None:
-    """Raise UserError for what stands where the report would, and is no report as hessfig left it."""
+    """Raise UserError if the report's path holds anything but a report unchanged since hessfig wrote it."""
     (check_file if single_file else check_folder)(_place(outputs, single_file=single_file))
 
 
@@ -293,7 +293,7 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return the same with null for what is not finite: JSON has no nan."""
+    """Return the value with null in place of numbers that are not finite, because JSON has no nan."""
     if isinstance(value, Mapping):
         return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
