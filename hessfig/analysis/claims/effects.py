@@ -31,7 +31,7 @@ def by_seed(rows: pd.DataFrame, *keys: str) -> pd.Series:
 
 
 def columns_of_level(values: pd.Series, level: str) -> pd.DataFrame:
-    """Return a column for each value of one level of the index, rising."""
+    """Return one column per value of a level of the index, in ascending order."""
     return values.unstack(level).sort_index(axis=1)  # noqa: PD010 - one value a place is sure: nothing to aggregate
 
 
@@ -41,7 +41,7 @@ def norms(evidence: Evidence, *settings: str, part: Part = Part.H) -> pd.DataFra
 
 
 def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
-    """Return the rows whose value is positive, with its logarithm in its place."""
+    """Return the rows with positive values, with the values replaced by their logarithms."""
     positive = rows[rows["value"] > 0]
     return positive.assign(value=log(positive["value"]))
 

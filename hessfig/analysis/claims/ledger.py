@@ -1,4 +1,4 @@
-"""All claims judged: catalogue, verdicts, and how they are printed and written."""
+"""The ledger of claims: collects and judges all claims, and prints and writes the verdicts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """What is printed next to the verdict."""
+        """The text printed next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         first = self.finding.words if self.finding else self.claim.follows
         return "; ".join(filter(None, [first, *notes, " && ".join(self.commands)]))
@@ -82,7 +82,7 @@ def judge_claims(claims: Iterable[Claim], outputs: Path, departures: Departures)
 
 
 def counts(judged: Iterable[Judged]) -> Mapping[str, int]:
-    """Return how many claims have each verdict, those that occur."""
+    """Return the number of claims per verdict, without verdicts that do not occur."""
     verdicts = [entry.verdict for entry in judged]
     words = (*(verdict.value for verdict in ClaimVerdict), NOT_RUN)
     return {word: verdicts.count(word) for word in words if word in verdicts}
@@ -141,7 +141,7 @@ def as_markdown(judged: Sequence[Judged]) -> str:
 
 
 def explanation(judged: Judged) -> list[tuple[str, str]]:
-    """Return what there is to say of one claim, as pairs of a word and a text."""
+    """Return the explanation of one claim, as pairs of a word and a text."""
     claim = judged.claim
     pairs = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted_source(claim))]
     pairs += [("sweeps", ", ".join(claim.sweeps)), ("seeds", seeds_in_words(claim))]
@@ -153,7 +153,7 @@ def explanation(judged: Judged) -> list[tuple[str, str]]:
 
 
 def quoted_source(claim: Claim) -> str:
-    """Return the source's words with their place; of a question of the package's own there are none."""
+    """Return the source's words with their place; empty for the package's own questions."""
     if claim.words:
         return f'"{claim.words}" ({claim.where})'
     return "" if claim.is_ours else "not quoted: paraphrase"
@@ -188,17 +188,17 @@ def interval(judged: Judged) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number in three digits; nothing for nan."""
+    """Return a number with three digits; empty for nan."""
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
 def ends(low: float, high: float) -> str:
-    """Return an interval in words; nothing where there is none."""
+    """Return an interval in words; empty if there is none."""
     return "" if math.isnan(low) else f"[{low:.3g}, {high:.3g}]"
 
 
 def summary_of_verdicts(judged: Sequence[Judged]) -> str:
-    """Return how many claims have which verdict, and how many of these are expected to be false.
+    """Return the number of claims per verdict, and how many verdicts are expected to be false.
 
     A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both)
     through the sampling of seeds alone: a rule that judges another thing than the source says is not counted.
@@ -242,7 +242,7 @@ _COLOURS: dict[str, str] = {
 
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
-    """Return one row per claim: effect, interval, verdict, what it states, and below it a note or what to run."""
+    """Return one row per claim: effect, interval, verdict, and its statement above a note or a command."""
     rows = [
         (entry.claim.id, effect(entry), interval(entry), _coloured(entry.verdict), _scale(entry), _stated(entry))
         for entry in judged
@@ -253,7 +253,7 @@ def verdict_table(judged: Sequence[Judged]) -> Table:
 
 
 def explanation_table(judged: Judged) -> Table:
-    """Return what one claim says, its rule and its verdict."""
+    """Return the statement, the rule and the verdict of one claim."""
     rows = [(word, _safe(text)) for word, text in explanation(judged)]
     return presented.terminal_table(("", judged.claim.id), rows, wrapped=[judged.claim.id], fold=True)
 

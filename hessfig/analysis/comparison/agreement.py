@@ -42,7 +42,7 @@ class PairedDifference:
 
     @property
     def p(self) -> np.ndarray:
-        """Return the probability of a difference as large, either way, where there is none."""
+        """Return the two-sided probability of a difference at least as large under equality."""
         return np.asarray(2 * stdtr(self.dof, -np.abs(self.shift) / self.error))
 
     @property
@@ -85,7 +85,7 @@ def weights(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def distance_from_centre(logs: np.ndarray, centre: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return each repeat's weighted average distance from `centre` over the columns that it has, as one column."""
+    """Return each repeat's weighted mean distance from `centre` over its columns, as one column."""
     known = ~np.isnan(logs)
     share = np.where(known, weight, 0.0)
     total = share.sum(axis=1)
@@ -115,7 +115,7 @@ class AgreementVerdict(StrEnum):
 def agreement_verdict(
     points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame
 ) -> tuple[AgreementVerdict, list[str]]:
-    """Return the verdict and what is outside, one line per kind."""
+    """Return the verdict, and one line per kind of difference."""
     reasons = list(_outside(points, curves, ratios))
     if reasons:
         return AgreementVerdict.differs, reasons
@@ -125,7 +125,7 @@ def agreement_verdict(
 
 
 def found_from(curves: pd.DataFrame) -> pd.Series:
-    """Return the smallest shift of each curve that would be called different, as a log; nan where there is no test."""
+    """Return the smallest shift of each curve that would count as different, as a log; nan without a test."""
     level = CURVES / max(int(curves["p"].notna().sum()), 1)
     return pd.Series(-stdtrit(curves["dof"].to_numpy(), level / 2) * curves["shift_se"].to_numpy(), curves.index)
 
@@ -253,7 +253,7 @@ def curve_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
 
 
 def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
-    """Return a row for each two curves of one layer with the shift of their ratio, repeat by repeat of one side.
+    """Return one row per pair of curves of a layer with the shift of their ratio, by repeats of one side.
 
     What all blocks of a network share cancels, so an error in one curve shows. Batches shift the two by amounts taken
     as independent (measured: 0 to 1.2 times the spread that this gives).
