@@ -375,7 +375,7 @@ def measure(
     )
     place, config = device_of(device), wanted.config()
     with differentiating():
-        objective = problem.objective(config.dtype)  # refuses what is no network
+        objective = problem.objective(config.dtype)  # refuses objects that are no networks
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
             measurable, at = objective.on(place), At(config, seed=config.first_seed)
@@ -423,7 +423,7 @@ def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None)
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
     lost, may_be = frame[frame["status"] == Status.nonfinite], undefined_rows(measured)
-    if len(lost) < len(frame):  # where nothing is finite, something is wrong
+    if len(lost) < len(frame):  # if no number is finite, something is wrong
         lost = lost[~lost["quantity"].isin(may_be)]
     if len(lost):
         names = first_few(list(dict.fromkeys(lost["quantity"])))

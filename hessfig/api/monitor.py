@@ -161,7 +161,7 @@ class Monitor:
         wanted = measure or Measure(
             blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
         )
-        self.folder = Path(folder).absolute()  # whatever directory the training goes to
+        self.folder = Path(folder).absolute()  # independent of later changes of directory
         self.every = whole("every", every, most=_MOST_STEPS, example=20)
         self.budget = Budget(max_fraction)
         network = unwrapped(network)
@@ -186,7 +186,7 @@ class Monitor:
             self._trained = trainable_names(self._network) if weights == TRAINABLE else None
             self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
             for name in config.quantities:
-                _ = quantity(name).function  # imports are set-up: they are not the time of measuring
+                _ = quantity(name).function  # imports do not count as time of measuring
             check_writable(self.folder)
             self._owner = Owner(self.folder)
             try:

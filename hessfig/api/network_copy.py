@@ -148,6 +148,6 @@ def keep_training_state(network: nn.Module) -> Iterator[None]:
     """Restore the random generators of torch, numpy and Python, and autocast and grad mode, after the block."""
     device = next(network.parameters(), torch.empty(0, device="cpu")).device
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # what the training has under way is not the time of measuring
+        torch.cuda.synchronize()  # pending work of the training does not count as time of measuring
     with differentiating(), kept_draws(), made_on(device):
         yield

@@ -13,7 +13,7 @@ from hessfig.files import unwritable
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: the register of this process is all there is
+except ImportError:  # not a POSIX system: only owners in this process are known
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".owner"
@@ -30,7 +30,7 @@ class Owner:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder = folder.absolute()  # wherever the process goes before it releases
+        folder = folder.absolute()  # independent of later changes of directory
         status = folder.stat()
         place = (os.getpid(), status.st_ino ^ status.st_dev << 64)
         if place in _HELD:
@@ -58,7 +58,7 @@ def _locked(folder: Path) -> int:
             os.close(handle)
             raise _owned(folder, f"process {owner}" if owner.isdigit() else "another process", "another folder=...")
         with suppress(OSError):
-            if os.fstat(handle).st_ino == (folder / LOCK).stat().st_ino:  # else its last owner took the file away
+            if os.fstat(handle).st_ino == (folder / LOCK).stat().st_ino:  # else its last owner removed the file
                 os.ftruncate(handle, 0)
                 os.write(handle, f"{os.getpid()}\n".encode())
                 return handle

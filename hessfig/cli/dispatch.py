@@ -28,7 +28,7 @@ def compose_and_run(verb: Verb, command: Command, action: Action) -> int:
         return 0
     if not command.several:
         return action(jobs[0])
-    if verb.makes_table:  # what cannot be measured is refused now, not after hours of the first run
+    if verb.makes_table:  # refuse impossible runs now, not after hours of the first run
         from hessfig.sweep.plan import Sweep
 
         for job in jobs:

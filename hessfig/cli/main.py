@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = EXIT_BAD_INPUT
     except OSError as error:
         code = _out_of_files(error)
-    except Exception:  # a defect of ours: never taken for failed cells, whose status is 1
+    except Exception:  # a defect of hessfig; failed cells have status 1
         traceback.print_exc()
         code = EXIT_DEFECT
     if arguments is None and "torch" not in sys.modules:  # whose extensions would report as leaked what is frozen

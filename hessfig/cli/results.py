@@ -36,7 +36,7 @@ def plot_verb(job: Job) -> int:
     figure = job.config.figure
     if not figure.name:
         raise _no_figure(job)
-    paper_of(job)  # words that cannot be set in type are refused before anything is read or computed
+    paper_of(job)  # refuse words that cannot be typeset before anything is read or computed
     for path in _study(job) if figure.layout == STUDY else _drawn(job):
         print(path)
     return 0

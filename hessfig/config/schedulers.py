@@ -97,7 +97,7 @@ SCHEDULERS = (
 _TORCHRUN, _STEP = SCHEDULERS[0], SCHEDULERS[-1]
 _GROUPS = "GROUP_WORLD_SIZE"  # over how many nodes torchrun's processes are spread
 _STEP_ID = "SLURM_STEP_ID"
-_NO_STEPS = 0xFFFFFFF0  # from here on Slurm numbers what srun did not start: batch scripts, prologues
+_NO_STEPS = 0xFFFFFFF0  # Slurm's step ids from here on are not of srun: batch scripts, prologues
 Place = tuple[int, int]
 
 

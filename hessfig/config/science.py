@@ -6,7 +6,7 @@ from typing import Any
 from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
 
-# Beyond these, sizes are slips: deeper networks take minutes to be planned.
+# Larger sizes are probably mistakes: deeper networks take minutes to plan.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 _MOST_OF_A_SPECTRUM = 1_000_000
 # Under which settings others are read (see SettingInfo.where).

@@ -7,7 +7,7 @@ from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
 from hessfig.terms import Optimiser
 
-_MOST_STEPS = 100_000_000  # beyond this, a number is a slip
+_MOST_STEPS = 100_000_000  # a larger number is probably a mistake
 
 
 def _of_rules(name: str) -> str:

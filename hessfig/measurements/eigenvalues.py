@@ -29,7 +29,7 @@ PERCENT = (5, 25, 50, 75, 95)
 SMALL = 5
 Array = NDArray[np.float64]
 _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
-_DENSE, _LANCZOS = "dense", "lanczos"  # what the numbers are from
+_DENSE, _LANCZOS = "dense", "lanczos"  # the column `estimator` of these numbers
 Numbers = dict[tuple[str, int | None], Estimate]  # by the quantity and the index of their rows
 
 

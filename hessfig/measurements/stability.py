@@ -81,7 +81,7 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
 def coming_rate(at: At) -> float:
     """Return the learning rate of the next update; a cosine's last one at its end."""
     training, coming = at.config.training, (at.step or 0) + 1
-    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
+    ends = training.schedule == Schedule.cosine  # a constant schedule does not depend on its length
     return learning_rate(training, min(coming, training.steps) if ends else coming)
 
 
@@ -233,7 +233,7 @@ def crossing_step(objective: Objective, at: At) -> Estimate:
         start = loss_at(0.0)
         if not math.isfinite(start):
             return Estimate(math.nan, math.nan, 0)
-        # A loss that is no number is beyond every loss.
+        # A loss that is nan counts as larger than every loss.
         return crossing(lambda step: not loss_at(step) <= start, first=at.config.training.learning_rate)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hessfig.models.networks import BareAttention, SelfAttention
 
 EXAMPLES = 64
-_REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds from where on once is enough
+_REPEATS, _LONG = 3, 0.2  # repeats of a timing; seconds above which one is enough
 
 
 def loss(objective: Objective, request: Request) -> Measured:
@@ -290,7 +290,7 @@ def _seconds(objective: Objective, at: At) -> tuple[float, float]:
         while len(updates) < _REPEATS and sum(refreshes) < _LONG:
             refreshes.append(_time(lambda: rule.refresh_curvature(1, loss, seed=at.seed)))
             updates.append(_time(update))
-            network.load_state_dict(weights)  # a rate that leads too far for a second look costs as much as any
+            network.load_state_dict(weights)  # a large rate may lead too far for a second refresh
     return statistics.median(updates), statistics.median(refreshes)
 
 

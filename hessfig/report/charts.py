@@ -26,7 +26,7 @@ _SERIES = ("variant", "num_layers", "layer", "part", "quantity", "sigma", "step"
 _MAPS = ("part", "variant", "num_layers", "quantity", "step", "sigma", "seed")
 _NAMES = ("variant", "block", "num_layers", "layer")
 _SCRIPT = ("package_data", "plotly.min.js")
-_STEEP, _WIDE = 30.0, 8.0  # ratios of the largest to the smallest from which on values, and places, are logarithmic
+_STEEP, _WIDE = 30.0, 8.0  # ratios of largest to smallest above which values, and places, are logarithmic
 
 
 def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:

@@ -22,10 +22,10 @@ from hessfig.report.charts import chart_of
 from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, judged_claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 
-LARGEST_SVG = 800_000  # bytes: a larger one is slower to show than its PNG, which then stands alone
+LARGEST_SVG = 800_000  # bytes: a larger SVG is shown more slowly than its PNG, and is left out
 _SMALL = (420, 300)
 _COLOURS = 256
-_SEEN, _FEW = 8, 0.01  # of 255: how far a colour may be off before an eye can tell, and in which share of a picture
+_SEEN, _FEW = 8, 0.01  # the largest invisible error of a colour (of 255), and its share of a picture
 
 
 @dataclass(frozen=True)

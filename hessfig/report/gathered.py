@@ -173,7 +173,7 @@ def _counted(manifest: Mapping[str, Any]) -> tuple[SweepState, str]:
 VERIFY, CLAIMS = "hessfig verify", "hessfig claims"
 _VERDICTS = ("holds_as_printed", "verdict")
 _SWEEPS = "sweeps"  # names with a space between them
-# As a reader asks: which claim, is it so, by how much, who says it; the rule last, for it is long.
+# In the order of a reader's questions; the rule is last, because it is long.
 _CLAIM = ("id", "verdict", "statement", "effect", "low", "high", "words", "source", "figure", "sweeps", "run")
 
 

@@ -35,7 +35,7 @@ from hessfig.report.readings import SweepFound, on_paper, on_theory
 
 SEAL = "written-by-hessfig.json"
 _TEMPORARY = re.compile(r"[a-z0-9_]{8}(\.old)?")  # as `appearing` names its folders
-_OLD = 3600.0  # seconds after which no writer is still at it
+_OLD = 3600.0  # seconds after which no writer can still be running
 _LINE = re.compile(rb"<!-- hessfig report, sha256 ([0-9a-f]{64}) -->\n\Z")
 
 
@@ -143,12 +143,12 @@ def _exchange(new: Path, folder: Path) -> None:
 def _remove(folder: Path) -> None:
     """Remove the files that a seal lists, then empty folders, the seal last: no other file is ever removed."""
     sealed = (_sealed(folder) or {}).get("files", {})
-    for name in set(_entries(folder)) & set(sealed):  # a forged seal may name what lies elsewhere
+    for name in set(_entries(folder)) & set(sealed):  # a forged seal may name files outside the folder
         (folder / name).unlink(missing_ok=True)
     if not _entries(folder):
         (folder / SEAL).unlink(missing_ok=True)
     for path in [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]:
-        with suppress(OSError):  # it is not empty, or not there
+        with suppress(OSError):  # it is not empty, or does not exist
             path.rmdir()
 
 

@@ -20,7 +20,7 @@ from hessfig.record import MANIFEST, TABLE, digest, read_checked
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.store import CellStore, CorruptCell, is_at_work
 
-YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
+YOUNG = 24 * 3600.0  # seconds; younger cells may belong to a run that will be resumed
 _LARGEST_TABLE = 2**31  # bytes
 _OF_A_CELL = ("sigma", "seed", "settled", "step", "content")
 _OF_A_QUANTITY = ("quantity", "version", "settings")

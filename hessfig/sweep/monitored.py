@@ -17,7 +17,7 @@ from hessfig.record import MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, diges
 from hessfig.sweep.outputs import now, provenance, table_text
 from hessfig.sweep.store import CellStore, Rows
 
-WATCHED = "monitor"  # what only the manifest of such a training has
+WATCHED = "monitor"  # only in the manifest of a monitored training
 _OF_NUMBERS = ("estimator", "spectrum", "blocks", "parts", "first_seed", "dtype")
 _NOT_KEPT = "vectors"  # eigenvectors of every step would fill a disk
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that every training moves
@@ -63,8 +63,8 @@ class MonitoredTraining:
         self.hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)  # of data, settings
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
         self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[Measurement]()
-        self._sealed: str | None = None  # the hash of the table that is there
-        self.witness: Mapping[str, Any] = {}  # what the copy was compared with
+        self._sealed: str | None = None  # the hash of the existing table
+        self.witness: Mapping[str, Any] = {}  # the record of the copy's comparison
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
         if not overwrite:
             self._resume()
@@ -200,7 +200,7 @@ class MonitoredTraining:
         )
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
-        config, lost = self._config, self._gone(self._lost)  # but what was measured again since
+        config, lost = self._config, self._gone(self._lost)  # except what was measured again since
         arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",

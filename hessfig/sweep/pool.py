@@ -113,7 +113,7 @@ class Pool:
     def _give(self, worker: _Worker, waiting: deque[Any]) -> None:
         worker.cell = waiting.popleft() if waiting else None
         if worker.cell is not None:
-            with suppress(OSError):  # it died meanwhile, which `_collect` finds
+            with suppress(OSError):  # it died meanwhile, which `_collect` notices
                 worker.pipe.send(worker.cell)
 
     def _collect(self, worker: _Worker) -> CellOutcome:
@@ -211,7 +211,7 @@ def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
                 process.start()
         except (EOFError, OSError) as error:  # the server of processes was killed, or may start none
             cause = error
-            time.sleep(_PAUSE)  # until the system knows that it is dead: the next attempt starts another
+            time.sleep(_PAUSE)  # wait until it has ended: the next attempt starts another server
         else:
             return process
     raise _unstarted(cause) from cause

@@ -27,7 +27,7 @@ from hessfig.terms import Block
 if TYPE_CHECKING:
     from hessfig.config.compose.job import Job
 
-_CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
+_CAUSES, _LONGEST_CAUSE = 5, 600  # characters that are shown
 _SHOWN = 5  # settings of another table
 _OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
 WORKER_START = 8.0  # seconds: the imports of a first worker

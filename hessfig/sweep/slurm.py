@@ -149,8 +149,8 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if set(text) & set(" \t#\"'\\") else text
 
 
-_SHORTEST, _LONGEST, _GROWTH = 1.0, 20.0, 1.3  # seconds between two looks
-_LATE = (0.0, 2.0, 10.0)  # seconds after which a file that another machine wrote is looked for again
+_SHORTEST, _LONGEST, _GROWTH = 1.0, 20.0, 1.3  # seconds between two checks
+_LATE = (0.0, 2.0, 10.0)  # seconds before checking again for a file of another machine
 
 
 class Slurm:
@@ -245,7 +245,7 @@ class SlurmJob:
         """Yield outcomes until every cell has one; lost tasks are submitted `again`, or what they leave has failed."""
         waiting, pause = dict.fromkeys(cells), _SHORTEST
         while waiting:
-            tasks = states(self.number) if self.number else {}  # before the disk: what ended has written
+            tasks = states(self.number) if self.number else {}  # before the disk is read: ended tasks have written
             is_alive = _may_measure(tasks)
             self._tell(tasks)
             for outcome in self._ended(list(waiting), store, looks=(0.0,) if is_alive else _LATE):

@@ -169,9 +169,9 @@ class Failures:
         return self.folder / f"{key}.txt"
 
 
-# Launchers whose jobs outlive the command that submitted them: who tells what these jobs do in a sweep's folder.
+# Functions that list the jobs in a sweep's folder, of launchers whose jobs outlive the submitting command.
 _JOBS = ("hessfig.sweep.slurm",)
-_RENEWED = 60.0  # seconds; a mark counts for an hour
+_RENEWED = 60.0  # seconds; older marks are ignored
 _OURS: set[Path] = set()  # marks of this process
 
 

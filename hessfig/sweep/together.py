@@ -54,7 +54,7 @@ class Ranks:
             summary = None
             if is_first:
                 summary = run_sweep(sweep, on_ranks, command_of(self._job))
-                broadcast(None)  # lets the others go
+                broadcast(None)  # ends the other ranks
             else:
                 _follow()
             shares = all_gather(_share(time.perf_counter() - self._started))

@@ -17,7 +17,7 @@ from hessfig.analysis.manifest import Architectures
 from hessfig.errors import plain
 from hessfig.predictions.architecture import Architecture, Attention, Kind, Norm
 
-# Two runs of the same networks in float32 and in float64 differ by less: no smaller difference is told from none.
+# Runs of the same networks in float32 and in float64 differ by less, so smaller differences are not detected.
 ARITHMETIC = 1e-3
 _SMALLEST_P = 1e-300
 Number = np.ndarray | float

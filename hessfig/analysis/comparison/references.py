@@ -150,12 +150,12 @@ _COLUMN_KINDS = {
 
 
 class NothingToCompare(UserError):
-    """A sweep and a reference that have nothing in common."""
+    """Raised for a sweep and a reference without common points."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a sweep is compared with: values in the columns NUMBER and `value`, and what to call them.
+    """A reference: values in the columns NUMBER and `value`, and its name.
 
     `run` and `config` are the table and the settings of another run, None where there is none, or no manifest; `aside`
     is the number of its rows that are no norm of a diagonal block of the plain variant.
@@ -169,7 +169,7 @@ class Reference:
 
 
 def reference_file(path: Path, sweep: str) -> Path:
-    """Return the file of a reference: of a folder `path`, the one that is named after a sweep.
+    """Return the file of a reference: in a folder `path`, the file named after the sweep.
 
     Raises UserError for a path that does not exist and for pickles, NothingToCompare for a folder without that file.
     """

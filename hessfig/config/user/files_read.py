@@ -18,7 +18,7 @@ LIBRARIES = {
     ]
 }
 _OF_THE_MACHINE = [Path(folder) for folder in ("/proc", "/sys", "/dev", "/etc")]
-_NOTING: list[set[str]] = []  # what the runs under way have opened so far
+_NOTING: list[set[str]] = []  # the files that running blocks have opened so far
 _IS_HOOKED: list[bool] = []
 
 

@@ -23,7 +23,7 @@ from hessfig.record import MANIFEST, TABLE
 OWN, FIGURES, BATCHES, SUMS, REQUIREMENTS = "own", "figures", "batch", "SHA256SUMS", "requirements.txt"
 CODE, RUN = "code", "run"  # the setting, and what allows code of the folder
 ARCHIVE = ".zip"
-_OF_BUNDLES = (OWN, BATCHES, REQUIREMENTS, "CITATION.cff")  # what no sweep's folder has
+_OF_BUNDLES = (OWN, BATCHES, REQUIREMENTS, "CITATION.cff")  # files that only bundles have
 _LARGEST_SUMS, _MOST_ENTRIES = 16 * 2**20, 50_000
 _LARGEST_FILE, _LARGEST_ARCHIVE = 2**30, 8 * 2**30  # bytes, unpacked
 _LARGEST_DIRECTORY, _END = 16 * 2**20, 22  # bytes of the list of entries, and of the record that ends an archive
