@@ -1,4 +1,4 @@
-"""hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
+"""hessfig.Monitor: measures the curvature of a user's own training from inside any loop."""
 
 import os
 import time

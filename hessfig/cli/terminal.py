@@ -33,7 +33,7 @@ def show(table: Table) -> None:
 
 
 def take_streams() -> None:
-    """Print on through closed pipes, with '?' for what the encoding lacks: a reader who leaves ends no measurement.
+    """Keep running when a pipe of the output is closed, and print '?' for characters that the encoding lacks.
 
     What the shell closed (2>&-) leads nowhere: the next file that is opened would take its number, and the output.
     """

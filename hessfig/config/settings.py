@@ -102,7 +102,7 @@ def role_of(key: str) -> Role | None:
 
 @cache
 def open_settings() -> tuple[str, ...]:
-    """Return the settings whose entries have names of the user's own."""
+    """Return the settings whose entries may have any names."""
     return tuple(key for key, setting in settings().items() if typing.get_origin(setting.type) is dict)
 
 

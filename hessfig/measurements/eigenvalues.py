@@ -152,7 +152,7 @@ def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
 
 
 def _mean(values: Array) -> Estimate:
-    """Return the mean over probes with its standard error; nan where there is one probe."""
+    """Return the mean over probes with its standard error; nan for a single probe."""
     count = len(values)
     unit = unit_of(torch.from_numpy(values))
     error = float((values / unit).std(ddof=1)) * unit / count**0.5 if count > 1 else float("nan")
@@ -205,7 +205,7 @@ class Spectra:
 
 
 def square_columns(objective: Objective, request: Request) -> Iterator[tuple[Block, Column]]:
-    """Yield every diagonal block that is asked for with its column."""
+    """Yield every requested diagonal block with its column."""
     for block, column, _ in _squares(objective, request):
         yield block, column
 
@@ -218,7 +218,7 @@ def diagonal_entries(objective: Objective, request: Request) -> Iterator[Spectru
 
 
 def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
-    """Yield every part of every diagonal block that is asked for, with its operator of low precision."""
+    """Yield every requested part of every requested diagonal block, with its operator of low precision."""
     for block, column, engines in _squares(objective, request):
         narrow = engines.low_precision(column, block.layer, block.col, [block])
         for part in request.parts:
@@ -227,7 +227,7 @@ def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumE
 
 
 def _squares(objective: Objective, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
-    """Yield every diagonal block with its column and the engines, built once, that it is from."""
+    """Yield every diagonal block with its column and its engines, which are built once."""
     engines = Engines(objective, request.model, request.estimator.products)
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:

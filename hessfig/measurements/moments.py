@@ -1,4 +1,4 @@
-"""What blocks are made of: Jacobians of the outputs, moments of attention, and entries that are exactly zero."""
+"""The ingredients of blocks: Jacobians of the outputs, moments of attention, and entries that are exactly zero."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -19,7 +19,7 @@ from hessfig.terms import Matrix
 
 
 def jacobian_norm(objective: Objective, request: Request) -> Measured:
-    """Return ||dF/dw||_F of every weight w that is asked for, F the scored outputs of the whole measuring batch.
+    """Return ||dF/dw||_F of every requested weight w; F are the scored outputs of the whole measuring batch.
 
     One gradient per output, hence exact, by estimator=dense and where there are no more outputs than probes. Otherwise
     the root of the mean of |J^T c|^2 over Rademacher vectors c in the space of outputs, with its standard error.

@@ -1,4 +1,4 @@
-"""Settings under which a quantity cannot be had: found before anything is measured, without tensors."""
+"""Checks that a quantity can be measured with the given settings, before anything is measured, without tensors."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -27,7 +27,7 @@ SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exac
 
 
 def check_parts(config: Config, blocks: Sequence[Block]) -> None:
-    """Raise UserError where parts at the scores are asked for and not known: of another network, block or route."""
+    """Raise UserError for parts at the scores of a network, block or route that does not have them."""
     asked = [part.value for part in config.parts if part in AT_SCORES]
     if not asked:
         return
@@ -60,7 +60,7 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
 
 
 def check_differences(config: Config) -> None:
-    """Raise UserError for what has no products by differences, whose error only probed and dense norms carry."""
+    """Raise UserError for products by differences of anything but probed and dense norms, which carry their error."""
     if config.estimator.products != Products.differences:
         return
     methods = [Method.hutchinson, Method.aligned, Method.dense]
@@ -85,7 +85,7 @@ def _shows_scores(network: NetworkKind) -> bool:
 
 
 def _check_tape(config: Config, asked: list[str]) -> None:
-    """Raise UserError for an estimator or products that do not know the parts at the scores."""
+    """Raise UserError for an estimator or products without the parts at the scores."""
     unknown = {
         "estimator=xtrace": config.estimator.method == Method.xtrace,
         "estimator.products=curvlinops": config.estimator.products == Products.curvlinops,
@@ -123,7 +123,7 @@ def check_dense(config: Config, layout: Layout) -> None:
 
 
 def check_moments(config: Config, layout: Layout) -> None:
-    """Raise UserError for a network without softmax attention that is known."""
+    """Raise UserError for a network whose softmax attention is not known."""
     del layout
     shown = kinds_where(_shows_scores)
     if config.model.kind not in shown or config.model.attention != Attention.softmax:
@@ -136,7 +136,7 @@ def check_moments(config: Config, layout: Layout) -> None:
 
 
 def check_trace(config: Config, layout: Layout) -> None:
-    """Raise UserError for a block that the estimator gives no trace of."""
+    """Raise UserError for a block whose trace the estimator does not give."""
     blocks = diagonal_blocks(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
@@ -163,12 +163,12 @@ def check_hessian(config: Config, layout: Layout) -> None:
 
 
 def is_published(model: ModelConfig) -> bool:
-    """Whether the whole Hessian of a network is put together as Figure 1 has it."""
+    """Whether the whole Hessian of a network has the order of Figure 1."""
     return kind(model.kind).structure == Structure.layers and not components(model)
 
 
 def check_count(config: Config, layout: Layout) -> None:
-    """Raise UserError when a block has fewer eigenvalues than are asked for at an end."""
+    """Raise UserError if a block has fewer eigenvalues than are requested at one end."""
     sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal_blocks(config, layout)}
     for block, size in sizes.items():
         if config.spectrum.k > size:
@@ -214,7 +214,7 @@ FORMULA = Requirement(
 
 
 def _estimated(*methods: Method, what: str) -> Requirement:
-    """Return what a quantity needs that only these estimators give."""
+    """Return the requirement of a quantity that only these estimators give."""
     allowed = ", ".join(f"estimator={method}" for method in methods)
     got = "estimator={estimator.method}"
     return Requirement(lambda config: config.estimator.method in methods, what, got, allowed, "estimator=auto")
@@ -276,7 +276,7 @@ def check_layers(quantity: str, config: Config, layout: Layout) -> None:
 
 
 def without_layers(quantity: str, got: str) -> UserError:
-    """Return what is said of a network without a residual stream."""
+    """Return the error for a network without a residual stream."""
     return UserError(
         f"quantities=[{quantity}]: this network does not show what is between its layers",
         got=got,
@@ -348,10 +348,10 @@ def _is_drawn(weight: Weight) -> bool:
 
 
 def num_matrices(parts: list[Part]) -> int:
-    """Return how many matrices are held at once: H is the sum of both parts of a split where these are there."""
+    """Return how many matrices are held at once: H is the sum of both parts of a split if both are requested."""
     return len(parts) - (Part.H in parts and bool(split_in(parts)))
 
 
 def leaves_the_weights(config: Config) -> bool:
-    """Return that a quantity takes the loss away from the weights, whatever the settings."""
+    """Return True: the quantity evaluates the loss away from the weights with any settings."""
     return True

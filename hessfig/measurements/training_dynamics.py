@@ -82,12 +82,12 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
 
 
 def gradient_norm(objective: Objective, request: Request) -> Measured:
-    """Return the norm of the loss's gradient: of all parameters, and of every weight that is asked for."""
+    """Return the norm of the loss's gradient: of all parameters, and of every requested weight."""
     return Measured(norm_rows("gradient_norm", objective, request, LossGradient(objective).gradient))
 
 
 def weight_norm(objective: Objective, request: Request) -> Measured:
-    """Return the Euclidean norm of all parameters, and of every weight that is asked for."""
+    """Return the Euclidean norm of all parameters, and of every requested weight."""
     parameters = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
     return Measured(norm_rows("weight_norm", objective, request, parameters))
 

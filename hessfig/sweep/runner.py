@@ -124,7 +124,7 @@ def worker_count(config: Config, cells: int) -> int:
 
 
 def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str]:
-    """Write table and manifest and take away what was derived from another table; return notes."""
+    """Write table and manifest, remove files derived from another table, and return notes."""
     path, manifest, notes = sweep.folder / TABLE, sweep.folder / MANIFEST, []
     if entry_of(manifest, "config_hash") not in (None, config_hash(sweep.variants)):
         notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")

@@ -43,7 +43,7 @@ class CellStore:
         arrays: Mapping[str, Any] | None = None,
         label: Mapping[str, Any] | None = None,
     ) -> None:
-        """Store a finished cell; readers see all of it or nothing. Arrays come first, so a cell vouches for its own."""
+        """Store a finished cell atomically; arrays are written before the cell, which holds their hash."""
         digest = self._write_arrays(key, arrays, label or {}) if arrays else None
         payload = {"science": science, "rows": rows, "arrays": digest}
         text = json.dumps({"key": key, "checksum": _checksum(payload), **payload}, indent=1)
@@ -212,7 +212,7 @@ def submitted_jobs(folder: Path) -> dict[str, bool]:
 
 
 def _renew(mark: Path, ended: Event) -> None:
-    """Renew a mark until the run has ended; a disk that is full or gone is found by whoever writes results."""
+    """Renew a mark until the run ends; errors of the disk are left to the writers of results."""
     while not ended.is_set():
         with suppress(OSError):
             mark.touch()

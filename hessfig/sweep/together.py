@@ -106,7 +106,7 @@ def planned_shares(sweep: Sweep) -> list[str]:
 
 @contextmanager
 def joined_ranks(config: Config) -> Iterator[bool]:
-    """Join the ranks; yield whether this is rank 0. Raises UserError when a rank is lost, with what was said of it."""
+    """Join the ranks; yield whether this is rank 0. Raises UserError with the reported cause if a rank is lost."""
     device, local = config.device.partition(":")[0], os.environ.get("LOCAL_RANK", "0")
     os.environ[WORKER] = local
     torch.set_num_threads(1)

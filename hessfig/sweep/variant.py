@@ -33,7 +33,7 @@ FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package ar
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells."""
+    """One variant of a sweep: its name, its settings, and what follows from them, computed once for all its cells."""
 
     name: str
     config: Config
@@ -82,10 +82,10 @@ class Variant:
         return digest(self.science(name))[:12]
 
     def content(self, sigma: float | None, seed: int, *, is_far: bool = False) -> str:
-        """Return a hash of what the user's code returns and what that computes, for networks of the user's own.
+        """Return a hash of what the user's code returns and of what the network computes; empty for other networks.
 
-        What it computes at the weights, or `is_far` away from them too. Empty for other networks. Where nothing of it
-        can be reused it begins with ONCE.
+        What it computes at the weights, or `is_far` away from them too. Where nothing of
+        it can be reused it begins with ONCE.
         """
         if not kind(self.config.model.kind).is_own:
             return ""
@@ -133,11 +133,11 @@ class Variant:
         return quantity(name, self.config.config_dir)
 
     def sigmas(self) -> list[float | None]:
-        """Return the swept scales; None alone where sigma means nothing."""
+        """Return the swept scales; [None] if the network does not depend on sigma."""
         return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
 
     def steps(self) -> list[int | None]:
-        """Return the steps of a trained state; None alone where there are none."""
+        """Return the steps of a trained state; [None] for other states."""
         return point.steps(self.config)
 
     def seeds(self) -> range:
