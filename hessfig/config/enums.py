@@ -199,8 +199,8 @@ class Data(terms.Recorded):
 
 
 class MaskedAs(StrEnum):
-    """The replacement of a masked token: the mask's word; or, as in BERT's training, that in 8 of 10 draws, any word in 1,
-    and itself in 1."""
+    """The replacement of a masked token: the mask's word; or, as in BERT's training, that in 8 of 10 draws, any word in
+    1, and itself in 1."""
 
     mask = "mask"
     mixed = "mixed"
@@ -230,7 +230,7 @@ class State(StrEnum):
 
 
 class Average(StrEnum):
-    """Slopes are fitted to the logarithm of this average: the mean over seeds, or the geometric mean (for many decades)."""
+    """The average to which slopes are fitted: the mean over seeds, or the geometric mean (for many decades)."""
 
     arithmetic = "arithmetic"
     geometric = "geometric"
