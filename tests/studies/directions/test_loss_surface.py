@@ -191,7 +191,7 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay: float, 
 def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(monkeypatch: pytest.MonkeyPatch) -> None:
     along = [Along.largest, Along.smallest]
     dense = numbers(found(quadratic(), "slices", along=along, points=3))
-    monkeypatch.setattr("hessfig.studies.directions.slices.is_dense", lambda size: False)
+    monkeypatch.setattr("hessfig.studies.directions.slices.has_all_eigenvectors", lambda size: False)
     sparse = numbers(found(quadratic(), "slices", along=along, points=3))
     assert "flat_directions" in dense and "flat_directions" not in sparse
     for ray in along:
