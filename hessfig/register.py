@@ -1,7 +1,7 @@
-"""The register of what hessfig wrote: only that, as long as it is unchanged, is ever replaced or removed.
+"""The register of files that hessfig wrote: only registered, unchanged files are replaced or removed.
 
-Beside every file for a reader (a table, a picture, an archive) lies a folder `.written-by-hessfig`, with a JSON file of
-its name that says which kind of file was written, and its SHA-256.
+Next to every file for a reader (a table, a picture, an archive) is a folder `.written-by-hessfig`. It holds a JSON file
+of the same name with the kind of the file and its SHA-256.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ REGISTER = ".written-by-hessfig"
 
 
 def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collection[str] = ()) -> list[Path]:
-    """Write files that belong to each other, all or none, and return their paths; they are of one `kind`.
+    """Write files of one `kind` that belong together, all or none; return their paths.
 
     What stands there is replaced if it is in the register as of this kind and unchanged, or if it is in none and its
     SHA-256 is `known` to be that of a file of hessfig's. Raises UserError for anything else, and where nothing can be
@@ -34,14 +34,14 @@ def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collectio
 
 
 def check_replaceable(paths: Iterable[Path], kind: str, *, known: Collection[str] = ()) -> None:
-    """Raise UserError for the first path at which anything stands that `publish` would not replace."""
+    """Raise UserError for the first path whose present file `publish` would not replace."""
     for path in sorted(paths):
         if reason := _foreign(path, kind, known):
-            raise refused(path, reason, f"no such file, or a {kind} as hessfig left it")
+            raise not_replaceable(path, reason, f"no such file, or a {kind} as hessfig left it")
 
 
 def remove_own(path: Path) -> bool:
-    """Remove a file that hessfig wrote and nobody changed since; return whether nothing stands there any more."""
+    """Remove a file if hessfig wrote it and it is unchanged; return whether the path is free now."""
     entry = _entry(path)
     if entry and not _foreign(path, entry["kind"], ()):
         path.unlink(missing_ok=True)
@@ -50,13 +50,13 @@ def remove_own(path: Path) -> bool:
 
 
 def trusted_hashes(folder: Path) -> list[str]:
-    """Return the SHA-256 of manifest and table of a folder whose manifest, by its checksum, hessfig wrote."""
+    """Return the SHA-256 of manifest and table if the manifest's checksum shows that hessfig wrote it."""
     manifest = read_sealed(folder / MANIFEST)
     return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))] if manifest else []
 
 
-def refused(path: Path, reason: str, allowed: str) -> UserError:
-    """Return the error to show when something that hessfig did not write would be replaced."""
+def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
+    """Return the error for a path whose file would be replaced although hessfig did not write it."""
     word = shlex.quote(str(path))
     return UserError(
         f"{path} holds what hessfig did not write, and would be replaced",
@@ -67,7 +67,7 @@ def refused(path: Path, reason: str, allowed: str) -> UserError:
 
 
 def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
-    """Return why what stands at a path is not to be replaced by a file of this kind; nothing if it may be."""
+    """Return why the file at a path must not be replaced by a file of this kind; empty if it may be."""
     if path.is_symlink() or not path.is_file():
         return "a link" if path.is_symlink() else "a folder, a pipe or a device" if path.exists() else ""
     entry, sha256 = _entry(path), fingerprint(path)
@@ -84,7 +84,7 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 def _entry(path: Path) -> dict[str, str] | None:
-    """Return what the register says of a file; nothing where it says nothing that can be trusted."""
+    """Return the register's entry of a file; nothing if there is no valid entry."""
     entry = read_sealed(_place(path))
     return entry if isinstance(entry.get("kind"), str) and isinstance(entry.get("sha256"), list) else None
 
@@ -95,7 +95,7 @@ def _note(path: Path, kind: str, hashes: list[str]) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return where the register keeps what it says of a file."""
+    """Return the path of a file's entry in the register."""
     return path.parent / REGISTER / f"{path.name}.json"
 
 

@@ -1,4 +1,4 @@
-"""What the studies add to the core: found by folder, imported when it is used."""
+"""The registry of studies: finds what each study adds to the core, by folder, and imports it when it is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Study:
 
 
 @cache
-def studies() -> dict[str, Study]:
+def study_records() -> dict[str, Study]:
     """Return the record of every study by the name of its folder, in alphabetical order."""
     folders = import_module(_STUDIES).__path__
     names = sorted(module.name for module in pkgutil.iter_modules(folders) if module.ispkg)
@@ -43,8 +43,8 @@ def studies() -> dict[str, Study]:
 
 
 def modules_of(subject: str) -> Iterator[ModuleType]:
-    """Yield the module called `subject` of every study that has one, imported now."""
-    for name in studies():
+    """Import and yield the module `subject` of every study that has this module."""
+    for name in study_records():
         module = f"{_STUDIES}.{name}.{subject}"
         if find_spec(module):
             yield import_module(module)
@@ -59,6 +59,6 @@ def facts_of(quantity: str) -> RowFacts | None:
 def row_facts() -> dict[str, RowFacts]:
     """Return the facts of all rows whose names say less than what is true of them."""
     rows = dict(CORE_ROWS)
-    for study in studies().values():
+    for study in study_records().values():
         rows |= study.rows
     return rows

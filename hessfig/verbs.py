@@ -50,7 +50,7 @@ class Verb:
         return (*top_level(*TABLE), *self.names) if self.makes_table else (*self.names, *top_level(*TABLE))
 
     def in_full(self, words: Sequence[str]) -> list[str]:
-        """Return words with the settings that aliases stand for, behind the presets that they leave as they are."""
+        """Return the words with every alias replaced by its setting, after the verb's presets."""
         typed, names = [word.partition("=") for word in words], dict(self.aliases)
         keys = [names.get(key, key) for key, _, _ in typed]
         presets = [word for word in self.presets if word.partition("=")[0] not in keys]
@@ -58,7 +58,7 @@ class Verb:
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
-        return key not in self.ignores and any(key == one or key.startswith(f"{one}.") for one in self.reads)
+        return key not in self.ignores and any(key == group or key.startswith(f"{group}.") for group in self.reads)
 
     def check(self, words: Sequence[str]) -> None:
         """Raise UserError for a setting that would have no effect on this verb."""
@@ -74,11 +74,11 @@ class Verb:
                 )
 
     def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
-        """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
+        """Compose and check key=value words; return one job, or with `several` (-m) one per run."""
         from hessfig.config.compose.job import jobs
-        from hessfig.config.compose.overrides import check_words
+        from hessfig.config.compose.overrides import check_overrides
 
-        check_words(words, own, several=several)
+        check_overrides(words, own, several=several)
         self.check(words)
         every = jobs(words, own, several=several)
         for job in every if self.makes_table else ():
@@ -95,7 +95,7 @@ class Verb:
     def _remedy(self, key: str) -> str:
         if self.name == "plot" and key.partition(".")[0] == "sweep":
             return "figure.sweep=NAME draws another sweep's table"
-        others = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
+        others = [verb.name for verb in VERBS.values() if verb.composed and verb.takes(key)]
         return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
 
 

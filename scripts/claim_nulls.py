@@ -31,7 +31,7 @@ from toy_sweeps import read_alone, toy
 
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.judges import FULL, ClaimVerdict
-from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.claims.ledger import all_claims
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
 from hessfig.record import TABLE
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", nargs="*")
     options = parser.parse_args()
-    chosen = [one for one in claims().values() if not options.only or one.id in options.only]
+    chosen = [one for one in all_claims().values() if not options.only or one.id in options.only]
     for sweep in dict.fromkeys(sweep for one in chosen for sweep in one.sweeps):
         if not (options.folder / sweep / TABLE).is_file():
             print(f"{sweep}: {measured(sweep, options.folder)}", flush=True)
@@ -97,7 +97,7 @@ def write(row: tuple[str, ...]) -> None:
     lines = before | {row[0]: list(row)}
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        names = [name for one in claims().values() for name in lines_of(one) if name in lines]
+        names = [name for one in all_claims().values() for name in lines_of(one) if name in lines]
         writer.writerows([HEADS, *(lines[name] for name in names)])
 
 

@@ -42,7 +42,7 @@ from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Optimiser
@@ -134,7 +134,7 @@ def _weights() -> bytes:
 
 def _cell(**settings: object) -> bytes:
     with one_thread():  # as a worker
-        rows = measure(Cell(Variant("", _network(**settings)), 0.3, 1)).rows
+        rows = compute_cell(Cell(Variant("", _network(**settings)), 0.3, 1)).rows
     return repr([(row["value"], row["error"]) for row in rows]).encode()
 
 

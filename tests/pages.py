@@ -134,7 +134,7 @@ def _filled(word: str) -> str:
 
 def _composed(verb: Verb, words: list[str]) -> None:
     """Do all that the command does before it acts: overrides, composition, checks, and the plan of its cells."""
-    from hessfig.cli.dispatch import run_command
+    from hessfig.cli.dispatch import compose_and_run
     from hessfig.cli.help import verb_help
     from hessfig.sweep.plan import Sweep
 
@@ -142,7 +142,7 @@ def _composed(verb: Verb, words: list[str]) -> None:
     if command.asks_help:
         assert verb_help(verb, command.own)
     elif not command.shows_settings:
-        run_command(verb, command, lambda job: len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0)
+        compose_and_run(verb, command, lambda job: len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0)
 
 
 def _plain(verb: Verb, words: list[str]) -> None:

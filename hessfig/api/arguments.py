@@ -1,4 +1,4 @@
-"""The arguments of hessfig.measure and hessfig.Monitor: what is measured, and how, checked."""
+"""Checks the arguments of hessfig.measure and hessfig.Monitor: what is measured, and how."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hessfig.config.checks import LARGEST_SEED, check
+from hessfig.config.checks import LARGEST_SEED, check_config
 from hessfig.config.enums import Data, DType, Method, NamedDirection, Probes, Products
 from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
@@ -93,7 +93,7 @@ class Measure:
             seeds=1,
             dtype=one_of("dtype", self.dtype or dtype or "float64", DType),
         )
-        check(config)
+        check_config(config)
         check_differences(config)
         return config
 
@@ -104,7 +104,7 @@ def _listed(key: str, given: Any, choices: Iterable[Word]) -> list[Word]:
 
 
 def _words(key: str, given: Any, choices: Iterable[str]) -> list[str]:
-    """Return one or several words as a list. Raises UserError, which names `choices`, for what is no list of words."""
+    """Return one or several words as a list. Raises UserError, which names `choices`, for anything else."""
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
         example = _EXAMPLES[key.partition(".")[0]]
@@ -188,7 +188,7 @@ def _refusal(what: str, given: Any, allowed: str, example: str) -> UserError:
 
 
 def one_of(key: str, given: Any, choices: Iterable[Word]) -> Word:
-    """Return the one of `choices` that is given by its name. Raises UserError for anything else."""
+    """Return the member of `choices` with this name. Raises UserError for anything else."""
     known = {str(choice): choice for choice in choices}
     if isinstance(given, str) and str(given) in known:
         return known[str(given)]

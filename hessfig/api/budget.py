@@ -1,4 +1,4 @@
-"""The share of a training's time that measuring it may take."""
+"""The budget of a Monitor: the share of a training's time that measuring may take."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from hessfig.errors import UserError
 class Budget:
     """Seconds of a training and of measuring it, and whether another measurement would exceed its share.
 
-    The first measurement is always made: what one takes is not known before it. A note in the manifest between two
+    The first measurement is always made, because its time is not known before. A note in the manifest between two
     measurements counts as spent; notes take a tenth of the share, or else are made each time the list has doubled.
     """
 
@@ -70,7 +70,7 @@ class Budget:
         self.spent, self.training = record.get("spent_seconds") or 0.0, record.get("training_seconds") or 0.0
 
     def record(self) -> dict[str, Any]:
-        """Return what the manifest holds."""
+        """Return the record that the manifest holds."""
         spent, training = round(self.spent, 3), round(self.training, 3)
         return {"max_fraction": self.max_fraction, "spent_seconds": spent, "training_seconds": training}
 

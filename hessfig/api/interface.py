@@ -93,7 +93,7 @@ class Problem:
     outputs: str | int | None = None
 
     def __post_init__(self) -> None:
-        """Read a loader or an iterable, once: every measurement is of the same batches."""
+        """Read a loader or an iterable once, so that every measurement uses the same batches."""
         from hessfig.models.own.batches import keep_batches
 
         for name in ("inputs", "targets"):
@@ -238,7 +238,7 @@ class Problem:
         return ApproximatedBlock(name, single, product, Entries(problem, single.layer, single.col))
 
     def _single(self, wanted: Measure, chosen: ApproximationConfig | None = None) -> tuple[Config, Objective, Block]:
-        """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
+        """Return settings, a copy of the problem, and the named block. Raises UserError for several blocks."""
         config = wanted.config()
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(wanted.device or "cpu")
@@ -259,7 +259,7 @@ class Problem:
         return described_html(f"Problem of {type(self.network).__name__}", self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a problem says of itself in print: its size, its loss and its weights, no tensors."""
+        """Return the facts in a problem's repr: its size, its loss and its weights, without tensors."""
         named = self.weights.names if isinstance(self.weights, Layout) else self.weights
         weights = named if isinstance(named, str) else ", ".join(named or ()) or "every parameter"
         loss = self.loss or "the network's own, else cross_entropy"
@@ -375,7 +375,7 @@ def measure(
     )
     place, config = device_of(device), wanted.config()
     with differentiating():
-        objective = problem.objective(config.dtype)  # refuses what is no network
+        objective = problem.objective(config.dtype)  # refuses objects that are no networks
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
             measurable, at = objective.on(place), At(config, seed=config.first_seed)
@@ -387,7 +387,7 @@ def measure(
 def checked_request(
     config: Config, objective: Objective, parts: Any, *, is_followed: bool = False
 ) -> tuple[Config, list[Block]]:
-    """Return the settings with the parts that exist, and the blocks that they ask of a network of the user's own.
+    """Return the settings with the existing parts, and the requested blocks of a user's own network.
 
     Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
     """
@@ -423,7 +423,7 @@ def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None)
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
     lost, may_be = frame[frame["status"] == Status.nonfinite], undefined_rows(measured)
-    if len(lost) < len(frame):  # where nothing is finite, something is wrong
+    if len(lost) < len(frame):  # if no number is finite, something is wrong
         lost = lost[~lost["quantity"].isin(may_be)]
     if len(lost):
         names = first_few(list(dict.fromkeys(lost["quantity"])))

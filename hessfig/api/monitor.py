@@ -1,4 +1,4 @@
-"""hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
+"""hessfig.Monitor: measures the curvature of a user's own training from inside any loop."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.budget import Budget
 from hessfig.api.interface import checked_request
-from hessfig.api.network_copy import NetworkCopy, check_spread, trained, undisturbed, unwrapped
+from hessfig.api.network_copy import NetworkCopy, check_spread, keep_training_state, trainable_names, unwrapped
 from hessfig.api.owner import Owner
 from hessfig.config.schema import SweepConfig
 from hessfig.errors import UserError, did_you_mean, first_few
@@ -25,7 +25,7 @@ from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
 from hessfig.measurements.catalogue import quantity, walks
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
-from hessfig.measurements.torch_optimisers import check_optimiser, state_of
+from hessfig.measurements.torch_optimisers import check_optimiser, state_of_optimiser
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.own.weight_names import TRAINABLE
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 
 
 def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Let Monitor(...) name the keyword that was probably meant, and refuse settings next to a whole Measure."""
+    """Make Monitor(...) suggest the keyword that was probably meant, and refuse settings next to a Measure."""
     known, of_measure = signature(init).parameters, {each.name for each in fields(Measure)}
 
     @wraps(init)
@@ -161,7 +161,7 @@ class Monitor:
         wanted = measure or Measure(
             blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
         )
-        self.folder = Path(folder).absolute()  # whatever directory the training goes to
+        self.folder = Path(folder).absolute()  # independent of later changes of directory
         self.every = whole("every", every, most=_MOST_STEPS, example=20)
         self.budget = Budget(max_fraction)
         network = unwrapped(network)
@@ -175,7 +175,7 @@ class Monitor:
         if not self._is_first:
             return
         check_spread(self._network)
-        with undisturbed(self._network):
+        with keep_training_state(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
             config = wanted.config("float64" if place.type == "cpu" else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
@@ -183,10 +183,10 @@ class Monitor:
             check_optimiser(optimiser, config.quantities)
             self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=config.dtype, place=place)
             objective, self._warm = self._copy.problem, dict[str, Tensor]()
-            self._trained = trained(self._network) if weights == TRAINABLE else None
+            self._trained = trainable_names(self._network) if weights == TRAINABLE else None
             self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
             for name in config.quantities:
-                _ = quantity(name).function  # imports are set-up: they are not the time of measuring
+                _ = quantity(name).function  # imports do not count as time of measuring
             check_writable(self.folder)
             self._owner = Owner(self.folder)
             try:
@@ -199,7 +199,7 @@ class Monitor:
             self.budget.resume(self._course.seen["budget"])
 
     def close(self) -> None:
-        """Let the folder go: another monitor may have it, and this one measures no more."""
+        """Release the folder for another monitor; this monitor measures no more."""
         if self._owner is not None:
             self._owner.release()
             self._owner = None
@@ -250,7 +250,7 @@ class Monitor:
             self._write_down()
             return {}
         try:
-            with self.budget.measuring(), undisturbed(self._network), self._once():
+            with self.budget.measuring(), keep_training_state(self._network), self._once():
                 values = self._measured(step)
                 self._tell(values, step)
             return values
@@ -263,7 +263,7 @@ class Monitor:
             return {}
 
     def _refuse(self, step: int, last: int) -> Values:
-        """Measure nothing at a step below the last one: the table would have two numbers of one step."""
+        """Refuse a step below the last one, for which the table would have two numbers."""
         error = UserError(
             "monitor(step): the steps went back",
             got=f"step {step} after step {last}",
@@ -291,7 +291,7 @@ class Monitor:
 
     def _check_trained(self) -> None:
         """Raise UserError where other parameters require a gradient than did when the monitor was made."""
-        now, was = trained(self._network), self._trained
+        now, was = trainable_names(self._network), self._trained
         if was is not None and now != was:
             other = sorted(now ^ was)
             raise UserError(
@@ -315,11 +315,11 @@ class Monitor:
         """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""
         if not any(quantity(name).needs_optimiser for name in self._config.quantities):
             return function
-        state = state_of(self._optimiser, self._network)
+        state = state_of_optimiser(self._optimiser, self._network)
         return identity(function, state.training, state.updates, sorted(state.moments.items()))
 
     def _tell(self, values: Values, step: int) -> None:
-        """Tell the logger; what is measured is kept where it fails."""
+        """Pass the numbers to the logger; its failure is a warning unless on_error is "raise"."""
         try:
             self._log(values, step)
         except Exception as error:
@@ -341,7 +341,7 @@ class Monitor:
     def _quantity(self, name: str, step: int) -> Measured:
         at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
         if quantity(name).needs_optimiser:
-            state = state_of(self._optimiser, self._network)
+            state = state_of_optimiser(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
         measured = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
@@ -359,7 +359,7 @@ class Monitor:
         self._say(f"{every}: some are skipped; {expected} (max_fraction=None measures all)", kind="thinned")
 
     def _fail(self, step: int, error: Exception, *, kind: str = "", is_due: bool = True) -> None:
-        """Say that a step was not measured, once of each kind, and note it in the manifest if it was due."""
+        """Warn that a step was not measured, once per kind, and note it in the manifest if it was due."""
         words = f"{type(error).__name__}: {error}"
         self._say(f"step {step} was not measured: {words}", kind=kind or type(error).__name__)
         if is_due:
@@ -382,7 +382,7 @@ class Monitor:
 
     @contextmanager
     def _once(self) -> Iterator[None]:
-        """Show a warning of the engines the first time only: it would come with every measurement."""
+        """Show each warning of the engines only once, not with every measurement."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -393,7 +393,7 @@ class Monitor:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def _say(self, words: str, *, kind: str) -> None:
-        """Warn, once of each kind."""
+        """Warn, once per kind."""
         if kind not in self._reported:
             self._reported.add(kind)
             warnings.warn(f"hessfig.Monitor: {words}", RuntimeWarning, stacklevel=5)

@@ -1,4 +1,4 @@
-"""The network that a training goes on with, and the copy of it that is measured in its place."""
+"""The copy of a training's network that is measured in its place."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -51,7 +51,7 @@ class NetworkCopy:
             self._copy()
 
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:
-        """Bring the copy to where the training is.
+        """Update the copy to the training's present weights.
 
         Return a hash of the function, to derivatives of `order`, at the weights; hashes of what network and loss are
         made of, by name; and why there is no such hash, if so: then it is one that nothing else has. A copy that is no
@@ -69,7 +69,7 @@ class NetworkCopy:
 
     @property
     def problem(self) -> Objective:
-        """What is measured."""
+        """The measured problem."""
         return self._built.problem
 
     @property
@@ -123,13 +123,13 @@ def unwrapped(network: Any) -> Any:
     return network
 
 
-def trained(network: nn.Module) -> set[str]:
+def trainable_names(network: nn.Module) -> set[str]:
     """Return the names of the parameters that require a gradient."""
     return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
 def check_spread(network: Any) -> None:
-    """Raise UserError for a network of which this process holds a part only, or that is none."""
+    """Raise UserError for a network of which this process holds only a part, and for other objects."""
     if not isinstance(network, nn.Module):
         check_network(network)
     check_scripted(network)
@@ -144,10 +144,10 @@ def check_spread(network: Any) -> None:
 
 
 @contextmanager
-def undisturbed(network: nn.Module) -> Iterator[None]:
-    """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
+def keep_training_state(network: nn.Module) -> Iterator[None]:
+    """Restore the random generators of torch, numpy and Python, and autocast and grad mode, after the block."""
     device = next(network.parameters(), torch.empty(0, device="cpu")).device
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # what the training has under way is not the time of measuring
+        torch.cuda.synchronize()  # pending work of the training does not count as time of measuring
     with differentiating(), kept_draws(), made_on(device):
         yield

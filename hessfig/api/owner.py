@@ -1,4 +1,4 @@
-"""One writer of a folder at a time: a lock that a monitor holds while it lives, in this process and among others."""
+"""Locks a folder, so that only one monitor writes it, within this process and among processes."""
 
 import errno
 import gc
@@ -13,7 +13,7 @@ from hessfig.files import unwritable
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: the register of this process is all there is
+except ImportError:  # not a POSIX system: only owners in this process are known
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".owner"
@@ -30,7 +30,7 @@ class Owner:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder = folder.absolute()  # wherever the process goes before it releases
+        folder = folder.absolute()  # independent of later changes of directory
         status = folder.stat()
         place = (os.getpid(), status.st_ino ^ status.st_dev << 64)
         if place in _HELD:
@@ -42,7 +42,7 @@ class Owner:
         self._release = weakref.finalize(self, _let_go, place, folder / LOCK, handle)
 
     def release(self) -> None:
-        """Let the folder go: it is free for another owner."""
+        """Release the folder for another owner."""
         self._release()
 
 
@@ -58,7 +58,7 @@ def _locked(folder: Path) -> int:
             os.close(handle)
             raise _owned(folder, f"process {owner}" if owner.isdigit() else "another process", "another folder=...")
         with suppress(OSError):
-            if os.fstat(handle).st_ino == (folder / LOCK).stat().st_ino:  # else its last owner took the file away
+            if os.fstat(handle).st_ino == (folder / LOCK).stat().st_ino:  # else its last owner removed the file
                 os.ftruncate(handle, 0)
                 os.write(handle, f"{os.getpid()}\n".encode())
                 return handle
@@ -66,7 +66,7 @@ def _locked(folder: Path) -> int:
 
 
 def _lock(handle: int, folder: Path) -> bool:
-    """Lock an open file; False where somebody else has."""
+    """Lock an open file; return False if it is locked already."""
     if fcntl is None:
         return True
     try:
@@ -82,7 +82,7 @@ def _lock(handle: int, folder: Path) -> bool:
 
 
 def _let_go(place: tuple[int, int], path: Path, handle: int) -> None:
-    """Take lock and file away; a process that was forked from the owner's leaves them as they are."""
+    """Remove lock and file, except in a process forked from the owner's."""
     if place[0] == os.getpid():
         _HELD.pop(place, None)
         with suppress(OSError):

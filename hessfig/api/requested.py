@@ -1,4 +1,4 @@
-"""Which figure of which sweep is drawn and how: as the settings say, or as a user drew it before."""
+"""Determines which figure of which sweep is drawn and how, from settings or from an earlier drawing."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
 
 
 def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
-    """Return what to draw, for a paper (None: as the settings say); slopes are fitted as the sweep or the words say."""
+    """Return the figure to draw, for a paper (None: from the settings), with the fits of the sweep or of the words."""
     figure, asked = job.config.figure, _of_its_sweep(job)
     preset = preset_in(table_folder(asked), job.own)
     return FigureSpec(
@@ -48,12 +48,12 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
 
 
 def paper_of(job: Job) -> Paper:
-    """Return the paper that the settings ask for."""
+    """Return the page setup that the settings request."""
     return Paper(style=job.config.style, **{key: getattr(job.config.figure, key) for key in OF_STUDIES})
 
 
 def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserError]:
-    """Yield how each figure of the sweep in `folder` is drawn, the shipped ones and those drawn before, or why not."""
+    """Yield the specification of each figure of the sweep in `folder`, shipped or drawn before, or its error."""
     for figure in shipped_figures():
         if figure.sweep == folder.name:
             yield figure_spec(compose([f"figure={figure.name}", as_word("output_dir", str(folder.parent))], own))
@@ -62,7 +62,7 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
 
 
 def remember(job: Job, folder: Path) -> None:
-    """Leave how a figure of the user's own was drawn next to its table: the report shows it on the sweep's page."""
+    """Store the specification of a user's own figure next to its table, for the report."""
     figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
     content: dict[str, Any] = {key: figure[key] for key in _OF_LAYOUT}
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
@@ -76,7 +76,7 @@ def remember(job: Job, folder: Path) -> None:
 def remembered(folder: Path, resamples: int) -> Iterator[tuple[str, str, FigureSpec | UserError]]:
     """Yield (name, command, how it is drawn) of every figure that `remember` left in a sweep's folder.
 
-    In place of a figure that cannot be read stands the error, without a command.
+    For a figure that cannot be read, yields the error without a command.
     """
     for path in sorted((folder / DRAWN).glob("*.json")):
         try:
@@ -144,11 +144,11 @@ def _of_its_sweep(job: Job) -> Job:
 
 
 def changed_settings(preset: Preset | None) -> tuple[str, ...]:
-    """Return in words in which settings the network of a table is not its preset's."""
+    """Return the settings in which the network of a table differs from its preset's, in words."""
     return changed_words({each.key: each.value for each in preset.of_network}) if preset else ()
 
 
-def requote(found: object, verb: str) -> str:
-    """Return a command line found in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
-    words = words_of_command(found, verb)
+def requote(quoted: object, verb: str) -> str:
+    """Return a command line from a file if it is one of `verb`, quoted so that it runs only hessfig."""
+    words = words_of_command(quoted, verb)
     return "" if words is None else command_line(verb, *words)

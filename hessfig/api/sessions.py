@@ -60,7 +60,7 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
-        """Hold to the folder, whatever directory the process goes to."""
+        """Make the folder absolute."""
         object.__setattr__(self, "folder", Path(self.folder).absolute())
 
     @cached_property
@@ -117,7 +117,7 @@ class Run:
 
 
 def _shown(folder: Path) -> Path:
-    """Return a folder for a page: below the directory of this process it tells nothing of the machine."""
+    """Return a folder for display, relative to the directory of this process where possible."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
@@ -316,7 +316,7 @@ def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
 
 
 def _folder_of(what: Any, scratch: Path) -> Path:
-    """Return the folder of a run; that of a table is written for the while."""
+    """Return the folder of a run; for a table, a temporary folder."""
     if isinstance(what, Run):
         return what.folder
     if isinstance(what, str | Path):
@@ -350,7 +350,7 @@ def _written_arrays(table: pd.DataFrame, folder: Path) -> Iterator[dict[str, Any
 
 
 def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the settings of a table of which no manifest is known: a network of the user's own."""
+    """Return the settings of a table without a manifest: those of a user's own network."""
     axis = "step" if "step" in table.columns and table["step"].notna().all() else "sigma"
     config = Config(TaskConfig(data=Data.python), ModelConfig(kind=Kind.python), sweep=SweepConfig(axis=axis))
     return in_manifest(config)

@@ -1,4 +1,4 @@
-"""What hessfig bundle does: a table with all that made it in one archive."""
+"""Implements `hessfig bundle`: packs a table and everything that made it into one archive."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.reproduce import draw_all, job_again, measured_table, words_of
-from hessfig.cli.terminal import say
+from hessfig.cli.reproduce import bundle_arguments, draw_all, job_again, measured_table
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
 from hessfig.config.enums import Kind
 from hessfig.config.schema import GROUPS, Config
@@ -50,16 +50,16 @@ _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=
 
 
 def bundle_verb(arguments: Sequence[str]) -> int:
-    """Write one archive with a table and all that is needed to measure it again; say what is in it."""
-    place, own, given = words_of("bundle", arguments)
+    """Write one archive with a table and everything needed to measure it again; print its contents."""
+    place, own, given = bundle_arguments("bundle", arguments)
     folder = place if place.is_dir() else place.parent
     run, manifest = measured_table(folder)
     packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, given))
     path = _archive_at(given.get("file", f"{packed.name}{ARCHIVE}"))
     files = packed.files()
     publish({path: (content := zipped(packed.name, files))}, _BUNDLE)
-    say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
-    say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
+    print_plain(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
+    print_plain(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
     return 0
 
 
@@ -74,7 +74,7 @@ def _archive_at(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What is packed of a sweep's folder; `job` is what its manifest asks for, `notes` are for the reader."""
+    """The contents of a bundle of a sweep's folder; `job` is composed from its manifest, `notes` are printed."""
 
     folder: Path
     run: RecordedRun
@@ -183,7 +183,7 @@ class Bundle:
         return {entry["file"]: (self.folder / entry["file"]).read_bytes() for entry in entries}
 
     def _remembered(self) -> dict[str, bytes]:
-        """Return what `hessfig plot` left of figures of the user's own."""
+        """Return the specifications of the user's own figures that `hessfig plot` stored."""
         from hessfig.api.requested import DRAWN
 
         packed = {}
@@ -216,7 +216,7 @@ class Bundle:
         yield f"{BATCHES}/batches.csv", ("\n".join(lines) + "\n").encode()
 
     def _figures(self, packed: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the sweep's figures, drawn from what is packed."""
+        """Return the sweep's figures, drawn from the packed files."""
         with TemporaryDirectory(prefix="hessfig-") as temporary:
             folder = Path(temporary) / self.name
             for name, content in packed.items():
@@ -294,7 +294,7 @@ def _without_places(content: Any, renamed: Mapping[str, str]) -> Any:
     if isinstance(content, dict):
         return {_without_places(key, renamed): _without_places(value, renamed) for key, value in content.items()}
     if isinstance(content, list):
-        return [_without_places(one, renamed) for one in content]
+        return [_without_places(entry, renamed) for entry in content]
     if isinstance(content, str):
         for before, after in renamed.items():
             content = content.replace(before, after)

@@ -1,4 +1,4 @@
-"""What `hessfig claims` does: every claim judged and written down, or one explained."""
+"""Implements `hessfig claims`: judges every claim and writes the ledger, or explains one claim."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,25 +12,24 @@ _LEAVE_OUT = "leave it out: `hessfig run` takes settings, this verb reads tables
 def claims_verb(arguments: Sequence[str]) -> int:
     """Judge every claim and write output_dir/claims.csv and claims.md; with claim=ID explain that one, writing nothing.
 
-    Raises UserError for a word that is none of its own, an unknown claim, a folder that is not there, and a damaged
-    table.
+    Raises UserError for an unknown word or claim, a missing folder, and a damaged table.
     """
     from hessfig.analysis.claims import ledger
-    from hessfig.analysis.claims.ledger import claim_of, claims, judge
+    from hessfig.analysis.claims.ledger import all_claims, claim_of, judge_claims
     from hessfig.cli.terminal import show
 
     given = own_words(VERBS["claims"], arguments, otherwise=_LEAVE_OUT)
     outputs = Path(given.get("output_dir", "outputs"))
     if "claim" in given:
-        (one,) = judge([claim_of(given["claim"])], outputs, _departures)
-        show(ledger.explanation_table(one))
-        if ledger.parts(one):
-            show(ledger.part_table(one))
+        (claim,) = judge_claims([claim_of(given["claim"])], outputs, _departures)
+        show(ledger.explanation_table(claim))
+        if ledger.parts(claim):
+            show(ledger.part_table(claim))
         return 0
-    judged = judge(list(claims().values()), outputs, _departures)
-    paths = ledger.write(judged, outputs)
+    judged = judge_claims(list(all_claims().values()), outputs, _departures)
+    paths = ledger.write_ledger(judged, outputs)
     show(ledger.verdict_table(judged))
-    print(f"{ledger.summary(judged)}\nwritten: {', '.join(map(str, paths))}")
+    print(f"{ledger.summary_of_verdicts(judged)}\nwritten: {', '.join(map(str, paths))}")
     return 0
 
 

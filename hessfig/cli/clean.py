@@ -1,9 +1,9 @@
-"""What `hessfig clean` does: list what no table and no sweep uses any more, and remove it after confirmation."""
+"""Implements `hessfig clean`: lists files that no table and no sweep uses, and removes them after confirmation."""
 
 import sys
 from pathlib import Path
 
-from hessfig.cli.terminal import say
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job, Variants
 from hessfig.config.presets import choices
 from hessfig.errors import UserError, command_line
@@ -11,16 +11,16 @@ from hessfig.sweep.garbage import remove_unused, sweep_folders, unused_files
 
 
 def clean_verb(job: Job) -> int:
-    """List what nothing uses any more, and remove it once told so; the folder of one sweep if one is named."""
+    """List unused files and remove them after confirmation; in the folder of one sweep if it is named."""
     outputs = Path(job.config.output_dir)
     is_named = bool({"sweep", "sweep.name"} & {*job.given})
     folders = [outputs / job.config.sweep.name] if is_named else sweep_folders(outputs)
     every = [unused_files(folder, _current(job, folder.name)) for folder in folders]
     for unused in every:
-        say(*unused.lines())
+        print_plain(*unused.lines())
     count = sum(len(unused.files) for unused in every)
     if not count:
-        say(f"nothing to remove in {outputs}: every cell is in a table, needed by a sweep, or kept as reported")
+        print_plain(f"nothing to remove in {outputs}: every cell is in a table, needed by a sweep, or kept as reported")
     elif job.config.dry_run or not _consents(job, count):
         print("nothing was removed")
     else:
@@ -29,7 +29,7 @@ def clean_verb(job: Job) -> int:
 
 
 def _current(job: Job, sweep: str) -> Variants | None:
-    """Return what the sweep asks for now, with the settings given here; None for one that is no more."""
+    """Return the sweep as planned now, with the given settings; None if it no longer exists."""
     if sweep == job.config.sweep.name:
         return job.variants
     return job.of_sweep(sweep).variants if sweep in choices("sweep", job.own) else None

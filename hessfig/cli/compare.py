@@ -1,4 +1,4 @@
-"""What `hessfig compare` does: one sweep, or every figure that has both a table and published numbers."""
+"""Implements `hessfig compare`: one sweep, or every figure that has both a table and published numbers."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ from hessfig.record import MANIFEST, TABLE
 
 
 def compare_sweep(folder: Path, reference: Path) -> None:
-    """Compare the sweep in `folder`; print its curves, the verdict and what is written."""
+    """Compare the sweep in `folder`; print its curves, the verdict and the written files."""
 
     comparison = against.compare_folder(folder, reference)
     written = _leave(comparison, folder)
@@ -27,7 +27,7 @@ def compare_sweep(folder: Path, reference: Path) -> None:
 
 
 def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: Path) -> None:
-    """Compare every published figure; print a verdict a figure, and which ones were skipped and why.
+    """Compare every published figure; print a verdict per figure, and which figures were skipped and why.
 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.

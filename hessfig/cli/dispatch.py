@@ -1,4 +1,4 @@
-"""One command, one or several runs of its verb: settings checked and composed, each run with a folder of its own."""
+"""Runs a command: composes and checks its settings, then carries out one or several runs of its verb."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
-from hessfig.cli.terminal import say
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
 from hessfig.config.facts import OTHER_TABLE
 from hessfig.config.settings import role_of
@@ -17,8 +17,8 @@ Action = Callable[[Job], int]
 _LONGEST = 100
 
 
-def run_command(verb: Verb, command: Command, action: Action) -> int:
-    """Compose what `command` asks of `verb` and carry it out; return the exit code.
+def compose_and_run(verb: Verb, command: Command, action: Action) -> int:
+    """Compose the settings of `command`, run `verb` with them, and return the exit code.
 
     Everything is checked before the first run begins.
     """
@@ -28,16 +28,16 @@ def run_command(verb: Verb, command: Command, action: Action) -> int:
         return 0
     if not command.several:
         return action(jobs[0])
-    if verb.makes_table:  # what cannot be measured is refused now, not after hours of the first run
+    if verb.makes_table:  # refuse impossible runs now, not after hours of the first run
         from hessfig.sweep.plan import Sweep
 
         for job in jobs:
             Sweep(job.variants, job.asked)
-    return _several(apart(jobs), action)
+    return _several(separated_jobs(jobs), action)
 
 
-def apart(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
+def separated_jobs(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs of -m; jobs that would overwrite each other's table get output_dir/multirun/<words>."""
     labels: dict[tuple[str, str], set[str]] = {}
     for job in jobs:
         labels.setdefault((job.config.output_dir, job.config.sweep.name), set()).add(_label(job))
@@ -50,10 +50,10 @@ def apart(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _several(jobs: Sequence[Job], action: Action) -> int:
-    """Carry out every run; one that is refused does not stop the others."""
+    """Carry out every run; a refused run does not stop the others."""
     codes = []
     for number, job in enumerate(jobs, 1):
-        say(f"run {number} of {len(jobs)}: {' '.join(job.words)}")
+        print_plain(f"run {number} of {len(jobs)}: {' '.join(job.words)}")
         try:
             codes.append(action(job))
         except UserError as error:

@@ -1,10 +1,10 @@
-"""What `hessfig run`, `slice` and `status` do: measure a sweep or a share of it, or say how much of it is there."""
+"""Implements `hessfig run`, `slice` and `status`: measures a sweep or a share of it, or prints its progress."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.cli.terminal import say
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job, compose
 from hessfig.record import MANIFEST
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def run_verb(job: Job) -> int:
-    """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
+    """Measure the unfinished cells and write the table; return 1 if a cell failed or is missing."""
     from hessfig.sweep.launchers import launcher_of
     from hessfig.sweep.plan import Sweep
 
     launcher = launcher_of(job)
-    done = launcher.run(Sweep(job.variants, job.asked), say)
+    done = launcher.run(Sweep(job.variants, job.asked), print_plain)
     return 0 if done is None else report(done)
 
 
 def slice_verb(job: Job) -> int:
-    """Measure a sweep as `run` does, then draw it with the figure of the sweep that the verb stands for."""
+    """Measure a sweep as `run` does, then draw the figure of this sweep."""
     from hessfig.cli.results import plot_verb
 
     code = run_verb(job)
@@ -34,22 +34,22 @@ def slice_verb(job: Job) -> int:
 
 
 def status_verb(job: Job) -> int:
-    """Say what is measured, what is to do, and what table is there."""
+    """Print what is measured, what remains to be measured, and the present table."""
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.preview import status_lines
 
-    say(*status_lines(job, Sweep(job.variants, job.asked)))
+    print_plain(*status_lines(job, Sweep(job.variants, job.asked)))
     return 0
 
 
 def report(summary: Summary) -> int:
-    """Say what a run did; return 1 when a cell failed or is missing."""
+    """Print the summary of a run; return 1 if a cell failed or is missing."""
     from hessfig.analysis.out_of_range import out_of_range
     from hessfig.sweep.preview import summarise
 
-    say(summarise(summary), *(f"note: {note}" for note in summary.notes))
+    print_plain(summarise(summary), *(f"note: {note}" for note in summary.notes))
     if summary.is_written:
-        say(*out_of_range(summary.table), f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
+        print_plain(*out_of_range(summary.table), f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
     if summary.collect:
-        say(f"collect, with all shards in one folder: {summary.collect}")
+        print_plain(f"collect, with all shards in one folder: {summary.collect}")
     return 0 if summary.is_complete else 1

@@ -1,4 +1,4 @@
-"""What hessfig export does: batch, weights and settings of one network as plain files."""
+"""Implements `hessfig export`: writes batch, weights and settings of one network as plain files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hessfig.cli.flags import Command, own_words, read_command
-from hessfig.cli.reproduce import job_again, measured_table, words_of
-from hessfig.cli.terminal import say
+from hessfig.cli.reproduce import bundle_arguments, job_again, measured_table
+from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
 from hessfig.config.user.packed import ARCHIVE, CODE, zipped
 from hessfig.errors import UserError, first_few, plain
@@ -25,10 +25,10 @@ _EXPORT = "exported network"  # kind of files, for the register
 
 
 def export_verb(arguments: Sequence[str]) -> int:
-    """Write batch, weights and settings of one network as files that need no hessfig; say which.
+    """Write batch, weights and settings of one network as files that can be read without hessfig; print their names.
 
-    Everything is made before the first file is written. Raises UserError for settings that leave more than one network
-    or none, and for a place that holds something else.
+    Everything is computed before the first file is written. Raises UserError for settings of more than one network
+    or of none, and for a folder that holds other files.
     """
     import hessfig
     from hessfig.states.exported import plain_files
@@ -53,8 +53,8 @@ def export_verb(arguments: Sequence[str]) -> int:
             write_bytes(into / name, content)
     size = sum(map(len, files.values())) / 1e6
     point = ", ".join(f"{key}={value}" for key, value in at.items() if value is not None)
-    say(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
-    say(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
+    print_plain(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
+    print_plain(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
     return 0
 
 
@@ -84,7 +84,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             allowed=", ".join(_CHOICES),
             remedy="leave it out, or leave the folder out and give settings alone",
         )
-    place, *_ = words_of("export", [word for word in command.words if "=" not in word])
+    place, *_ = bundle_arguments("export", [word for word in command.words if "=" not in word])
     folder = place if place.is_dir() else place.parent
     job = job_again(folder, measured_table(folder)[1], command.own, given)
     return job.in_folder(str(folder.parent)), given
@@ -113,9 +113,9 @@ def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
     return next(variant for variant in named if variant.layout.num_layers == num_layers)
 
 
-def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
-    """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
-    values, text = list(dict.fromkeys(found)), given.get(key)
+def _only(key: str, given: Mapping[str, str], choices: Iterable[T]) -> T:
+    """Return the requested value, or the only one. Raises UserError for an unknown value, and for several."""
+    values, text = list(dict.fromkeys(choices)), given.get(key)
     same = values if text is None else [value for value in values if _is_named(value, text)]
     if len(same) == 1:
         return same[0]

@@ -1,4 +1,4 @@
-"""A command taken apart: its flags, the user's folder, and the key=value words that are left."""
+"""Parses a command: its flags, the user's folder, and the remaining key=value words."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _WITH_VALUE = ("--config-dir", "--cfg")
 
 @dataclass(frozen=True)
 class Command:
-    """What follows a verb. `own` is the absolute path of --config-dir."""
+    """The arguments after a verb. `own` is the absolute path of --config-dir."""
 
     words: tuple[str, ...]
     own: Path | None
@@ -89,7 +89,7 @@ def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
 
 
 def _without_dashes(word: str) -> str:
-    """Return how a setting that was given as a flag is given; nothing for other words."""
+    """Return the key=value form of a setting given as a flag; nothing for other words."""
     from hessfig.config.schema import GROUPS
     from hessfig.config.settings import is_setting
 
@@ -100,7 +100,7 @@ def _without_dashes(word: str) -> str:
 
 
 def check_format(given: Printed, *allowed: Printed) -> None:
-    """Raise UserError for a way of printing that a verb does not know."""
+    """Raise UserError for an output format that a verb does not support."""
     if given not in allowed:
         raise UserError(
             "format: this command does not print in that way",

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hessfig.cli.flags import read_command
-from hessfig.cli.terminal import say, take_signals, take_streams
+from hessfig.cli.terminal import print_plain, take_signals, take_streams
 from hessfig.errors import UserError, did_you_mean, too_few_files
 from hessfig.verbs import VERBS, Verb
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = EXIT_BAD_INPUT
     except OSError as error:
         code = _out_of_files(error)
-    except Exception:  # a defect of ours: never taken for failed cells, whose status is 1
+    except Exception:  # a defect of hessfig; failed cells have status 1
         traceback.print_exc()
         code = EXIT_DEFECT
     if arguments is None and "torch" not in sys.modules:  # whose extensions would report as leaked what is frozen
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _out_of_files(error: OSError) -> int:
-    """Say that this process may open no more files; any other error of the system is a defect of ours."""
+    """Report that this process may not open more files; other system errors are defects of hessfig."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         traceback.print_exc()
         return EXIT_DEFECT
@@ -91,9 +91,11 @@ def _dispatch(arguments: list[str]) -> int:
         return int(getattr(import_module(module), name)(rest))
     command = read_command(rest)
     if command.asks_help or not verb.composed:
-        say(import_module("hessfig.cli.help").verb_help(verb, command.own))
+        print_plain(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
-    return int(import_module("hessfig.cli.dispatch").run_command(verb, command, getattr(import_module(module), name)))
+    return int(
+        import_module("hessfig.cli.dispatch").compose_and_run(verb, command, getattr(import_module(module), name))
+    )
 
 
 def _verb(name: str) -> Verb:
@@ -122,7 +124,7 @@ def _check_current_folder() -> None:
 
 
 def overview() -> str:
-    """Return what `hessfig` alone prints."""
+    """Return the text that `hessfig` prints without a verb."""
     verbs = "\n".join(f"  {verb.name:<11} {verb.about}" for verb in VERBS.values())
     return (
         "hessfig: measure the Hessian of a transformer, block by block, and redraw the figures that rest on it.\n\n"

@@ -1,4 +1,4 @@
-"""Everything that a report of an outputs folder shows, as the settings ask for it."""
+"""Collects everything that a report of an outputs folder shows, as the settings request it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from hessfig.api.requested import changed_settings, figure_spec, remembered, req
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.provenance import SettingDifference, manifest_of, preset_in
 from hessfig.config.enums import FigureGroup
-from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, studies
+from hessfig.config.presets import STUDY, ShippedFigure, choices, names, natural, shipped_figures, theory_studies
 from hessfig.config.schema import FigureConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError, command_line, typed
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 def report_requests(job: Job) -> FigureRequests:
-    """Return all that a report of output_dir shows: figures by name, those drawn by hand, and a plain one of the rest.
+    """Return the requests of a report of output_dir: known and user-drawn figures, plain ones of other sweeps.
 
-    Nothing in it raises: what cannot be read is said where it would stand.
+    Raises nothing: the report shows why something cannot be read in its place.
     """
     outputs = Path(job.config.output_dir)
-    sweeps = [name for name in find_sweeps(outputs) if name not in studies()]
+    sweeps = [name for name in find_sweeps(outputs) if name not in theory_studies()]
     measured = [name for name in sweeps if _is_measured(job, name)]
     figures = _figures(job)
     known = {figure.name for figure in figures}
@@ -46,7 +46,7 @@ def report_requests(job: Job) -> FigureRequests:
         outputs,
         [*figures, *(_plain_figure(job, outputs / name) for name in measured if name not in drawn)],
         {name: _sweep(job, name) for name in sweeps},
-        {key: one.about for key, one in settings().items()},
+        {key: spec.about for key, spec in settings().items()},
         job.config.tolerance,
         job.config.resamples,
         hessfig.__version__,
@@ -56,21 +56,22 @@ def report_requests(job: Job) -> FigureRequests:
 
 
 def _sweep(job: Job, name: str) -> SweepAsked:
-    """Return a sweep as the settings have it; one that was named by hand has its manifest's windows."""
+    """Return a sweep as the settings define it; a sweep named by hand has its manifest's windows."""
     is_known, folder = name in names("sweep", job.own), Path(job.config.output_dir) / name
     named = f"sweep={name}" if is_known else f"sweep.name={name}"
     manifest = _if_sound(manifest_of, folder) or {}
-    asked, made = _composed(job, named), manifest.get("config", {"sweep": {}})["sweep"]
-    asked = asked if is_known else asked.fitted_as(made)
+    asked, recorded = _composed(job, named), manifest.get("config", {"sweep": {}})["sweep"]
+    asked = asked if is_known else asked.fitted_as(recorded)
     preset = preset_in(folder, job.own) if manifest else None
     departures = None if preset is None else _departures(preset.changed)
-    about = asked.config.sweep.about if is_known else str(made.get("about") or "")
+    about = asked.config.sweep.about if is_known else str(recorded.get("about") or "")
     return SweepAsked(
         name,
         preset.words(name) if preset else about,
         asked.windows,
         asked.config.sweep.average.value,
-        requote(manifest.get("command"), "run") or rerun_command(job, named, made.get("vary") or {}, departures or []),
+        requote(manifest.get("command"), "run")
+        or rerun_command(job, named, recorded.get("vary") or {}, departures or []),
         departures,
         is_known,
         preset=preset.name if preset else "",
@@ -80,8 +81,8 @@ def _sweep(job: Job, name: str) -> SweepAsked:
 
 def rerun_command(job: Job, named: str, vary: Mapping[str, Any], departures: list[Departure]) -> str:
     """Return the command that measures a sweep again, with every setting that departs from the preset."""
-    words = [f"{one.key}={one.made}" for one in departures if one.key not in vary]
-    if any(one.key in vary for one in departures):
+    words = [f"{departure.key}={departure.made}" for departure in departures if departure.key not in vary]
+    if any(departure.key in vary for departure in departures):
         words.append(f"sweep.vary={typed(vary)}")
     return command_line("run", named, *words, *_place(job))
 
@@ -91,7 +92,7 @@ def _departures(differences: Sequence[SettingDifference]) -> list[Departure]:
 
 
 def _composed(job: Job, *words: str) -> Job:
-    """Return what other words ask of the same output folder."""
+    """Compose other words for the same output folder."""
     return compose([*words, *_output_dir(job)], job.own)
 
 
@@ -109,7 +110,7 @@ def _is_measured(job: Job, sweep: str) -> bool:
 
 
 def _if_sound(read: Callable[..., T], *of: Any) -> T | None:
-    """Return what is read in a sweep's folder; None where it is broken, as the page of the sweep says."""
+    """Read something in a sweep's folder; None if it is broken, which the sweep's page reports."""
     try:
         return read(*of)
     except UserError:
@@ -124,8 +125,8 @@ def _figures(job: Job) -> list[FigureAsked]:
     """Return every figure that the settings know, the paper's first and by name; the user's own where measured."""
     known: list[ShippedFigure | FigureConfig] = [*shipped_figures()]
     known += (_composed(job, f"figure={name}").config.figure for name in _own_figures(job))
-    shown = [one for one in known if one.group != FigureGroup.own or _is_measured(job, one.sweep)]
-    return [_figure(job, one) for one in sorted(shown, key=_rank)]
+    shown = [figure for figure in known if figure.group != FigureGroup.own or _is_measured(job, figure.sweep)]
+    return [_figure(job, figure) for figure in sorted(shown, key=_rank)]
 
 
 def _rank(figure: Any) -> tuple[Any, ...]:
@@ -133,7 +134,7 @@ def _rank(figure: Any) -> tuple[Any, ...]:
 
 
 def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
-    """Return what is asked of a figure: how it is drawn if its sweep is measured, and the command for it."""
+    """Return the request of a figure: how to draw it if its sweep is measured, and the command for it."""
     title = choices("figure", job.own)[figure.name].removeprefix(f"Figure {figure.name}:").strip()
     made_by = command_line("plot", f"figure={figure.name}", *_place(job))
     asked = FigureAsked(figure.name, title[:1].upper() + title[1:], figure.group.value, figure.sweep, made_by)
@@ -171,7 +172,7 @@ def _for_report(spec: FigureSpec, name: str, changed: tuple[str, ...]) -> Figure
 
 
 def _plain_figure(job: Job, folder: Path) -> FigureAsked:
-    """Return a figure of a sweep that none is known of: its curves, or its numbers as bars."""
+    """Return a plain figure of a sweep without a known figure: its curves, or its numbers as bars."""
     sweep, run = folder.name, _if_sound(read_run, folder)  # else the figure says why
     layout = "lines" if run and along(run.table, run.axis)[X].nunique() > 1 else "bars"
     measured = [] if run is None else list(run.table["quantity"].unique())

@@ -1,4 +1,4 @@
-"""What hessfig reproduce does: a table measured again, or compared with another one, number by number."""
+"""Implements `hessfig reproduce`: measures a table again, or compares it with another one, number by number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.flags import own_words, read_command
-from hessfig.cli.terminal import say, show
+from hessfig.cli.terminal import print_plain, show
 from hessfig.config.user.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, unpacked_bundle
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
@@ -31,7 +31,7 @@ def reproduce_verb(arguments: Sequence[str]) -> int:
     Returns 0 when every number is equal (to the bit, to 1e-9, or within its stated errors), and every figure of a
     bundle is that of its table, else 1. Raises UserError for what cannot be measured again or compared.
     """
-    named, own, given = words_of("reproduce", arguments)
+    named, own, given = bundle_arguments("reproduce", arguments)
     rows = _rows(given)
     with unpacked_bundle(named) as place:
         first = measured_table(place)
@@ -48,7 +48,7 @@ def reproduce_verb(arguments: Sequence[str]) -> int:
 
 
 def _rows(given: Mapping[str, str]) -> Path:
-    """Return where the rows are to be written. Raises UserError for a place that holds something else."""
+    """Return the path for the rows. Raises UserError for a path that holds something else."""
     path = Path(given.get("rows", ROWS))
     if path.suffix != ".csv":
         raise UserError("rows is the name of a table", got=f"rows={path}", allowed="FILE.csv", remedy=f"rows={ROWS}")
@@ -56,8 +56,8 @@ def _rows(given: Mapping[str, str]) -> Path:
     return path
 
 
-def words_of(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
-    """Return the place that is named, the folder of --config-dir, and the key=value words."""
+def bundle_arguments(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
+    """Return the named folder or file, the folder of --config-dir, and the key=value words."""
     command = read_command(arguments)
     places = [word for word in command.words if "=" not in word]
     given = own_words(VERBS[verb], [word for word in command.words if "=" in word])
@@ -95,7 +95,7 @@ def measured_table(place: Path) -> MeasuredTable:
 
 
 def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given: Mapping[str, str]) -> Job:
-    """Return what the manifest's settings ask for.
+    """Return the job of the manifest's settings.
 
     Raises UserError where there are none, for code that the command does not allow, and for files outside of a bundle.
     """
@@ -117,13 +117,13 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
     if is_packed:
         check_paths(job)
     if lines := check_code(job, given.get(CODE)):
-        say(*lines)
+        print_plain(*lines)
     return job
 
 
 @contextmanager
 def _folder(output_dir: str | None, folder: Path, name: str) -> Iterator[Path]:
-    """Give the folder that is named, else one that is removed in the end."""
+    """Yield the named folder, else a temporary one."""
     if output_dir is None:
         with tempfile.TemporaryDirectory(prefix="hessfig-") as temporary:
             yield Path(temporary)
@@ -147,7 +147,7 @@ def _measured(job: Job, command: str) -> Path:
 
     check_machine(job.first)
     sweep = Sweep(job.variants)
-    say(preview.describe(sweep))
+    print_plain(preview.describe_plan(sweep))
     summary = runner.run_sweep(sweep, command=command)
     report(summary)
     if not summary.is_written:
@@ -171,25 +171,25 @@ def _compared(
     show(comparison.table())
     if first[1] or second[1]:
         show(machines(first[1], second[1]))
-    say(comparison.sentence(beside), *comparison.notes(), f"written: {path}")
+    print_plain(comparison.sentence(beside), *comparison.notes(), f"written: {path}")
     return 1 if beside or not comparison.is_reproduced else 0
 
 
 def _other_arrays(folder: Path, again: Path) -> list[str]:
-    """Compare the arrays next to two tables, and say which are not equal; return in words that some are not."""
+    """Compare the stored arrays of two tables and print which differ; return a line about differences."""
     from hessfig.analysis.comparison.reproduced import unequal_arrays
 
     count, other = unequal_arrays(folder, again)
     if count:
         differ = f"; different: {first_few([plain(name) for name in other], most=3)}" if other else ""
-        say(f"stored arrays: {count - len(other)} of {count} files equal{differ}")
+        print_plain(f"stored arrays: {count - len(other)} of {count} files equal{differ}")
     return [f"{len(other)} files of arrays different"] if other else []
 
 
 def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
     """Draw the figures of a bundle from its own table, whose numbers are compared, and say which files are not equal.
 
-    Returns in words that some are not.
+    Returns a line about differences.
     """
     below = folder / FIGURES
     kept = {path.relative_to(below).as_posix(): path for path in sorted(below.rglob("*")) if not path.is_dir()}
@@ -199,9 +199,9 @@ def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
         (Path(temporary) / name).symlink_to(folder.resolve())
         paths = draw_all(Path(temporary) / name, own, Path(temporary) / FIGURES)
         drawn = {path.name: path.read_bytes() for path in paths}
-    other = [plain(one) for one, path in sorted(kept.items()) if drawn.get(one) != path.read_bytes()]
+    other = [plain(file) for file, path in sorted(kept.items()) if drawn.get(file) != path.read_bytes()]
     differ = f"; different: {', '.join(other)} (here with matplotlib {version('matplotlib')})" if other else ""
-    say(f"figures drawn again: {len(kept) - len(other)} of {len(kept)} files equal to the byte{differ}")
+    print_plain(f"figures drawn again: {len(kept) - len(other)} of {len(kept)} files equal to the byte{differ}")
     return [f"{len(other)} files of figures different"] if other else []
 
 
@@ -220,5 +220,5 @@ def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:
                 raise spec
             paths += draw(spec, folder.parent, into=into)
         except UserError as error:
-            say(f"note: a figure is left out: {error.what} ({error.got})")
+            print_plain(f"note: a figure is left out: {error.what} ({error.got})")
     return paths

@@ -1,4 +1,4 @@
-"""What the verbs do that read tables or nothing: plot, slopes, check, compare, report, predict, verify."""
+"""Implements the verbs that measure nothing: plot, slopes, check, compare, report, predict, verify."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from hessfig.api.predicted import COLUMNS_PREDICTED, predicted_rows
 from hessfig.api.sessions import fitted_slopes
 from hessfig.cli.flags import check_format, own_words
-from hessfig.cli.terminal import say, show
+from hessfig.cli.terminal import print_plain, show
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
 from hessfig.config.enums import Printed
-from hessfig.config.presets import STUDY, shipped_figures, studies
+from hessfig.config.presets import STUDY, shipped_figures, theory_studies
 from hessfig.errors import UserError, first_few, plain, unknown_name
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def plot_verb(job: Job) -> int:
-    """Draw the figure chosen."""
+    """Draw the chosen figure."""
     from hessfig.api.requested import paper_of
 
     figure = job.config.figure
     if not figure.name:
         raise _no_figure(job)
-    paper_of(job)  # words that cannot be set in type are refused before anything is read or computed
+    paper_of(job)  # refuse words that cannot be typeset before anything is read or computed
     for path in _study(job) if figure.layout == STUDY else _drawn(job):
         print(path)
     return 0
@@ -47,7 +47,7 @@ def _no_figure(job: Job) -> UserError:
     sweep, lists = plain(job.config.figure.sweep), "`hessfig plot --help` lists the figures"
     if "figure.sweep" not in job.given:
         return UserError("no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists)
-    drawn = [one.name for one in shipped_figures() if one.sweep == sweep]
+    drawn = [figure.name for figure in shipped_figures() if figure.sweep == sweep]
     return UserError(
         f"no figure of sweep {sweep} is chosen",
         got="figure=none",
@@ -57,18 +57,18 @@ def _no_figure(job: Job) -> UserError:
 
 
 def _study(job: Job) -> list[Path]:
-    """Compute the tables of a theory study unless they are there and whole (seconds), then draw its figure."""
+    """Compute the tables of a theory study unless they exist and are complete (seconds), then draw its figure."""
     from hessfig.api.requested import OF_STUDIES, paper_of
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
-    if name not in studies():
+    if name not in theory_studies():
         got, otherwise = f"figure.name={name}, figure.layout={STUDY}", "figure.layout=LAYOUT for a figure of a sweep"
-        raise unknown_name(f"there is no study {name!r}", name, studies(), otherwise, got=got)
+        raise unknown_name(f"there is no study {name!r}", name, theory_studies(), otherwise, got=got)
     for key in set(job.given) - {"figure", "style", "output_dir", *(f"figure.{key}" for key in OF_STUDIES)}:
         raise UserError(
             f"the study {name} does not read {key}",
             got=f"{key}={job.given[key]}",
-            allowed=", ".join(["output_dir", "style", *(f"figure.{one}" for one in OF_STUDIES)]),
+            allowed=", ".join(["output_dir", "style", *(f"figure.{field}" for field in OF_STUDIES)]),
             remedy="leave it out: the figure is computed, not measured",
         )
     tables = import_module("hessfig.theory.studies")
@@ -85,7 +85,7 @@ def _drawn(job: Job) -> list[Path]:
 
     outputs, spec = Path(job.config.output_dir), figure_spec(job)
     paths = draw(spec, outputs)
-    if (spec.name, spec.sweep) not in {(one.name, one.sweep) for one in shipped_figures()}:
+    if (spec.name, spec.sweep) not in {(figure.name, figure.sweep) for figure in shipped_figures()}:
         remember(job, outputs / spec.sweep)
     return paths
 
@@ -104,13 +104,13 @@ def slopes_verb(job: Job) -> int:
         return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
-    say(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
+    print_plain(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
     print(f"written: {table_folder(job) / SLOPES}")
     return 0
 
 
 def _print(frame: pd.DataFrame, job: Job) -> None:
-    """Print the lines that are asked for: for a terminal, or for a paper and nothing else."""
+    """Print the requested lines: for a terminal, or as LaTeX or Markdown only."""
     from hessfig.analysis import presented
     from hessfig.analysis.slopes import printed
 
@@ -120,9 +120,9 @@ def _print(frame: pd.DataFrame, job: Job) -> None:
         return
     _, heads, rows = printed.cells(lines)
     if job.config.format == Printed.latex:
-        say(*presented.latex_table(heads, rows))
+        print_plain(*presented.latex_table(heads, rows))
     else:
-        say(*presented.markdown_table(heads, (map(presented.unmarked, row) for row in rows)))
+        print_plain(*presented.markdown_table(heads, (map(presented.unmarked, row) for row in rows)))
 
 
 def _levels(job: Job) -> int:
@@ -158,7 +158,7 @@ def check_verb(job: Job) -> int:
 
 
 def _of_a_run(reference: Path) -> Path:
-    """Return the table in the folder of another run; any other reference as it is."""
+    """Return the table in the folder of another run; other references are returned unchanged."""
     is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
     return reference / TABLE if is_run else reference
 
@@ -204,10 +204,10 @@ def predict_verb(job: Job) -> int:
 
 
 def report_verb(job: Job) -> int:
-    """Write the report of what is in output_dir; name it, and what is not there yet."""
+    """Write the report of output_dir; print its path, and what is missing."""
     from hessfig.cli.report_requests import report_requests
     from hessfig.report.at_a_glance import write_glance
-    from hessfig.report.written import check_place, write_report
+    from hessfig.report.written import check_report_folder, write_report
 
     check_format(job.config.format, Printed.table, Printed.pdf)
     if job.config.format == Printed.pdf:
@@ -215,7 +215,7 @@ def report_verb(job: Job) -> int:
         print("\n".join([*_problems(contents), f"written: {path}"]))
         return 0
     single_file = job.config.single_file
-    check_place(Path(job.config.output_dir), single_file=single_file)
+    check_report_folder(Path(job.config.output_dir), single_file=single_file)
     written = write_report(report_requests(job), single_file=single_file)
     print("\n".join(_summary(written)))
     return 0
@@ -242,14 +242,14 @@ def _problems(contents: Contents) -> Iterator[str]:
         if sweep.problem:
             yield f"note: {sweep.problem.what}: {sweep.problem.remedy}"
         elif sweep.failures:
-            yield f"note: {sweep.name}: {sum(one.count for one in sweep.failures)} cells failed"
+            yield f"note: {sweep.name}: {sum(failure.count for failure in sweep.failures)} cells failed"
     for figure in contents.figures:
-        if figure.problem and figure.asked.sweep not in [one.name for one in contents.sweeps if one.problem]:
+        if figure.problem and figure.asked.sweep not in [other.name for other in contents.sweeps if other.problem]:
             yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
 def verify_verb(arguments: list[str]) -> int:
-    """Check statements of the theory; the settings are words of its own."""
+    """Verify statements of the theory; the verb has settings of its own."""
     from hessfig.theory.verification import parse
     from hessfig.theory.verification import run as run_statements
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 WIDTH_OF_A_FILE = 160
 
 
-def say(*texts: object) -> None:
-    """Print texts, a line each or several, in which words of foreign files may stand: nothing in them steers."""
+def print_plain(*texts: object) -> None:
+    """Print texts that may contain words of foreign files, without control characters."""
     for text in texts:
         print(plain_lines(text), flush=True)
 
@@ -33,7 +33,7 @@ def show(table: Table) -> None:
 
 
 def take_streams() -> None:
-    """Print on through closed pipes, with '?' for what the encoding lacks: a reader who leaves ends no measurement.
+    """Keep running when a pipe of the output is closed, and print '?' for characters that the encoding lacks.
 
     What the shell closed (2>&-) leads nowhere: the next file that is opened would take its number, and the output.
     """
@@ -44,7 +44,7 @@ def take_streams() -> None:
 
 
 def _fill(descriptor: int) -> None:
-    """Open a descriptor that is closed. Those below it are open, so that it is the lowest number that is free."""
+    """Open a closed descriptor; those below it are open, so it is the lowest free number."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -59,7 +59,7 @@ def _patient(stream: TextIO | None, descriptor: int) -> Any:
 
 
 class _Outlet(io.RawIOBase):
-    """A descriptor that takes everything; output that is no longer read is dropped."""
+    """A descriptor that accepts everything; output that is no longer read is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_marks() -> None:
-    """Take away what tells other commands that a run is at work."""
+    """Remove the marks of a running command."""
     if mark := sys.modules.get("hessfig.sweep.store"):
         mark.leave_all()
 

@@ -20,7 +20,7 @@ LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 NETWORK_CHECKS, SHARES = "hessfig.models.network_checks", "hessfig.config.schedulers"
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Raise UserError for the first setting that cannot be run: one by itself, or with others."""
     for key, setting in settings().items():
         setting.check(value_of(config, key))
@@ -162,7 +162,7 @@ def _check_trained(config: Config) -> None:
         raise UserError(
             f"state=trained: there is no task to train on (task.data={data})",
             got=f"task.data={data}, model.kind={config.model.kind}",
-            allowed="; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
+            allowed="; ".join(f"task.data={dataset}" for dataset in Data if dataset.facts.is_trainable),
             remedy="model=gpt2 task=addition, or weights of your own: state=loaded state.path=FILE",
         )
     if rule.is_full_batch and training.data != TrainingData.fixed:
@@ -188,6 +188,6 @@ def check_installed(rule: Optimiser, what: str) -> None:
         raise UserError(
             f"{what} needs the package pytorch-optimizer",
             got="it is not installed",
-            allowed=", ".join(one for one in Optimiser if not one.facts.is_of_extra),
+            allowed=", ".join(other for other in Optimiser if not other.facts.is_of_extra),
             remedy="pip install 'hessfig[optimisers]'",
         )

@@ -23,7 +23,7 @@ from hessfig.terms import (
 
 
 class Printed(StrEnum):
-    """How a verb prints its rows; `pdf`: the report as one page."""
+    """The output formats of a verb; `pdf`: the report as one page."""
 
     table = "table"
     csv = "csv"
@@ -33,7 +33,7 @@ class Printed(StrEnum):
 
 
 class PowersOf(StrEnum):
-    """What the exponents of predictions are powers of; `residual_scale` is the factor of every branch."""
+    """The base of predicted powers; `residual_scale` is the factor of every branch."""
 
     sigma = "sigma"
     W_Q = "W_Q"
@@ -50,7 +50,7 @@ class PowersOf(StrEnum):
 
 
 class Spacing(StrEnum):
-    """How the values of sigma are spread between `low` and `high`."""
+    """The spacing of the values of sigma between `low` and `high`."""
 
     log = "log"
     linear = "linear"
@@ -58,7 +58,7 @@ class Spacing(StrEnum):
 
 @dataclass(frozen=True)
 class Estimation:
-    """What is true of a method of estimation.
+    """The facts of a method of estimation.
 
     `fewest`: the probes it takes at least, 0 for a method without probes; `multiple`: what divides their number;
     `at_once`: whether all of them are held at once. `symmetric`: it serves diagonal blocks of single weight matrices
@@ -80,7 +80,7 @@ AUTO = (
 
 
 class Method(terms.Recorded):
-    """How a block norm is found: a row for each method; its function is in hessfig.measurements.block_norms."""
+    """The methods that estimate block norms; their functions are in hessfig.measurements.block_norms."""
 
     facts: Estimation
 
@@ -93,7 +93,7 @@ class Method(terms.Recorded):
 
 
 class Products(StrEnum):
-    """Whose products: our linearised network, curvlinops (any differentiable model), or differences of gradients."""
+    """The source of products: our linearised network, curvlinops (any differentiable model), or differences."""
 
     linearised = "linearised"
     curvlinops = "curvlinops"
@@ -115,14 +115,14 @@ class DType(StrEnum):
 
 
 class Launcher(StrEnum):
-    """Who measures: worker processes of this machine, or the tasks of a Slurm job array."""
+    """The processes that measure: workers of this machine, or the tasks of a Slurm job array."""
 
     local = "local"
     slurm = "slurm"
 
 
 class Reuse(StrEnum):
-    """What shows that a network of the user's own is one that was measured: what its factory returns, or its code."""
+    """The test that a user's own network was measured before: by what its factory returns, or by its code."""
 
     content = "content"
     sources = "sources"
@@ -169,7 +169,7 @@ class SigmaScales(StrEnum):
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is true of a kind of data.
+    """The facts of a kind of data.
 
     `length`: the setting of the task that says how long sequences made here are; `classes`: of how many a target is
     one, where the task's base does not tell. `is_trainable`: there are examples besides the batch. `is_real`: targets
@@ -199,8 +199,8 @@ class Data(terms.Recorded):
 
 
 class MaskedAs(StrEnum):
-    """What a masked token becomes: the mask's word; or, as BERT was trained, that in 8 of 10 draws, any word in 1, and
-    itself in 1."""
+    """The replacement of a masked token: the mask's word; or, as in BERT's training, that in 8 of 10 draws, any word in
+    1, and itself in 1."""
 
     mask = "mask"
     mixed = "mixed"
@@ -230,7 +230,7 @@ class State(StrEnum):
 
 
 class Average(StrEnum):
-    """Whose logarithm slopes are fitted to: the mean over seeds, or the geometric mean (for norms of many decades)."""
+    """The average to which slopes are fitted: the mean over seeds, or the geometric mean (for many decades)."""
 
     arithmetic = "arithmetic"
     geometric = "geometric"
@@ -247,7 +247,7 @@ class FigureGroup(StrEnum):
 
 
 class Published(StrEnum):
-    """What the authors published of a figure: numbers, pictures alone, or nothing."""
+    """The published data of a figure: numbers, pictures only, or nothing."""
 
     numbers = "numbers"
     pictures = "pictures"
@@ -272,7 +272,7 @@ class Format(StrEnum):
 
 
 class Curvature(StrEnum):
-    """What a learning rate is divided by, refreshed on the way: the largest eigenvalue of the loss's Hessian in all
+    """The divisor of a learning rate, refreshed during the training: the loss's largest Hessian eigenvalue in all
     parameters, or in each by itself (of mean 1); or a stand-in from gradient norms."""
 
     none = "none"
@@ -282,21 +282,21 @@ class Curvature(StrEnum):
 
 
 class Schedule(StrEnum):
-    """What the learning rate does after its warm-up: falls as a cosine to zero at the last step, or stays."""
+    """The learning rate after its warm-up: a cosine that reaches zero at the last step, or constant."""
 
     cosine = "cosine"
     constant = "constant"
 
 
 class TrainingData(StrEnum):
-    """What a training sees: fresh sums at every step, or the task's own batch over and over."""
+    """The data of a training: fresh sums at every step, or always the task's own batch."""
 
     fresh = "fresh"
     fixed = "fixed"
 
 
 class SampleDirection(StrEnum):
-    """Which way from the state the landscape is looked at."""
+    """The direction in which the landscape is evaluated, starting from the state."""
 
     random = "random"
     gradient = "gradient"

@@ -1,4 +1,4 @@
-"""What may be said of a setting, once, in the schema: its help, its role, and which values it takes."""
+"""The facts of a setting in the schema: its help, its role, and the values that it takes."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from hessfig.errors import UserError
 
 
 class Role(StrEnum):
-    """What a setting is for. Every list of settings is read from the roles: keys, manifests, verbs, what may vary."""
+    """The purpose of a setting. Keys, manifests, verbs and variable settings are derived from the roles."""
 
     science = "science"  # makes other numbers, and enters the keys of cells
     place = "place"  # says where something is, whose content enters the keys in its stead
@@ -89,14 +89,14 @@ class SettingInfo:
             raise refusal(f"{key}{what}", f"[{','.join(map(str, value))}]", allowed)
         if self.passes and not (value is None and default == "null") and not self.passes(value):
             raise refusal(f"{key}{self.why}", value, self.allowed)
-        for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if one is not None and not self._holds(one):
+        for place, entry in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if entry is not None and not self._holds(entry):
                 name = key if place is None else f"{key}[{place}]"
                 allowed = self.allowed or self._range(key.rpartition(".")[2], whole=is_whole)
-                raise refusal(f"{name}{self.why or self._too_large(one)}", one, allowed)
+                raise refusal(f"{name}{self.why or self._too_large(entry)}", entry, allowed)
 
     def _of_list(self, entries: list[Any], *, may_be_empty: bool) -> str:
-        """Return what is wrong with a list as a whole; nothing where it is sound."""
+        """Return what is wrong with a list as a whole; empty if nothing is."""
         if self.once and not entries and not may_be_empty:
             return " is empty"
         if self.once and (len(set(entries)) < len(entries) or "" in entries):
@@ -115,7 +115,7 @@ class SettingInfo:
         return " is too large" * (self.most is not None and isinstance(value, int) and value > self.most)
 
     def _range(self, name: str, *, whole: bool) -> str:
-        """Return in words which numbers are allowed."""
+        """Return the allowed numbers in words."""
         ends = [f"{end:.15g}" for end in (self.least, self.above, self.most, self.below) if end is not None]
         if len(ends) == 1:
             number = "a whole number" if whole else "a finite number"
@@ -129,21 +129,21 @@ class SettingInfo:
 T = TypeVar("T")
 
 
-def setting(default: T, help: str, kind: str = "", **said: Any) -> T:
-    """Return the field of a setting, for a dataclass: its default, and what is said of it (see `SettingInfo`)."""
-    says = {"says": SettingInfo(help, kind, **said)}
+def setting(default: T, help: str, kind: str = "", **info: Any) -> T:
+    """Return the dataclass field of a setting: its default and its facts (see `SettingInfo`)."""
+    says = {"says": SettingInfo(help, kind, **info)}
     if isinstance(default, list | dict):
         return cast(T, field(default_factory=lambda: deepcopy(default), metadata=says))
     return field(default=default, metadata=says)
 
 
-def added(default: T, help: str, **said: Any) -> T:
+def added(default: T, help: str, **info: Any) -> T:
     """Return the field of a setting that version 0.1 did not have."""
-    return setting(default, help, added=True, **said)
+    return setting(default, help, added=True, **info)
 
 
 def group(section: type[T], role: Role) -> T:
-    """Return the field of a group of settings; `role` is that of those which name no other."""
+    """Return the field of a group of settings; `role` applies to settings without a role of their own."""
     return field(default_factory=section, metadata={"says": role})
 
 

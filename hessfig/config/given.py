@@ -1,4 +1,4 @@
-"""Settings that a user gives: whether a configuration reads them, by the schema, and what is said where it does not."""
+"""Checks that a configuration reads the settings that a user gives."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})  # nothing is claimed b
 
 @dataclass(frozen=True)
 class GivenSetting:
-    """What is given, as the user says it (`word`): a setting, or a preset of the settings `keys`.
+    """A setting as the user gives it (`word`), or a preset of the settings `keys`.
 
     `of`: the places of the variants that have it; None: all.
     """
@@ -27,22 +27,22 @@ Refusal = Callable[[int, str], UserError | None]
 
 
 def check_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) -> None:
-    """Raise UserError for the first that none of `count` variants reads; `refusal` says why a variant does not."""
-    for one in given:
-        places = range(count) if one.of is None else one.of
-        found = [refusal(place, key) for place in places for key in one.keys]
-        if found and all(found):
-            assert found[0] is not None
-            raise found[0] if len(one.keys) == 1 else _of_preset(one, found[0])
+    """Raise UserError for the first setting that none of `count` variants reads; `refusal` returns the reason."""
+    for setting in given:
+        places = range(count) if setting.of is None else setting.of
+        refusals = [refusal(place, key) for place in places for key in setting.keys]
+        if refusals and all(refusals):
+            assert refusals[0] is not None
+            raise refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
 
 
 def setting_of(key: str) -> str:
-    """Return the setting that a key is of: itself, or the open one that it is an entry of."""
+    """Return the setting of a key: the key itself, or the open setting of which it is an entry."""
     return next((name for name in open_settings() if key.startswith(f"{name}.")), key)
 
 
 def is_off(config: Config, key: str) -> bool:
-    """Whether a setting stands at a default that claims nothing: null, none, false, zero."""
+    """Whether a setting has a neutral value: null, none, false or zero."""
     value = value_of(config, key)
     return value in _OFF and typed(value) == settings()[key].default
 
@@ -52,13 +52,13 @@ def holds(config: Config, where: str) -> bool:
     return all(_is_so(config, word) for word in where.split())
 
 
-def refused(config: Config, key: str, where: str | tuple[str, ...], reader: str = "") -> UserError | None:
-    """Return what is said of a setting that is read under other settings alone; None under these. `reader`: by whom."""
+def setting_not_read(config: Config, key: str, where: str | tuple[str, ...], reader: str = "") -> UserError | None:
+    """Return the error for a setting that is read with other settings only; None if it is read. `reader` reads it."""
     ways = (where,) if isinstance(where, str) else where
     if any(holds(config, way) for way in ways):
         return None
     others = dict.fromkeys(_key(word) for way in ways for word in way.split() if _key(word) != key)
-    got = ", ".join(f"{one}={typed(value_of(config, one))}" for one in (key, *others))
+    got = ", ".join(f"{setting}={typed(value_of(config, setting))}" for setting in (key, *others))
     allowed = " or ".join(" ".join(map(_shown, way.split())) for way in ways)
     what = f"{key}: {reader} reads it" if reader else f"{key} is read"
     remedy = f"{_remedy(config, ways[0], key)}leave {key} out"
@@ -87,20 +87,20 @@ def _text(value: object) -> str:
 
 
 def _remedy(config: Config, way: str, key: str) -> str:
-    """Return the words that would make it hold, before an `or`."""
+    """Return the words with which the setting would be read, followed by `or`."""
     words = [_typed(word) for word in way.split() if not _is_so(config, word) and _key(word) != key]
     return f"{' '.join(words)}, or " if words else ""
 
 
 def _typed(word: str) -> str:
-    """Return a word as one may type it."""
+    """Return a word as a user may type it."""
     if "!" not in word or _left(word):
         return _shown(word).partition("|")[0]
     return f"{_key(word)}={settings()[_key(word)].says.example or 'VALUE'}"
 
 
 def _shown(word: str) -> str:
-    """Return a word as it is told: key!=value as the values that are left, where they have names."""
+    """Return a word for a message: key!=value as the remaining named values."""
     if "!" not in word:
         return word
     return f"{_key(word)}={'|'.join(_left(word))}" if _left(word) else f"{_key(word)} other than {_values(word)}"
@@ -108,7 +108,7 @@ def _shown(word: str) -> str:
 
 def _left(word: str) -> list[str]:
     """Return the named values that key!=value leaves."""
-    return [one for one in settings()[_key(word)].named if one not in _values(word).split("|")]
+    return [name for name in settings()[_key(word)].named if name not in _values(word).split("|")]
 
 
 def _values(word: str) -> str:

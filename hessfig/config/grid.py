@@ -1,4 +1,4 @@
-"""The values of sigma a grid stands for, and grids that stand for none."""
+"""Computes the values of sigma of a grid, and checks grids."""
 
 import math
 from itertools import pairwise
@@ -59,7 +59,7 @@ def _check_number(grid: GridConfig) -> None:
 
 
 def _check_distinct(grid: GridConfig) -> None:
-    """A grid with equal values would measure one network twice, and no reader could tell the two numbers apart."""
+    """Raise UserError for equal values: one network would be measured twice, under the same sigma."""
     values = sigma_values(grid)
     twice = next((low for low, high in pairwise(values) if low == high), None)
     if twice is not None:

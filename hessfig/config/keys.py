@@ -10,8 +10,8 @@ from hessfig.config.facts import IN_MANIFEST, Role
 from hessfig.config.schema import Config
 from hessfig.config.settings import settings, top_level, with_role
 
-# Settings that version 0.1 had not. A cell keeps the key it had before them while they stand at their default, and a
-# manifest without them was made with that default.
+# Settings added after version 0.1. While they have their defaults, cells keep their old keys, and a manifest without
+# them was made with these defaults.
 ADDED = tuple(key for key, setting in settings().items() if setting.added)
 
 

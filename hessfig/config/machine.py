@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, a GPU; and settings that ask for more."""
+"""Finds the cores, memory and GPU of this machine, and checks settings against them."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def memory() -> int:
 
 
 def memory_of_worker(config: Config) -> int:
-    """Return the bytes that there are where it is measured: those asked of Slurm, or this machine's."""
+    """Return the memory in bytes where cells are measured: that requested of Slurm, or this machine's."""
     asked = config.launcher.memory if config.launcher.kind == Launcher.slurm else None
     return memory() if asked is None else size_in_bytes(asked)
 
@@ -81,7 +81,7 @@ def card_of(device: str) -> str:
 
 
 def check_device_name(device: str) -> None:
-    """Raise UserError for what is no device on any machine."""
+    """Raise UserError for a text that names no device on any machine."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
 

@@ -94,7 +94,7 @@ class DirectionsConfig:
     evaluations: int = setting(200, "gradients that a search for a critical point may take", least=1, most=_MOST_STEPS)
     tolerance: float = setting(1e-8, "a critical point is found where the gradient's norm is no larger", above=0)
     named: list[enums.NamedDirection] = added(
-        [one for one in enums.NamedDirection if one != enums.NamedDirection.smallest],
+        [choice for choice in enums.NamedDirection if choice != enums.NamedDirection.smallest],
         "directions of the quantity along: gradient, its signs, update, singular, random, eigenvectors",
         once=True,
         allowed=f"a list of {', '.join(enums.NamedDirection)}",

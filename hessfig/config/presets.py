@@ -1,4 +1,4 @@
-"""The shipped configuration files, read as they stand: the choices of every group, and the figures in their order."""
+"""Reads the shipped configuration files: the choices of every group, and the figures in their order."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ STUDY = "study"
 
 @dataclass(frozen=True)
 class ShippedFigure:
-    """What conf/figures.yaml says of a figure; `title` is its line `about`. A study has no sweep."""
+    """A figure of conf/figures.yaml; `title` is its line `about`. A study has no sweep."""
 
     name: str
     title: str
@@ -44,19 +44,19 @@ def names(group: str, own: Path | None = None) -> list[str]:
 def figures() -> dict[str, dict[str, Any]]:
     """Return {name: settings} of the shipped figures, which share a file; `about` is a line about each.
 
-    A figure draws the sweep of its name unless it says another.
+    A figure draws the sweep of its name unless it names another.
     """
     body = _parsed(files("hessfig.conf").joinpath("figures.yaml").read_text("utf-8"))
     return {name: {"name": name, "sweep": name, **settings} for name, settings in body.items()}
 
 
 def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, Any]:
-    """Return {dotted key: value} of what the file of a choice sets; presets of other groups by their group."""
+    """Return {dotted key: value} of the file of a choice; choices of other groups by their group."""
     file = dict(_of_group(group, own)).get(choice)
     text = file.read_text("utf-8") if file else ""
     body, prefix = _parsed(text), "" if "@package _global_" in text else f"{group}."
-    entries = [one for one in body.get("defaults") or () if isinstance(one, dict)]
-    chosen = {str(key).rpartition("/")[2]: value for one in entries for key, value in one.items()}
+    entries = [entry for entry in body.get("defaults") or () if isinstance(entry, dict)]
+    chosen = {str(key).rpartition("/")[2]: value for entry in entries for key, value in entry.items()}
     return {key: value for key, value in chosen.items() if key in GROUPS} | dict(_flat(body, prefix))
 
 
@@ -74,7 +74,7 @@ def shipped_figures() -> list[ShippedFigure]:
     return sorted(shown, key=lambda figure: (figure.order, figure.name))
 
 
-def studies() -> list[str]:
+def theory_studies() -> list[str]:
     """Return the names of the figures that are computed without a sweep."""
     return [figure.name for figure in shipped_figures() if figure.layout == STUDY]
 
@@ -88,7 +88,7 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 def _of_group(group: str, own: Path | None) -> Iterator[tuple[str, Traversable | Path]]:
     """Yield (name, file) of every choice, those of the user's folder last."""
     folders: list[Traversable | Path] = [_shipped(group), *([own / group] if own else [])]
-    return (found for folder in folders for found in _files(folder))
+    return (choice for folder in folders for choice in _files(folder))
 
 
 def _shipped(group: str) -> Traversable:

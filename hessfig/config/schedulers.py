@@ -1,4 +1,4 @@
-"""Which share of the cells this process measures: shard=K/N, or what its scheduler says (shard=auto)."""
+"""Determines the share of the cells that this process measures: shard=K/N, or from its scheduler (shard=auto)."""
 
 import os
 import re
@@ -30,16 +30,17 @@ class Scheduler:
     is_array: bool = False
 
     def share(self, environment: Mapping[str, str]) -> tuple[int, int] | None:
-        """Return this task's place, from 1, and the number of tasks; None where the scheduler says nothing of them.
+        """Return this task's place, from 1, and the number of tasks; None if the scheduler's variables are not set.
 
-        Raises UserError for a task of an array with holes: its place among the others is known to nobody.
+        Raises UserError for a task of an array with holes, whose place among the others is unknown.
         """
-        found = {name: at for name in self.variables if (at := _number(environment, name)) is not None}
-        if len(found) < len(self.variables):
+        values = {name: at for name in self.variables if (at := _number(environment, name)) is not None}
+        if len(values) < len(self.variables):
             return None
-        number, first, step = (found[one] if one in found else int(one) for one in (self.index, self.first, self.step))
-        spanned = (found[self.last] - first) // max(step, 1) + 1 if self.last else None
-        counted = found[self.count or COUNT] if self.count or spanned is None else spanned
+        numbers = (self.index, self.first, self.step)
+        number, first, step = (values[name] if name in values else int(name) for name in numbers)
+        spanned = (values[self.last] - first) // max(step, 1) + 1 if self.last else None
+        counted = values[self.count or COUNT] if self.count or spanned is None else spanned
         if spanned not in (None, counted):
             raise self._holes(environment)
         return (number - first) // max(step, 1) + 1, counted
@@ -55,7 +56,7 @@ class Scheduler:
         return f"{self.name}: {', '.join(words)}" if lost else ""
 
     def said(self, environment: Mapping[str, str]) -> str:
-        """Return the variables that say its share, for a message."""
+        """Return the variables that determine its share, for a message."""
         return f"{self.name}: {', '.join(f'{name}={environment[name]}' for name in self.variables)}"
 
     @property
@@ -96,12 +97,12 @@ SCHEDULERS = (
 _TORCHRUN, _STEP = SCHEDULERS[0], SCHEDULERS[-1]
 _GROUPS = "GROUP_WORLD_SIZE"  # over how many nodes torchrun's processes are spread
 _STEP_ID = "SLURM_STEP_ID"
-_NO_STEPS = 0xFFFFFFF0  # from here on Slurm numbers what srun did not start: batch scripts, prologues
+_NO_STEPS = 0xFFFFFFF0  # Slurm's step ids from here on are not of srun: batch scripts, prologues
 Place = tuple[int, int]
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
+    """Return (2, 8) for '2/8', and the scheduler's share for 'auto'. Raises UserError for other texts."""
     match = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
     index, count = share() if text == "auto" else map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
@@ -117,23 +118,29 @@ def parse_shard(text: str) -> tuple[int, int]:
 def share(environment: Mapping[str, str] | None = None) -> Place:
     """Return this process's share of the cells, (2, 8) for the second of eight.
 
-    Who says that there is one task alone says nothing (a container's WORLD_SIZE=1). Where the tasks of an array start
+    A scheduler with a single task is ignored (a container's WORLD_SIZE=1). Where the tasks of an array start
     several processes each (srun, mpirun, torchrun), every process of every task has a share. HESSFIG_SHARDS says how
     many shares there are where the scheduler does not (Kubernetes, PBS).
     Raises UserError where no scheduler says a share, for an array with holes, for a batch script of several tasks, and
     for schedulers that contradict each other.
     """
     known = os.environ if environment is None else environment
-    there = [one for one in SCHEDULERS if _counts(one, known)]
-    told = {one: at for one in there if (at := one.share(known)) is not None}
-    wrong = [at for at in told.values() if not 1 <= at[0] <= at[1]]
+    active = [scheduler for scheduler in SCHEDULERS if _counts(scheduler, known)]
+    places = {scheduler: at for scheduler in active if (at := scheduler.share(known)) is not None}
+    wrong = [at for at in places.values() if not 1 <= at[0] <= at[1]]
     if wrong:
         raise _nobody(known, f"{wrong[0][0]}/{wrong[0][1]}")
-    arrays, processes = ({one: at for one, at in told.items() if one.is_array == kind} for kind in (True, False))
+    arrays, processes = (
+        {scheduler: at for scheduler, at in places.items() if scheduler.is_array == kind} for kind in (True, False)
+    )
     inner = _of_processes(_several(processes), known)
-    lost = [one for one in there if one.is_array and one not in told and _number(known, one.index) is not None]
-    if not told or (lost and not arrays):
-        raise _nobody(known, "; ".join(one.lack(known) for one in lost))
+    lost = [
+        scheduler
+        for scheduler in active
+        if scheduler.is_array and scheduler not in places and _number(known, scheduler.index) is not None
+    ]
+    if not places or (lost and not arrays):
+        raise _nobody(known, "; ".join(scheduler.lack(known) for scheduler in lost))
     return _nested(_one_of(arrays, known), inner)
 
 
@@ -145,30 +152,31 @@ def _counts(scheduler: Scheduler, environment: Mapping[str, str]) -> bool:
     return not (scheduler.is_array and scheduler.first == "1" and _number(environment, scheduler.index) == 0)
 
 
-def _several(told: Mapping[Scheduler, Place]) -> dict[Scheduler, Place]:
-    return {one: at for one, at in told.items() if at[1] > 1}
+def _several(places: Mapping[Scheduler, Place]) -> dict[Scheduler, Place]:
+    return {scheduler: at for scheduler, at in places.items() if at[1] > 1}
 
 
-def _of_processes(told: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
+def _of_processes(places: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
     """Return the place among the processes of one job. Raises UserError for a batch script that lacks srun."""
-    tasks, others = _number(environment, _STEP.count) or 1, {one: told[one] for one in told if one is not _TORCHRUN}
-    if tasks > 1 and not told:
+    tasks = _number(environment, _STEP.count) or 1
+    others = {scheduler: place for scheduler, place in places.items() if scheduler is not _TORCHRUN}
+    if tasks > 1 and not places:
         raise _without_srun(tasks)
-    if _TORCHRUN not in told or told[_TORCHRUN] in others.values() or not others:
-        return _one_of(told, environment)
+    if _TORCHRUN not in places or places[_TORCHRUN] in others.values() or not others:
+        return _one_of(places, environment)
     outer, nodes = _one_of(others, environment), _number(environment, _GROUPS)
     if nodes == 1:  # one torchrun in each of the others' tasks
-        return _nested(outer, told[_TORCHRUN])
-    return told[_TORCHRUN] if nodes == outer[1] else _one_of(told, environment)
+        return _nested(outer, places[_TORCHRUN])
+    return places[_TORCHRUN] if nodes == outer[1] else _one_of(places, environment)
 
 
-def _one_of(told: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
-    """Return what all say that say more than one task. Raises UserError where they contradict each other."""
-    several = _several(told)
+def _one_of(places: Mapping[Scheduler, Place], environment: Mapping[str, str]) -> Place:
+    """Return the place given by all schedulers with several tasks. Raises UserError if they contradict each other."""
+    several = _several(places)
     if len(set(several.values())) > 1:
         raise UserError(
-            f"shard=auto: {' and '.join(one.name for one in several)} contradict each other",
-            got="; ".join(one.said(environment) for one in several),
+            f"shard=auto: {' and '.join(scheduler.name for scheduler in several)} contradict each other",
+            got="; ".join(scheduler.said(environment) for scheduler in several),
             allowed="one of them with more than one task, or in each of its tasks a torchrun of one node, or of all",
             remedy=f"shard=K/N, or unset {' '.join(next(iter(several)).variables)}",
         )
@@ -180,11 +188,11 @@ def _nested(outer: Place, inner: Place) -> Place:
 
 
 def _nobody(environment: Mapping[str, str], got: str) -> UserError:
-    lacks = filter(None, (one.lack(environment) for one in SCHEDULERS if one is not _STEP))
+    lacks = filter(None, (scheduler.lack(environment) for scheduler in SCHEDULERS if scheduler is not _STEP))
     return UserError(
         "shard=auto: no scheduler says which share this is",
         got=got or "; ".join(lacks) or "none of their variables",
-        allowed=f"a task of {', '.join(one.name for one in SCHEDULERS)}",
+        allowed=f"a task of {', '.join(scheduler.name for scheduler in SCHEDULERS)}",
         remedy=f"shard=K/N; for Kubernetes and PBS, {COUNT}=N too",
     )
 
@@ -199,6 +207,6 @@ def _without_srun(tasks: int) -> UserError:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    """Return the number that is this text, or that the variable of this name holds; None for what holds none."""
+    """Return the number in a text, or in the variable of this name; None if there is no number."""
     text = name if name.isdigit() else environment.get(name, "")
     return int(text) if _NUMBER.fullmatch(text) else None

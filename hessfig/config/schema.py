@@ -1,8 +1,8 @@
-"""The configuration schema: every setting of a command, and all that is true of it.
+"""The configuration schema: every setting of a command, with its facts.
 
 Those that make other numbers are in hessfig.config.science and hessfig.config.training_settings. A setting is
 `setting(default, a line of help, ...)`, a group `group(its class, the role of its settings)`; see hessfig.config.facts
-for what a setting may state. Nothing else needs to be told of a new setting.
+for what a setting may state. A new setting needs no other entry.
 """
 
 from dataclasses import dataclass, fields
@@ -314,4 +314,4 @@ class Config:
 
 
 # The groups: their settings have dotted keys, and a folder of files each in conf.
-GROUPS = tuple(one.name for one in fields(Config) if isinstance(one.metadata["says"], Role))
+GROUPS = tuple(field.name for field in fields(Config) if isinstance(field.metadata["says"], Role))

@@ -6,7 +6,7 @@ from typing import Any
 from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
 
-# Beyond these, sizes are slips: deeper networks take minutes to be planned.
+# Larger sizes are probably mistakes: deeper networks take minutes to plan.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 _MOST_OF_A_SPECTRUM = 1_000_000
 # Under which settings others are read (see SettingInfo.where).
@@ -272,7 +272,7 @@ class GridConfig:
 
 @dataclass
 class EstimatorConfig:
-    """How block norms are found, by whose products, and with how many probes (`auto`: at most; see variance_share)."""
+    """The estimator of block norms, its products, and its number of probes (`auto`: at most; see variance_share)."""
 
     method: enums.Method = setting(enums.Method.auto, f"how a block norm is found; auto: {enums.AUTO}")
     products: enums.Products = setting(enums.Products.linearised, "whose Hessian-vector products")
@@ -290,7 +290,7 @@ class EstimatorConfig:
 
 @dataclass
 class SpectrumConfig:
-    """How eigenvalues are found. Recurrences are float64 whatever the products are (`dtype`)."""
+    """The computation of eigenvalues. Recurrences are float64 whatever the products are (`dtype`)."""
 
     k: int = setting(1, "how many of the outermost eigenvalues at either end", least=1, most=_MOST_OF_A_SPECTRUM)
     tolerance: float = setting(

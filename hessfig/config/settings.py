@@ -1,4 +1,4 @@
-"""Every single setting by its dotted key, with all that the schema says of it; and the lists of settings by role."""
+"""Lists all settings of the schema by dotted key, and by role."""
 
 import typing
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from hessfig.errors import UserError, did_you_mean, typed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its dotted key, its type, what the schema says of it, its role, and its default as it is typed."""
+    """A setting: its dotted key, type, facts in the schema, role, and default as typed text."""
 
     key: str
     type: Any
@@ -53,14 +53,14 @@ class Setting:
         return _is_a(value, self.type)
 
     def check(self, value: object) -> None:
-        """Raise UserError for a value of its type that it cannot have."""
+        """Raise UserError for a value of the right type that the setting cannot take."""
         self.says.check(self.key, value, kind=self.kind, default=self.default)
 
 
 @cache
 def settings() -> dict[str, Setting]:
     """Return {dotted key: setting} in the order of the schema, those of a group first."""
-    return {key: one for key, one in _every().items() if one.role != Role.flag}
+    return {key: setting for key, setting in _every().items() if setting.role != Role.flag}
 
 
 def value_of(config: Any, key: str) -> Any:
@@ -68,9 +68,9 @@ def value_of(config: Any, key: str) -> Any:
     return reduce(_entry, key.split("."), config)
 
 
-def _entry(held: Any, name: str) -> Any:
+def _entry(section: Any, name: str) -> Any:
     """Return an attribute, or an entry of an open setting."""
-    return held.get(name) if isinstance(held, dict) else getattr(held, name)
+    return section.get(name) if isinstance(section, dict) else getattr(section, name)
 
 
 @cache
@@ -82,7 +82,7 @@ def default_of(key: str) -> Any:
 @cache
 def with_role(*roles: Role) -> frozenset[str]:
     """Return the dotted keys of the settings of these roles."""
-    return frozenset(key for key, one in _every().items() if one.role in roles)
+    return frozenset(key for key, setting in _every().items() if setting.role in roles)
 
 
 @cache
@@ -93,7 +93,7 @@ def top_level(*roles: Role) -> tuple[str, ...]:
 
 
 def role_of(key: str) -> Role | None:
-    """Return the role of a setting, of an entry of an open one, or of the choice of a group; None for what is none."""
+    """Return the role of a setting, of an entry of an open setting, or of a group's choice; None for other keys."""
     if key in GROUPS:
         return cast(Role, Config.__dataclass_fields__[key].metadata["says"])
     name = next((name for name in open_settings() if key.startswith(f"{name}.")), key)
@@ -102,8 +102,8 @@ def role_of(key: str) -> Role | None:
 
 @cache
 def open_settings() -> tuple[str, ...]:
-    """Return the settings whose entries have names of the user's own."""
-    return tuple(key for key, one in settings().items() if typing.get_origin(one.type) is dict)
+    """Return the settings whose entries may have any names."""
+    return tuple(key for key, setting in settings().items() if typing.get_origin(setting.type) is dict)
 
 
 def is_setting(key: str) -> bool:
@@ -119,7 +119,7 @@ def siblings(key: str) -> list[str]:
 
 
 def meant(key: str) -> str:
-    """Return which setting was meant by `key`, which is none: one of another group, one spelt alike, or the list."""
+    """Return suggestions for the unknown `key`: the same name in another group, similar spellings, or the list."""
     top = [name for name in settings() if "." not in name]
     same = [name for name in settings() if name.rpartition(".")[2] == key and not did_you_mean(key, top)]
     hint = f"did you mean {same[0]!r}?" if same else did_you_mean(key, [*settings(), *GROUPS])
@@ -127,7 +127,7 @@ def meant(key: str) -> str:
 
 
 def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
-    """Return the error to show for a value that setting `key` cannot take; `where`: its file."""
+    """Return the error for a value that setting `key` cannot take; `where`: its file."""
     setting = settings()[key]
     allowed = ", ".join(setting.choices) or setting.kind
     return UserError(
@@ -140,17 +140,17 @@ def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
 
 @cache
 def _every() -> Mapping[str, Setting]:
-    return {one.key: one for one in _settings_of(Config(), "", Role.reading)}
+    return {setting.key: setting for setting in _settings_of(Config(), "", Role.reading)}
 
 
 def _settings_of(section: Any, prefix: str, role: Role) -> Iterator[Setting]:
     types = typing.get_type_hints(type(section))
-    for name, said in ((one.name, one.metadata["says"]) for one in fields(section)):
+    for name, info in ((entry.name, entry.metadata["says"]) for entry in fields(section)):
         value, key = getattr(section, name), f"{prefix}{name}"
-        if isinstance(said, Role):
-            yield from _settings_of(value, f"{key}.", said)
+        if isinstance(info, Role):
+            yield from _settings_of(value, f"{key}.", info)
         else:
-            yield Setting(key, types[name], said, said.role or role, typed(value))
+            yield Setting(key, types[name], info, info.role or role, typed(value))
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _choices(kind: Any) -> tuple[str, ...]:
 def _words(kind: Any) -> str:
     """Return a type as a user would write it: int or null, list of text."""
     if isinstance(kind, UnionType):
-        return " or ".join(_words(one) for one in typing.get_args(kind))
+        return " or ".join(_words(argument) for argument in typing.get_args(kind))
     if typing.get_origin(kind) is list:
         return f"a list of {_plural(typing.get_args(kind)[0])}"
     return "{name: value}" if typing.get_origin(kind) is dict else _WORDS.get(kind, "|".join(_choices(kind)))
@@ -175,9 +175,9 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if isinstance(kind, UnionType):
-        return any(_is_a(value, one) for one in typing.get_args(kind))
+        return any(_is_a(value, argument) for argument in typing.get_args(kind))
     if typing.get_origin(kind) is list:
-        return isinstance(value, list) and all(_is_a(one, typing.get_args(kind)[0]) for one in value)
+        return isinstance(value, list) and all(_is_a(argument, typing.get_args(kind)[0]) for argument in value)
     if typing.get_origin(kind) is dict:
         return isinstance(value, Mapping)
     if kind in (int, float):

@@ -7,12 +7,12 @@ from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
 from hessfig.terms import Optimiser
 
-_MOST_STEPS = 100_000_000  # beyond this, a number is a slip
+_MOST_STEPS = 100_000_000  # a larger number is probably a mistake
 
 
 def _of_rules(name: str) -> str:
     """Return under which step rules a setting of the training is read."""
-    return f"training.optimiser={'|'.join(one for one in Optimiser if name in one.facts.reads)}"
+    return f"training.optimiser={'|'.join(rule for rule in Optimiser if name in rule.facts.reads)}"
 
 
 @dataclass

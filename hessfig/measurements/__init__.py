@@ -1,4 +1,4 @@
-"""Measurements: one quantity a file or folder, from products of the Hessian to numbers with errors."""
+"""Measurements: computes quantities from products with the Hessian, as numbers with errors."""
 
 import sys
 import warnings
@@ -15,10 +15,10 @@ class _Moved(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(_HOME), name)
+        value = getattr(import_module(_HOME), name)
         words = f"{self.__name__} is deprecated and will be dropped in hessfig 0.5.0: import {name} from {_HOME}"
         warnings.warn(words, DeprecationWarning, stacklevel=2)
-        return found
+        return value
 
 
 for _name in ("protocol", "blocks", "estimate"):

@@ -1,4 +1,4 @@
-"""How many probes `estimator=auto` takes: as few as the spread over seeds allows, found on networks of its own."""
+"""The number of probes of `estimator=auto`: as few as the spread over seeds allows, estimated on pilot networks."""
 
 import math
 import statistics
@@ -23,19 +23,19 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Allocation:
-    """The probes of each column of blocks (by name) at a few sigmas, in rising order; none: as configured."""
+    """The number of probes per column of blocks (by name) at a few ascending sigmas; empty: as configured."""
 
     probes: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
 
     def at(self, sigma: float | None) -> dict[str, int]:
-        """Return the probes of each column at `sigma`: linear in log sigma between the given ones, rounded up."""
+        """Return the number of probes of each column at `sigma`, interpolated linearly in log sigma and rounded up."""
         if sigma is None:
             return {}
         return {column: _interpolated(counts, sigma) for column, counts in self.probes.items()}
 
 
 def needs_pilots(config: Config, layout: Layout) -> bool:
-    """Whether `auto` probes some block of this variant."""
+    """Whether `auto` uses probes for at least one block of this variant."""
     if config.estimator.method != Method.auto:
         return False
     blocks = blocks_of(config.blocks, layout, config.model)
@@ -44,7 +44,7 @@ def needs_pilots(config: Config, layout: Layout) -> bool:
 
 
 def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
-    """Return the probes that the pilots' rows, by sigma, call for; without any, none.
+    """Return the numbers of probes that follow from the pilots' rows (by sigma); empty without pilots.
 
     At most as many as are as precise as `num_probes` plain ones, the published recipe.
     The rule sees settings and pilot networks only, never a network or a probe of the sweep. So the number of
@@ -53,15 +53,15 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     """
     share = config.estimator.variance_share
     ceiling = max(FEWEST_PROBES, math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes))
-    found: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    rows_of_columns: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for sigma, measured in rows.items():
         for row in measured:
             if row["status"] == "ok" and row["num_probes"] and row["value"] > 0:
-                found[row["col"]][sigma].append(row)
+                rows_of_columns[row["col"]][sigma].append(row)
     return Allocation(
         {
             column: {sigma: probes_needed(at_sigma[sigma], share, ceiling) for sigma in sorted(at_sigma)}
-            for column, at_sigma in found.items()
+            for column, at_sigma in rows_of_columns.items()
         }
     )
 
@@ -77,7 +77,7 @@ def probes_needed(rows: Rows, share: float, ceiling: int) -> int:
 
 
 def few(sigmas: list[float]) -> list[float]:
-    """Return PILOT_SIGMAS values spread over the grid, its ends among them."""
+    """Return PILOT_SIGMAS values spread over the grid, including both ends."""
     last, steps = len(sigmas) - 1, PILOT_SIGMAS - 1
     return [sigmas[index] for index in dict.fromkeys(round(i * last / steps) for i in range(PILOT_SIGMAS))]
 

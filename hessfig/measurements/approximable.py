@@ -1,4 +1,4 @@
-"""Which approximations a block can have, and what of the settings makes their numbers; without tensors."""
+"""Checks which approximations exist for a block, and lists the settings that enter their keys; uses no tensors."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from hessfig.config.enums import Method, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import check_dense
-from hessfig.measurements.settings_and_costs import dense_settings, diagonal, reads
+from hessfig.measurements.settings_and_costs import dense_settings, diagonal_blocks, reads
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
 from hessfig.weights import Layout, Weight
@@ -25,13 +25,13 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
         **dense_settings(config, layout),
         "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
         **reads("blocks")(config, layout),
-        "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
+        "approximation": {"names": sorted(chosen_approximations(config)), "rank": config.approximation.rank},
         "batch_size": None if config.training.optimiser.facts.is_full_batch else config.training.batch_size,
     }
 
 
-def chosen(config: Config) -> list[Approximation]:
-    """Return the approximations that are asked for; all of them where none is named."""
+def chosen_approximations(config: Config) -> list[Approximation]:
+    """Return the requested approximations; all of them if none is named."""
     return config.approximation.names or list(Approximation)
 
 
@@ -48,13 +48,13 @@ def check_approximations(config: Config, layout: Layout) -> None:
             remedy="estimator.num_probes=20",
         )
     for name in config.approximation.names:
-        for block in diagonal(config, layout):
+        for block in diagonal_blocks(config, layout):
             if why := lacking(name, block, config, layout):
-                raise refusal(name, block, why)
+                raise unavailable_approximation(name, block, why)
 
 
-def refusal(name: Approximation, block: Block, why: str) -> UserError:
-    """Return what is said of an approximation that a block cannot have."""
+def unavailable_approximation(name: Approximation, block: Block, why: str) -> UserError:
+    """Return the error for an approximation that does not exist for a block."""
     return UserError(
         f"approximation.names: {name} is not defined here: {why}",
         got=f"{name} of block {block}",
@@ -64,7 +64,7 @@ def refusal(name: Approximation, block: Block, why: str) -> UserError:
 
 
 def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -> str:
-    """Return why a block cannot have an approximation, as far as names and settings tell; empty where it can."""
+    """Return why an approximation does not exist for a block, by names and settings; empty if it does."""
     side = layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
         return "" if block.col == Group.all else "it takes the blocks of the whole network (blocks=[all]) apart"

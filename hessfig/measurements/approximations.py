@@ -1,4 +1,4 @@
-"""How far approximations are from blocks of the Hessian: relative errors and angles, exact or by probes."""
+"""Distances of approximations from blocks of the Hessian: relative errors and angles, exact or by probes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, completed, multiplied, summands, view_of
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
-from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
+from hessfig.measurements.approximable import MOST_DENSE, chosen_approximations, lacking, unavailable_approximation
 from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, exact
@@ -54,7 +54,7 @@ def approximations(objective: Objective, request: Request) -> Measured:
 
 
 def approximation_of(objective: Objective, request: Request) -> matrices.Product:
-    """Return the approximation that a request names, of its one block, for its one part.
+    """Return the approximation that a request names, for its one block and part.
 
     Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
     UserError for one that the block cannot have.
@@ -90,19 +90,19 @@ class _Shared:
         at, training = self.request.at, self.config.training
         if not at.step or not training.optimiser.facts.is_adaptive:
             return None
-        held = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
+        parameters = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
         correction = 1 - training.betas[0] ** at.step
-        return {name: one.double().cpu() / correction for name, one in preconditioner(at, held).items()}
+        return {name: moment.double().cpu() / correction for name, moment in preconditioner(at, parameters).items()}
 
     def names(self, block: Block) -> Iterator[Approximation]:
         """Yield the approximations that the block can have. Raises UserError for one that is asked for by name.
 
         Before the first update of a training there are no moments: no rows then.
         """
-        for name in chosen(self.config):
+        for name in chosen_approximations(self.config):
             why = lacking(name, block, self.config, self.problem.layout) or self._missing(name, block)
             if why and self.config.approximation.names:
-                raise refusal(name, block, why)
+                raise unavailable_approximation(name, block, why)
             if not why and (name.facts.needs != Need.moments or self.stored):
                 yield name
 
@@ -117,7 +117,7 @@ class _Shared:
         return "" if is_linear else f"no torch.nn.Linear that the network calls holds {weight.name} whole"
 
     def material(self, side: Sequence[Weight], dim: int) -> Material:
-        """Return what the approximations of a block of `side` are made of."""
+        """Return the inputs from which the approximations of a block of `side` are computed."""
         shape = self.shape(side[0]) if len(side) == 1 else torch.Size([dim])
         return Material(self.samples, side, shape, stored=self.stored, heads=_heads(self.request.model, side[0]))
 
@@ -127,18 +127,18 @@ class _Shared:
 
 
 def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Part]) -> Iterator[Row]:
-    """Yield the rows of one block: name by name, part by part."""
+    """Yield the rows of one block, for every approximation and part."""
     request, side = shared.request, shared.problem.layout.side(block.layer, str(block.col))
     reference = _reference(block, column, parts, request)
     compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
-            for number, found in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
-                yield block_row(f"{name}_{number}", request, block, part, found)
+            for number, estimate in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
+                yield block_row(f"{name}_{number}", request, block, part, estimate)
 
 
 def _heads(model: ModelConfig, weight: Weight) -> int:
-    """Return how many heads a weight is cut into: keys and values may have fewer than queries."""
+    """Return the number of heads of a weight: keys and values may have fewer heads than queries."""
     return model.n_kv_heads or model.n_heads if weight.name in (Matrix.W_K, Matrix.W_V) else model.n_heads
 
 
@@ -169,7 +169,7 @@ class _Comparison:
             return _nothing(reference)
 
     def matrix(self, name: Approximation, part: Part) -> matrices.Product:
-        """Return an approximation other than the block's own diagonal, in a basis or not."""
+        """Return an approximation that is not the block's own diagonal."""
         if name in _PAIRS:
             rank = self._rank if name == Approximation.kronecker_sum else 1
             return self._reference.kronecker_sum(part, self._material.shape, rank)
@@ -189,7 +189,7 @@ def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
     """Return the places of each weight's entries; of each layer's, weights outside the layers standing alone."""
     places = torch.arange(sum(weight.size for weight in weights)).split([weight.size for weight in weights])
     keys = [weight.layer if by_layer and weight.layer else f"{number}" for number, weight in enumerate(weights)]
-    return [torch.cat([places[i] for i, key in enumerate(keys) if key == one]) for one in dict.fromkeys(keys)]
+    return [torch.cat([places[i] for i, key in enumerate(keys) if key == wanted]) for wanted in dict.fromkeys(keys)]
 
 
 class _Dense:
@@ -198,8 +198,8 @@ class _Dense:
     by, count = Method.dense.value, 0
 
     def __init__(self, block: Block, column: Column, parts: Sequence[Part]) -> None:
-        found = dense_parts(column, parts)
-        self._of = {part: found[block, part].double().cpu() for part in parts}
+        blocks = dense_parts(column, parts)
+        self._of = {part: blocks[block, part].double().cpu() for part in parts}
 
     def is_finite(self, part: Part) -> bool:
         """Whether the block can be compared."""
@@ -208,15 +208,15 @@ class _Dense:
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers of an approximation."""
         block = self._of[part]
-        made = product.matmat(torch.eye(len(block), dtype=torch.float64))
-        size, overlap = float(block.norm()), float((block * made).sum())
-        square = float(made.square().sum())
+        dense = product.matmat(torch.eye(len(block), dtype=torch.float64))
+        size, overlap = float(block.norm()), float((block * dense).sum())
+        square = float(dense.square().sum())
         if not size:
             return self._exact(nan, nan, nan)
         if square**0.5 < NEGLIGIBLE * size:
             return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
-        error, scale_error = float((block - made).norm()) / size, float((block - scale * made).norm()) / size
+        error, scale_error = float((block - dense).norm()) / size, float((block - scale * dense).norm()) / size
         return self._exact(error, scale_error, overlap / size / square**0.5)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
@@ -262,7 +262,7 @@ class _Probed:
         """Return the three numbers, from products of block and approximation with the same vectors."""
         ours, theirs = self._products[part], product.matmat(self._vectors)
         of_probes = ((ours - theirs).square(), ours.square(), theirs.square(), ours * theirs)
-        sums = torch.stack([one.sum(dim=0) for one in of_probes])
+        sums = torch.stack([terms.sum(dim=0) for terms in of_probes])
         return self._jackknifed(_from_sums, sums.sum(dim=1, keepdim=True), sums.sum(dim=1, keepdim=True) - sums)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
@@ -324,12 +324,12 @@ class _Apart:
 
     def matmat(self, vectors: Vectors) -> Vectors:
         """Return A V."""
-        found = torch.zeros_like(vectors)
+        result = torch.zeros_like(vectors)
         for piece in self._pieces:
             alone = torch.zeros_like(vectors)
             alone[piece] = vectors[piece]
-            found[piece] = self._multiply(alone)[piece]
-        return found
+            result[piece] = self._multiply(alone)[piece]
+        return result
 
 
 def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:

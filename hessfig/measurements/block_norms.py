@@ -60,7 +60,7 @@ def frobenius(objective: Objective, request: Request) -> Measured:
 
 @dataclass(frozen=True)
 class ColumnRequest:
-    """What is asked of one column: the norms of these blocks and parts, with probes from this generator."""
+    """A request for one column: blocks, parts, and the generator of the probes."""
 
     layer: int
     col: str
@@ -107,13 +107,13 @@ class Estimator:
         return self.engines.column(asked.layer, asked.col, asked.blocks)
 
     def by_probes(self, asked: ColumnRequest) -> Norms:
-        """Return norms by plain probes, or by probes in the axes of the diagonal block of a matrix."""
+        """Return norms from plain probes, or from probes in the axes of the diagonal block of a weight matrix."""
         column, is_plain = self.column(asked), self.settings.method == Method.hutchinson
         is_aligned = not is_plain and len(column.shape) == 2
         return self._probed(asked, column, self.settings.num_probes, is_aligned=is_aligned)
 
     def by_dense(self, asked: ColumnRequest) -> Norms:
-        """Return norms of whole matrices."""
+        """Return norms of dense blocks."""
         column = self.column(asked)
         return _as_norms(dense_norms(column, asked.parts), column)
 
@@ -126,14 +126,14 @@ class Estimator:
         return {(block, part): _xtrace_norm(column, part, count, asked.generator) for part in asked.parts}
 
     def by_exact(self, asked: ColumnRequest) -> Norms:
-        """Return norms by the exact engine."""
+        """Return norms from the exact engine."""
         rows = [block.row for block in asked.blocks]
         norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
         keys = product(asked.blocks, asked.parts)
         return {(block, part): exact(norms[block.row, part], Method.exact) for block, part in keys}
 
     def by_auto(self, asked: ColumnRequest) -> Norms:
-        """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
+        """Compute exact norms where they are cheaper than probes; the other rows of the column share their probes."""
         norms: Norms = {}
         for cheap, alike in self._by_cheap_parts(asked).items():
             if cheap:
@@ -224,9 +224,9 @@ def aligned(
 
 
 def _estimated(samples: Sequence[Squares]) -> Estimate:
-    found = Squares.joined(samples)
-    norm = root_of_mean(found.values)
-    return replace(norm, value=norm.value * found.unit, error=norm.error * found.unit)
+    squares = Squares.joined(samples)
+    norm = root_of_mean(squares.values)
+    return replace(norm, value=norm.value * squares.unit, error=norm.error * squares.unit)
 
 
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
@@ -258,7 +258,7 @@ def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
 
 
 def _size_of(images: Tensor) -> float:
-    """Return the norm; one below 1e-38 counts as that, as ever, as long as its squares are in range."""
+    """Return the norm, which is at least 1e-38 if its squares are in range."""
     size, plain = norm(images), float(images.norm())
     return max(size, torch.finfo(torch.float32).tiny) if plain**2 else size or 1.0
 
@@ -269,15 +269,15 @@ def _turn(probes: Float[Tensor, "dim k"], axes: Axes) -> Float[Tensor, "dim k"]:
     return (left @ signs @ right.T).flatten(1).T.to(probes.dtype)
 
 
-def _as_norms(found: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:
-    norms = {(block, part): norm for (block, part), norm in found.items() if isinstance(block, Block)}
+def _as_norms(estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:
+    norms = {(block, part): norm for (block, part), norm in estimates.items() if isinstance(block, Block)}
     if not isinstance(column, DifferencedColumn):
         return norms
     return {key: differenced(norm, column.relative_error(*key)) for key, norm in norms.items()}
 
 
 def differenced(norm: Estimate, off: float) -> Estimate:
-    """Return a norm whose products are off by `off`, relative to their size: that much is added to its error.
+    """Return a norm with the relative error `off` of its products added to its error.
 
     Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the products. A norm of zero has no
     error then, because the effect of rounding is not known.

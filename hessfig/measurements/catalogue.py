@@ -1,4 +1,4 @@
-"""The quantities: one row each with where its numbers are made, and those of the user's own files."""
+"""The catalogue of quantities: one row per quantity with the function that measures it, and users' own quantities."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 
 from hessfig import registry
 from hessfig.config.schema import Config
-from hessfig.config.user.user_code import find, guarded, is_own, source
+from hessfig.config.user.user_code import code_hash, find, guarded, is_own
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable
 from hessfig.measurements import requirements as need
@@ -160,7 +160,7 @@ def quantities() -> list[str]:
 
 
 def quantity(name: str, config_dir: str | None = None) -> Quantity:
-    """Return the quantity called `name`, or that of the user's own code (FILE.py:NAME).
+    """Return the quantity `name`, of the package or of the user's own code (FILE.py:NAME).
 
     Raises UserError when there is none.
     """
@@ -177,7 +177,7 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
 
 
 def undefined_rows(names: Iterable[str], config_dir: str | None = None) -> set[str]:
-    """Return the rows of these quantities that may be undefined although nothing is wrong."""
+    """Return the names of rows that may correctly be undefined, for these quantities."""
     facts = registry.row_facts()
     asked = [quantity(name, config_dir) for name in names]
     known = {name for row in asked for name in row.rows if name in facts and facts[name].may_be_undefined}
@@ -185,17 +185,17 @@ def undefined_rows(names: Iterable[str], config_dir: str | None = None) -> set[s
 
 
 def walks(name: str, config: Config) -> bool:
-    """Return whether a quantity leaves the weights; one of the user's own may."""
+    """Return whether a quantity evaluates the loss away from the weights; a user's own quantity may."""
     return is_own(name) or quantity(name).walks(config)
 
 
-def source_of(name: str, config_dir: str | None) -> str:
-    """Return the hash of the file of a quantity of the user's own; none for the package's."""
-    return source(name, config_dir) if is_own(name) else ""
+def source_of_quantity(name: str, config_dir: str | None) -> str:
+    """Return the hash of the code of a user's own quantity; empty for the package's."""
+    return code_hash(name, config_dir) if is_own(name) else ""
 
 
 def check_decay(config: Config) -> None:
-    """Raise UserError for a quantity that does not know what task.weight_decay adds to the loss."""
+    """Raise UserError for a quantity that ignores the loss of task.weight_decay."""
     for name in config.quantities:
         if config.task.weight_decay and not quantity(name, config.config_dir).knows_decay:
             raise UserError(
@@ -207,7 +207,7 @@ def check_decay(config: Config) -> None:
 
 
 def _guarded(own: Quantity, name: str) -> Quantity:
-    """Return a user's quantity whose functions fail as UserErrors that name it."""
+    """Return a user's quantity whose functions raise UserErrors that name the quantity."""
 
     def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -228,7 +228,7 @@ def _guarded(own: Quantity, name: str) -> Quantity:
 
 
 def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
-    """Raise UserError for rows of a block without a part, unless the quantity says that it has none."""
+    """Raise UserError for rows of a block without a part, unless the quantity declares has_part=False."""
     if own.has_part and any(row["row"] and not row["part"] for row in rows):
         raise UserError(
             f"{KEY}: {name} gives rows of a block without a part",
@@ -238,12 +238,12 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
         )
 
 
-def _checked(name: str, found: object) -> Quantity:
-    if not isinstance(found, Quantity):
+def _checked(name: str, value: object) -> Quantity:
+    if not isinstance(value, Quantity):
         raise UserError(
             f"{KEY}: {name} is no quantity",
-            got=type(found).__name__,
+            got=type(value).__name__,
             allowed="a hessfig.measurements.quantity.Quantity",
             remedy="see docs/extending.md",
         )
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""Eigenvalues of diagonal blocks: all of them, the outermost, and densities with errors over probes."""
+"""Eigenvalues of diagonal blocks: full spectra, outermost eigenvalues, and densities with errors over probes."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ PERCENT = (5, 25, 50, 75, 95)
 SMALL = 5
 Array = NDArray[np.float64]
 _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
-_DENSE, _LANCZOS = "dense", "lanczos"  # what the numbers are from
+_DENSE, _LANCZOS = "dense", "lanczos"  # the column `estimator` of these numbers
 Numbers = dict[tuple[str, int | None], Estimate]  # by the quantity and the index of their rows
 
 
@@ -37,12 +37,12 @@ def spectrum(objective: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
     spectra, settings = Spectra(request), request.spectrum
     for block, column in square_columns(objective, request):
-        for part, found in dense_eigenvalues(column, block, request.parts).items():
-            if found is None:
+        for part, eigenvalues in dense_eigenvalues(column, block, request.parts).items():
+            if eigenvalues is None:
                 spectra.nothing((block, part), _spectrum_numbers(np.zeros(settings.k), settings), by=_DENSE)
                 continue
-            spectra.add((block, part), _spectrum_numbers(found, settings))
-            spectra.keep((block, part), len(found), {"cut": settings.cut}, {"eigenvalues": found})
+            spectra.add((block, part), _spectrum_numbers(eigenvalues, settings))
+            spectra.keep((block, part), len(eigenvalues), {"cut": settings.cut}, {"eigenvalues": eigenvalues})
     return Measured(spectra.rows, spectra.arrays)
 
 
@@ -53,17 +53,17 @@ def outermost(objective: Objective, request: Request, end: End) -> Measured:
     for entry in paired_entries(objective, request):
         at = (entry.block, entry.part)
         try:
-            found = _extremes(entry, request, end)
+            extremes = _extremes(entry, request, end)
         except NotFinite:
             spectra.nothing(at, names, by=_LANCZOS)
             continue
-        pairs = zip(names, found.values.tolist(), found.residuals.tolist(), strict=True)
+        pairs = zip(names, extremes.values.tolist(), extremes.residuals.tolist(), strict=True)
         numbers = {name: Estimate(value, residual, 0, _LANCZOS) for name, value, residual in pairs}
-        spectra.add(at, numbers, converged=found.converged)
-        counted = {"products": found.products, "rough_products": found.rough_products}
-        label = {**counted, "scale": found.scale, "converged": found.converged}
-        spectra.keep(at, entry.operator.dim, label, _extreme_arrays(found))
-        warm[_place(entry, end)] = found.vectors.sum(dim=1)
+        spectra.add(at, numbers, converged=extremes.converged)
+        counted = {"products": extremes.products, "rough_products": extremes.rough_products}
+        label = {**counted, "scale": extremes.scale, "converged": extremes.converged}
+        spectra.keep(at, entry.operator.dim, label, _extreme_arrays(extremes))
+        warm[_place(entry, end)] = extremes.vectors.sum(dim=1)
     return Measured(spectra.rows, spectra.arrays, warm)
 
 
@@ -74,16 +74,16 @@ smallest_eigenvalue = partial(outermost, end=End.smallest)
 def density(objective: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
     spectra, count = Spectra(request), request.spectrum.num_probes
-    for entry in entries(objective, request):
+    for entry in diagonal_entries(objective, request):
         at = (entry.block, entry.part)
         try:
-            found = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
+            gauss = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
         except NotFinite:
             spectra.nothing(at, _density_numbers(np.zeros((1, 1)), np.ones((1, 1))), by=_LANCZOS)
             continue
-        spectra.add(at, _density_numbers(found.nodes.numpy(), found.weights.numpy()))
+        spectra.add(at, _density_numbers(gauss.nodes.numpy(), gauss.weights.numpy()))
         label = {"products": entry.operator.products, "num_probes": count, "steps": request.spectrum.steps}
-        arrays = {name: value.numpy() for name, value in vars(found).items()}
+        arrays = {name: value.numpy() for name, value in vars(gauss).items()}
         spectra.keep(at, entry.operator.dim, label, arrays)
     return Measured(spectra.rows, spectra.arrays)
 
@@ -116,11 +116,11 @@ def condition_number(eigenvalues: Array, cut: float) -> float:
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:
         return float("nan")
-    small = quantile(sizes, SMALL)
+    small = quantile_of_eigenvalues(sizes, SMALL)
     return float(sizes.max() / small) if small > cut * sizes.max() else float("inf")
 
 
-def quantile(eigenvalues: Array, percent: int) -> float:
+def quantile_of_eigenvalues(eigenvalues: Array, percent: int) -> float:
     """Return the smallest eigenvalue that at least `percent` of 100 are no larger than."""
     place = max(int(np.ceil(percent / 100 * len(eigenvalues) - 1e-9)) - 1, 0)
     return float(np.sort(eigenvalues)[place])
@@ -152,7 +152,7 @@ def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
 
 
 def _mean(values: Array) -> Estimate:
-    """Return the mean over probes with its standard error; nan where there is one probe."""
+    """Return the mean over probes with its standard error; nan for a single probe."""
     count = len(values)
     unit = unit_of(torch.from_numpy(values))
     error = float((values / unit).std(ddof=1)) * unit / count**0.5 if count > 1 else float("nan")
@@ -179,9 +179,9 @@ class Spectra:
         self._arrays: Arrays = {}
 
     def add(self, at: tuple[Block, Part], numbers: Numbers, *, converged: bool = True) -> None:
-        """Add rows; a number that is not finite has that status whether it has converged or not."""
-        for (quantity, index), found in numbers.items():
-            row = block_row(quantity, self.request, *at, found, index=index)
+        """Add rows; a number that is not finite is `nonfinite` whether it has converged or not."""
+        for (quantity, index), estimate in numbers.items():
+            row = block_row(quantity, self.request, *at, estimate, index=index)
             if not converged and row["status"] == Status.ok:
                 row["status"] = Status.not_converged.value
             self.rows.append(row)
@@ -205,20 +205,20 @@ class Spectra:
 
 
 def square_columns(objective: Objective, request: Request) -> Iterator[tuple[Block, Column]]:
-    """Yield every diagonal block that is asked for with its column."""
+    """Yield every requested diagonal block with its column."""
     for block, column, _ in _squares(objective, request):
         yield block, column
 
 
-def entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
-    """Yield every part of every diagonal block that is asked for."""
+def diagonal_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
+    """Yield every requested part of every requested diagonal block."""
     for block, column, _ in _squares(objective, request):
         for part in request.parts:
             yield SpectrumEntry(block, part, Square(column, block, part))
 
 
 def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
-    """Yield every part of every diagonal block that is asked for, with its operator of low precision."""
+    """Yield every requested part of every requested diagonal block, with its operator of low precision."""
     for block, column, engines in _squares(objective, request):
         narrow = engines.low_precision(column, block.layer, block.col, [block])
         for part in request.parts:
@@ -227,7 +227,7 @@ def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumE
 
 
 def _squares(objective: Objective, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
-    """Yield every diagonal block with its column and the engines, built once, that it is from."""
+    """Yield every diagonal block with its column and its engines, which are built once."""
     engines = Engines(objective, request.model, request.estimator.products)
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
@@ -246,9 +246,9 @@ def extremes_of(
     return extremes(operator, end, k=k, tolerance=settings.tolerance, steps=settings.steps, generator=generator)
 
 
-def outer_estimate(found: Extremes) -> Estimate:
-    """Return the outermost eigenvalue with its residual; one that has not converged is rough."""
-    return Estimate(float(found.values[0]), float(found.residuals[0]), 0, _LANCZOS, is_rough=not found.converged)
+def outer_estimate(pairs: Extremes) -> Estimate:
+    """Return the outermost eigenvalue with its residual; it is marked rough if it has not converged."""
+    return Estimate(float(pairs.values[0]), float(pairs.residuals[0]), 0, _LANCZOS, is_rough=not pairs.converged)
 
 
 def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
@@ -269,10 +269,10 @@ def _place(entry: SpectrumEntry, end: End) -> str:
     return f"{end} of {entry.part} of {entry.block}"
 
 
-def _extreme_arrays(found: Extremes) -> Arrays:
-    arrays = {"values": found.values.numpy(), "residuals": found.residuals.numpy()}
-    small = found.vectors.numel() <= _MOST_KEPT
-    return {**arrays, "vectors": found.vectors.numpy()} if small else arrays
+def _extreme_arrays(extremes: Extremes) -> Arrays:
+    arrays = {"values": extremes.values.numpy(), "residuals": extremes.residuals.numpy()}
+    small = extremes.vectors.numel() <= _MOST_KEPT
+    return {**arrays, "vectors": extremes.vectors.numpy()} if small else arrays
 
 
 def _starts(entry: SpectrumEntry, request: Request) -> Float[Tensor, "n num_probes"]:
@@ -285,22 +285,22 @@ def _starts(entry: SpectrumEntry, request: Request) -> Float[Tensor, "n num_prob
 
 
 def _density_numbers(nodes: Array, weights: Array) -> Numbers:
-    found: Numbers = {("density_mean", None): moment(nodes, weights, 1)}
-    found["density_second_moment", None] = moment(nodes, weights, 2)
+    numbers: Numbers = {("density_mean", None): moment(nodes, weights, 1)}
+    numbers["density_second_moment", None] = moment(nodes, weights, 2)
     for percent in PERCENT:
-        found["density_quantile", percent] = sampled_quantile(nodes, weights, percent)
-    return found
+        numbers["density_quantile", percent] = sampled_quantile(nodes, weights, percent)
+    return numbers
 
 
 def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Numbers:
-    found = dict[tuple[str, int | None], float]()
+    numbers = dict[tuple[str, int | None], float]()
     for index, outermost in enumerate(indices(settings.k)):
-        found["largest_eigenvalue", outermost] = float(eigenvalues[-1 - index])
-        found["smallest_eigenvalue", outermost] = float(eigenvalues[index])
-    found["share_negative", None] = share_negative(eigenvalues, settings.cut)
-    found["effective_rank", None] = effective_rank(eigenvalues)
-    found["condition_number", None] = condition_number(eigenvalues, settings.cut)
-    found["rank", None] = float(rank(eigenvalues, settings.cut))
+        numbers["largest_eigenvalue", outermost] = float(eigenvalues[-1 - index])
+        numbers["smallest_eigenvalue", outermost] = float(eigenvalues[index])
+    numbers["share_negative", None] = share_negative(eigenvalues, settings.cut)
+    numbers["effective_rank", None] = effective_rank(eigenvalues)
+    numbers["condition_number", None] = condition_number(eigenvalues, settings.cut)
+    numbers["rank", None] = float(rank(eigenvalues, settings.cut))
     for percent in PERCENT:
-        found["eigenvalue_quantile", percent] = quantile(eigenvalues, percent)
-    return {name: exact(value, _DENSE) for name, value in found.items()}
+        numbers["eigenvalue_quantile", percent] = quantile_of_eigenvalues(eigenvalues, percent)
+    return {name: exact(value, _DENSE) for name, value in numbers.items()}

@@ -1,4 +1,4 @@
-"""What blocks are made of: Jacobians of the outputs, moments of attention, and entries that are exactly zero."""
+"""The ingredients of blocks: Jacobians of the outputs, moments of attention, and entries that are exactly zero."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -19,15 +19,15 @@ from hessfig.terms import Matrix
 
 
 def jacobian_norm(objective: Objective, request: Request) -> Measured:
-    """Return ||dF/dw||_F of every weight w that is asked for, F the scored outputs of the whole measuring batch.
+    """Return ||dF/dw||_F of every requested weight w; F are the scored outputs of the whole measuring batch.
 
     One gradient per output, hence exact, by estimator=dense and where there are no more outputs than probes. Otherwise
     the root of the mean of |J^T c|^2 over Rademacher vectors c in the space of outputs, with its standard error.
     """
     rows = []
     for layer, name, (block, *_) in columns(request.blocks):
-        found = _jacobian_norm(objective, request, layer, name)
-        rows.append(state_row("jacobian_norm", request, found, block=block))
+        norm = _jacobian_norm(objective, request, layer, name)
+        rows.append(state_row("jacobian_norm", request, norm, block=block))
     return Measured(rows)
 
 
@@ -42,8 +42,8 @@ def _jacobian_norm(objective: Objective, request: Request, layer: int, name: str
         return Estimate(float(torch.cat(squares).sum()) ** 0.5, 0.0, 0, EXACT)
     probes = rademacher(sum(sizes), count, generator=request.stream(layer, name), dtype=side.dtype).split(sizes)
     sampled = [_squares(side, suffix, start, probe.T) for (start, _), probe in zip(suffix.data, probes, strict=True)]
-    found = root_of_mean(torch.stack(sampled).sum(dim=0))
-    return Estimate(found.value, found.error, count, Method.hutchinson.value)
+    norm = root_of_mean(torch.stack(sampled).sum(dim=0))
+    return Estimate(norm.value, norm.error, count, Method.hutchinson.value)
 
 
 def _squares(side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable[Tensor]) -> Float[Tensor, " k"]:
@@ -75,7 +75,7 @@ def _moment(objective: Objective, request: Request, order: int) -> Measured:
     for layer in range(1, objective.layout.num_layers + 1):
         inputs = tape.values[tape.holders[layer, Matrix.W_V].inputs[0]].double()
         pattern = mixing_of(tape, layer).pattern.double()
-        square = sum(_squared_moment(*one, order) for one in zip(inputs, pattern, strict=True))
+        square = sum(_squared_moment(*sequence, order) for sequence in zip(inputs, pattern, strict=True))
         rows.append(state_row(f"moment_{order}", request, max(float(square), 0.0) ** 0.5, layer=layer))
     return Measured(rows)
 
@@ -100,8 +100,8 @@ def zero_share(objective: Objective, request: Request) -> Measured:
     """
     engines, rows = Engines(objective, request.model, request.estimator.products), []
     for layer, col, blocks in columns(request.blocks):
-        found = dense_parts(engines.column(layer, col, blocks), request.parts)
+        dense = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block, part in product(blocks, request.parts):
-            share = exact(float((found[block, part] == 0).double().mean()), Method.dense.value)
+            share = exact(float((dense[block, part] == 0).double().mean()), Method.dense.value)
             rows.append(state_row("zero_share", request, share, block=block, part=part))
     return Measured(rows)

@@ -1,4 +1,4 @@
-"""What a quantity is, what it receives and returns: names, numbers with errors, rows of the table."""
+"""The quantity: its record, the request that it receives, and the rows of the table that it returns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class At:
 
 @dataclass(frozen=True)
 class Request:
-    """What a quantity has to measure: which blocks and parts, with which estimator, from which random streams.
+    """A request to measure a quantity: blocks and parts, estimator, and random streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
     column's probes. `probe_counts` is what pilots chose for this cell (see hessfig.measurements.allocation); `spectrum`
@@ -81,7 +81,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What must hold of the settings for a quantity, and what is said where it does not.
+    """A condition on the settings of a quantity, and the texts of its error.
 
     The texts name the quantity and settings in braces: {quantity}, {state.kind}.
     """
@@ -93,11 +93,11 @@ class Requirement:
     remedy: str = "leave {quantity} out"
 
     def check(self, quantity: str, config: Config) -> None:
-        """Raise UserError where it does not hold."""
+        """Raise UserError if the condition does not hold."""
         if not self.holds(config):
             allowed = self.allowed if isinstance(self.allowed, str) else self.allowed()
             texts = (f"quantities=[{quantity}]: {self.what}", self.got, allowed, self.remedy)
-            what, got, allowed, remedy = (one.format_map({**vars(config), "quantity": quantity}) for one in texts)
+            what, got, allowed, remedy = (text.format_map({**vars(config), "quantity": quantity}) for text in texts)
             raise UserError(what, got=got, allowed=allowed, remedy=remedy)
 
 
@@ -145,11 +145,11 @@ class Quantity:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The names its rows have in the table."""
+        """The names of its rows in the table."""
         return self.gives or (self.name,)
 
     def check_settings(self, config: Config, layout: Layout) -> None:
-        """Raise UserError for settings under which it cannot be measured."""
+        """Raise UserError for settings with which the quantity cannot be measured."""
         for requirement in self.needs:
             requirement.check(self.name, config)
         self.check(config, layout)
@@ -167,13 +167,13 @@ class Quantity:
         if not self.of_loss or is_finite(objective):
             return self.function(objective, request)
         try:
-            found = self.function(objective, request)
+            result = self.function(objective, request)
         except UserError:
             raise
         except (RuntimeError, ArithmeticError, ValueError) as error:
             raise _without_number(self.name, error) from error
-        rows = [row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER} for row in found.rows]
-        return replace(found, rows=rows, arrays={} if rows else found.arrays)
+        rows = [row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER} for row in result.rows]
+        return replace(result, rows=rows, arrays={} if rows else result.arrays)
 
     @property
     def function(self) -> Callable[[Objective, Request], Measured]:
@@ -181,8 +181,8 @@ class Quantity:
         if not isinstance(self.measure, str):
             return self.measure
         module, _, name = self.measure.partition(":")
-        found: Callable[[Objective, Request], Measured] = getattr(import_module(module), name or self.name)
-        return found
+        function: Callable[[Objective, Request], Measured] = getattr(import_module(module), name or self.name)
+        return function
 
 
 def _without_number(name: str, error: Exception) -> UserError:
@@ -197,7 +197,7 @@ def _without_number(name: str, error: Exception) -> UserError:
 def asked_of(
     quantity: Quantity, blocks: Sequence[Block], at: At, probe_counts: Mapping[str, Any] = MappingProxyType({})
 ) -> Request:
-    """Return what settings ask of a quantity at a place: the blocks that have it, and the streams of its probes."""
+    """Return the request of a quantity at a state: the blocks that have it, and the streams of its probes."""
     from hessfig.rng import probe_stream
 
     config = at.config
@@ -248,7 +248,7 @@ def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
 def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> None:
     """Raise UserError for a quantity that none of the blocks has, and for a block that has none of the quantities.
 
-    So too for two quantities that would give the same rows: the table could not tell them apart.
+    Raises it also for two quantities that write the same rows, which a table could not distinguish.
     """
     _check_apart(quantities)
     for quantity in quantities:
@@ -256,7 +256,7 @@ def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> Non
             raise _unserved(f"{quantity.name} cannot be had for any of these blocks", blocks[0])
     for block in blocks:
         if not any(quantity.serves(block) for quantity in quantities):
-            raise _unserved(f"{', '.join(one.name for one in quantities)} cannot be had for a block", block)
+            raise _unserved(f"{', '.join(other.name for other in quantities)} cannot be had for a block", block)
 
 
 def _check_apart(quantities: Sequence[Quantity]) -> None:
@@ -282,34 +282,34 @@ def _unserved(what: str, block: Block) -> UserError:
 
 
 def block_row(
-    quantity: str, request: Request, block: Block, part: Part, found: Estimate, *, index: int | None = None
+    quantity: str, request: Request, block: Block, part: Part, estimate: Estimate, *, index: int | None = None
 ) -> Row:
-    """Return the row of one part of one block. Raises ArithmeticError for a number that must vanish and does not."""
+    """Return the row of one part of one block. Raises ArithmeticError if a structural zero does not vanish."""
     return row_of(
         block,
         part=part.value,
         quantity=quantity,
         index=index,
-        value=found.value,
-        error=error_of(found),
-        num_probes=found.num_probes,
-        **_made_by(request, found),
-        status=_status(quantity, request, block, part, found).value,
+        value=estimate.value,
+        error=error_of(estimate),
+        num_probes=estimate.num_probes,
+        **_made_by(request, estimate),
+        status=_status(quantity, request, block, part, estimate).value,
     )
 
 
 def state_row(
     quantity: str,
     request: Request,
-    found: float | Estimate,
+    number: float | Estimate,
     *,
     block: Block | None = None,
     part: Part | None = None,
     layer: int = 0,
     index: int | None = None,
 ) -> Row:
-    """Return the row of a number that no structure makes zero; one without an estimate is exact."""
-    estimate = found if isinstance(found, Estimate) else exact(found)
+    """Return the row of a number that is no structural zero; a plain float is exact."""
+    estimate = number if isinstance(number, Estimate) else exact(number)
     place = {} if block is not None else {"layer": layer, "row_layer": layer}
     status = Status.not_converged if estimate.is_rough else Status.ok
     return row_of(
@@ -328,12 +328,12 @@ def state_row(
 
 
 def state_rows(request: Request, numbers: Mapping[str, float | Estimate], **place: Any) -> list[Row]:
-    """Return the rows of numbers by the names of their quantities, all of one place (see `state_row`)."""
-    return [state_row(name, request, found, **place) for name, found in numbers.items()]
+    """Return the rows of numbers by the names of their quantities, all of one block or layer (see `state_row`)."""
+    return [state_row(name, request, number, **place) for name, number in numbers.items()]
 
 
 def exact(value: float, by: str = EXACT, *, is_rough: bool = False) -> Estimate:
-    """Return a number without error, made `by` what is named."""
+    """Return a number without error, computed `by` the named estimator."""
     return Estimate(value, 0.0, 0, by, is_rough)
 
 
@@ -342,33 +342,33 @@ def without_error(value: float, by: str = EXACT) -> Estimate:
     return Estimate(value, math.nan, 0, by)
 
 
-def error_of(found: Estimate) -> float | None:
+def error_of(estimate: Estimate) -> float | None:
     """Return the error: none where the estimator gives none, nan for a number that is not finite."""
-    if not math.isfinite(found.value):
+    if not math.isfinite(estimate.value):
         return math.nan
-    return None if math.isnan(found.error) else found.error
+    return None if math.isnan(estimate.error) else estimate.error
 
 
-def _made_by(request: Request, found: Estimate) -> dict[str, str]:
-    """Say which estimator and type made this number: exact norms are float64 whatever the probes are."""
-    if found.by == Method.exact:
+def _made_by(request: Request, estimate: Estimate) -> dict[str, str]:
+    """Return the estimator and type of this number: exact norms are float64 whatever the probes are."""
+    if estimate.by == Method.exact:
         return {"estimator": Method.exact.value, "dtype": DType.float64.value}
-    return {"estimator": found.by or request.estimator.method.value, "dtype": request.dtype.value}
+    return {"estimator": estimate.by or request.estimator.method.value, "dtype": request.dtype.value}
 
 
-def _status(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Status:
-    if not math.isfinite(found.value):
+def _status(quantity: str, request: Request, block: Block, part: Part, estimate: Estimate) -> Status:
+    if not math.isfinite(estimate.value):
         return Status.nonfinite
     # Weight decay adds its own part to a weight's diagonal block, whatever the network.
     decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
     if not decayed and kind(request.model.kind).is_structural_zero(request.model, block, part):
-        return _zero(quantity, block, part, found)
-    return Status.not_converged if found.is_rough else Status.ok
+        return _zero(quantity, block, part, estimate)
+    return Status.not_converged if estimate.is_rough else Status.ok
 
 
-def _zero(quantity: str, block: Block, part: Part, found: Estimate) -> Status:
-    if found.value != 0.0 and not found.is_rough:
+def _zero(quantity: str, block: Block, part: Part, estimate: Estimate) -> Status:
+    if estimate.value != 0.0 and not estimate.is_rough:
         raise ArithmeticError(
-            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {found.value!r}"
+            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {estimate.value!r}"
         )
-    return Status.not_converged if found.value else Status.structural_zero
+    return Status.not_converged if estimate.value else Status.structural_zero

@@ -1,4 +1,4 @@
-"""Settings under which a quantity cannot be had: found before anything is measured, without tensors."""
+"""Checks that a quantity can be measured with the given settings, before anything is measured, without tensors."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -8,7 +8,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Requirement, columns
-from hessfig.measurements.settings_and_costs import diagonal, names_blocks
+from hessfig.measurements.settings_and_costs import diagonal_blocks, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
@@ -20,17 +20,19 @@ MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
-PLAIN = sorted((one for one in Optimiser if one.facts.has_formula), key=lambda one: (-len(one.facts.moments), one))
+PLAIN = sorted(
+    (rule for rule in Optimiser if rule.facts.has_formula), key=lambda rule: (-len(rule.facts.moments), rule)
+)
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
 
 
 def check_parts(config: Config, blocks: Sequence[Block]) -> None:
-    """Raise UserError where parts at the scores are asked for and not known: of another network, block or route."""
+    """Raise UserError for parts at the scores of a network, block or route that does not have them."""
     asked = [part.value for part in config.parts if part in AT_SCORES]
     if not asked:
         return
-    held = SCORE_LIKE & {*matrices_of(config.model)}
-    if not held:
+    known = SCORE_LIKE & {*matrices_of(config.model)}
+    if not known:
         raise UserError(
             f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not show",
             got=f"model.kind={config.model.kind}",
@@ -39,11 +41,11 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
         )
     for block in blocks:
         sides = {block.row, block.col}
-        if block.is_across or not (sides <= held or sides == {Group.query_key.value}):
+        if block.is_across or not (sides <= known or sides == {Group.query_key.value}):
             raise UserError(
                 f"parts: {', '.join(asked)} are of the split at the scores of a layer; block {block} has none",
                 got=f"block {block}",
-                allowed=f"query_key, {', '.join(sorted(held))} and their pairs, inside a layer",
+                allowed=f"query_key, {', '.join(sorted(known))} and their pairs, inside a layer",
                 remedy="blocks=[query_key], or parts=[H_o,H_f,H]",
             )
     if beyond := components(config.model):
@@ -58,7 +60,7 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
 
 
 def check_differences(config: Config) -> None:
-    """Raise UserError for what has no products by differences, whose error only probed and dense norms carry."""
+    """Raise UserError for products by differences of anything but probed and dense norms, which carry their error."""
     if config.estimator.products != Products.differences:
         return
     methods = [Method.hutchinson, Method.aligned, Method.dense]
@@ -78,12 +80,12 @@ def check_differences(config: Config) -> None:
         )
 
 
-def _shows_scores(one: NetworkKind) -> bool:
-    return bool(SCORE_LIKE & {*one.matrices(ModelConfig())})
+def _shows_scores(network: NetworkKind) -> bool:
+    return bool(SCORE_LIKE & {*network.matrices(ModelConfig())})
 
 
 def _check_tape(config: Config, asked: list[str]) -> None:
-    """Raise UserError for an estimator or products that do not know the parts at the scores."""
+    """Raise UserError for an estimator or products without the parts at the scores."""
     unknown = {
         "estimator=xtrace": config.estimator.method == Method.xtrace,
         "estimator.products=curvlinops": config.estimator.products == Products.curvlinops,
@@ -113,15 +115,15 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
-    found = columns(blocks_of(config.blocks, layout, config.model))
+    sides = columns(blocks_of(config.blocks, layout, config.model))
     entries, column = max(
-        ((sum(entries_of(one, layout) for one in held), col) for _, col, held in found), key=itemgetter(0)
+        ((sum(entries_of_block(block, layout) for block in blocks), col) for _, col, blocks in sides), key=itemgetter(0)
     )
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
 
 
 def check_moments(config: Config, layout: Layout) -> None:
-    """Raise UserError for a network without softmax attention that is known."""
+    """Raise UserError for a network whose softmax attention is not known."""
     del layout
     shown = kinds_where(_shows_scores)
     if config.model.kind not in shown or config.model.attention != Attention.softmax:
@@ -134,8 +136,8 @@ def check_moments(config: Config, layout: Layout) -> None:
 
 
 def check_trace(config: Config, layout: Layout) -> None:
-    """Raise UserError for a block that the estimator gives no trace of."""
-    blocks = diagonal(config, layout)
+    """Raise UserError for a block whose trace the estimator does not give."""
+    blocks = diagonal_blocks(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
         exact = all(exactness(config.model, block, part).route in SUMMABLE for part in config.parts)
@@ -152,7 +154,7 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        entries = sum(entries_of(one, layout) for one in blocks) * len(config.parts)
+        entries = sum(entries_of_block(block, layout) for block in blocks) * len(config.parts)
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
         return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
@@ -161,13 +163,13 @@ def check_hessian(config: Config, layout: Layout) -> None:
 
 
 def is_published(model: ModelConfig) -> bool:
-    """Whether the whole Hessian of a network is put together as Figure 1 has it."""
+    """Whether the whole Hessian of a network has the order of Figure 1."""
     return kind(model.kind).structure == Structure.layers and not components(model)
 
 
 def check_count(config: Config, layout: Layout) -> None:
-    """Raise UserError when a block has fewer eigenvalues than are asked for at an end."""
-    sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal(config, layout)}
+    """Raise UserError if a block has fewer eigenvalues than are requested at one end."""
+    sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal_blocks(config, layout)}
     for block, size in sizes.items():
         if config.spectrum.k > size:
             raise UserError(
@@ -181,7 +183,7 @@ def check_count(config: Config, layout: Layout) -> None:
 def check_spectrum(config: Config, layout: Layout) -> None:
     """Raise UserError for a block whose matrices would exceed MATRIX_BYTES in a worker."""
     check_count(config, layout)
-    for block in diagonal(config, layout):
+    for block in diagonal_blocks(config, layout):
         size = layout.size(block.layer, block.col)
         needed = 8 * size**2 * num_matrices(config.parts)
         if needed > MATRIX_BYTES:
@@ -199,7 +201,7 @@ EXAMPLES = Requirement(
     lambda config: config.task.data.facts.is_trainable,
     "this task has no examples besides its batch",
     "task.data={task.data}",
-    "; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
+    "; ".join(f"task.data={data}" for data in Data if data.facts.is_trainable),
     "leave {quantity} out, or task=addition",
 )
 FORMULA = Requirement(
@@ -212,8 +214,8 @@ FORMULA = Requirement(
 
 
 def _estimated(*methods: Method, what: str) -> Requirement:
-    """Return what a quantity needs that only these estimators give."""
-    allowed = ", ".join(f"estimator={one}" for one in methods)
+    """Return the requirement of a quantity that only these estimators give."""
+    allowed = ", ".join(f"estimator={method}" for method in methods)
     got = "estimator={estimator.method}"
     return Requirement(lambda config: config.estimator.method in methods, what, got, allowed, "estimator=auto")
 
@@ -221,7 +223,7 @@ def _estimated(*methods: Method, what: str) -> Requirement:
 _SIMPLE = (Method.auto, Method.hutchinson, Method.dense)
 FOR_JACOBIANS = _estimated(*_SIMPLE, what="this estimator is for Hessians alone")
 MORE_THAN_NORMS = _estimated(*_SIMPLE, what="this estimator gives norms alone")
-GIVES_TRACES = _estimated(*(one for one in Method if one.facts.traces), what="this estimator gives no trace")
+GIVES_TRACES = _estimated(*(method for method in Method if method.facts.traces), what="this estimator gives no trace")
 NEXT_UPDATE = Requirement(
     lambda config: config.state.kind == State.trained,
     "the next update is that of a training",
@@ -246,7 +248,7 @@ SCORES = Requirement(
     lambda config: kind(config.model.kind).has_scores,
     "this network shows no attention scores",
     "model.kind={model.kind}",
-    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
+    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda network: network.has_scores)),
 )
 OF_A_STEP = (
     EXAMPLES,
@@ -262,7 +264,7 @@ OF_A_STEP = (
         lambda config: config.training.curvature != Curvature.blocks,
         "this rule's update has a learning rate for every block",
         "training.curvature={training.curvature}",
-        "; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
+        "; ".join(f"training.curvature={curvature}" for curvature in Curvature if curvature != Curvature.blocks),
     ),
 )
 
@@ -274,7 +276,7 @@ def check_layers(quantity: str, config: Config, layout: Layout) -> None:
 
 
 def without_layers(quantity: str, got: str) -> UserError:
-    """Return what is said of a network without a residual stream."""
+    """Return the error for a network without a residual stream."""
     return UserError(
         f"quantities=[{quantity}]: this network does not show what is between its layers",
         got=got,
@@ -283,7 +285,7 @@ def without_layers(quantity: str, got: str) -> UserError:
     )
 
 
-def is_dense(size: int) -> bool:
+def has_all_eigenvectors(size: int) -> bool:
     """Whether all eigenvectors of a Hessian of this size are computed."""
     return size <= MOST_DENSE
 
@@ -336,7 +338,7 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
         )
 
 
-def entries_of(block: Block, layout: Layout) -> int:
+def entries_of_block(block: Block, layout: Layout) -> int:
     return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
 
 
@@ -346,10 +348,10 @@ def _is_drawn(weight: Weight) -> bool:
 
 
 def num_matrices(parts: list[Part]) -> int:
-    """Return how many matrices are held at once: H is the sum of both parts of a split where these are there."""
+    """Return how many matrices are held at once: H is the sum of both parts of a split if both are requested."""
     return len(parts) - (Part.H in parts and bool(split_in(parts)))
 
 
 def leaves_the_weights(config: Config) -> bool:
-    """Return that a quantity takes the loss away from the weights, whatever the settings."""
+    """Return True: the quantity evaluates the loss away from the weights with any settings."""
     return True

@@ -1,4 +1,4 @@
-"""What enters the key of a cell with a quantity, and what the cell costs, roughly."""
+"""Settings that enter the key of a cell, by quantity, and rough estimates of a cell's cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,17 +19,17 @@ _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
 
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the settings of probes; and where columns of few entries are taken dense, from how many entries on not."""
-    found, sides = probe_settings(config, layout), columns(blocks_of(config.blocks, layout, config.model))
+    """Return the settings of probes; with `auto`, also the number of entries up to which columns are dense."""
+    settings, sides = probe_settings(config, layout), columns(blocks_of(config.blocks, layout, config.model))
     if config.estimator.method == Method.auto and any(
         is_few(layout, layer, col) and not _is_all_exact(config, blocks) for layer, col, blocks in sides
     ):
-        found["estimator"]["dense"] = FEW
-    return found
+        settings["estimator"]["dense"] = FEW
+    return settings
 
 
 def is_few(layout: Layout, layer: int, col: str) -> bool:
-    """Whether `auto` takes a column dense: it has at most FEW entries, in a small network.
+    """Whether `auto` computes dense blocks of a column: it has at most FEW entries, in a small network.
 
     Four probes see so little of a block of a few directions that their error may be far too small.
     """
@@ -41,7 +41,7 @@ def _is_all_exact(config: Config, blocks: Sequence[Block]) -> bool:
 
 
 def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return estimator, blocks and parts as plain values; settings the estimator does not read are left out."""
+    """Return estimator, blocks and parts as plain values, without settings that the estimator does not read."""
     estimator, facts = config.estimator, config.estimator.method.facts
     probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
     products = {"products": estimator.products.value} if facts.products else {}
@@ -53,17 +53,17 @@ def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 
 def dense_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return blocks and parts, and whose products make their matrices."""
+    """Return blocks, parts, and the products from which dense blocks are built."""
     return {**norm_settings(config, layout), "estimator": {"products": config.estimator.products.value}}
 
 
 def names_blocks(config: Config) -> bool:
-    """Whether settings name blocks of a network of the user's own, and not the whole network or all its weights."""
+    """Whether the settings name single blocks of a user's own network, not the whole network or all weights."""
     return config.model.kind == Kind.python and config.blocks not in ("each", "all", ["all"])
 
 
 def hessian_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the blocks that are named, with their parts; nothing where the Hessian is that of the whole network."""
+    """Return the named blocks with their parts; empty for the Hessian of the whole network."""
     return dense_settings(config, layout) if names_blocks(config) else {}
 
 
@@ -72,15 +72,15 @@ def _places(blocks: Sequence[Block]) -> list[list[Any]]:
 
 
 def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the settings of norms, of the diagonal blocks alone."""
-    found = {**norm_settings(config, layout), "blocks": _places(diagonal(config, layout))}
+    """Return the settings of norms, for the diagonal blocks only."""
+    settings = {**norm_settings(config, layout), "blocks": _places(diagonal_blocks(config, layout))}
     if config.estimator.method.facts.fewest:  # xtrace of traces is by the configured products, unlike that of norms
-        found["estimator"]["products"] = config.estimator.products.value
-    return found
+        settings["estimator"]["products"] = config.estimator.products.value
+    return settings
 
 
 _READ: dict[str, Callable[[Config, Layout], Any]] = {
-    "blocks": lambda config, layout: [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+    "blocks": lambda config, layout: [[block.layer, str(block.col)] for block in diagonal_blocks(config, layout)],
     "num_probes": lambda config, layout: config.estimator.num_probes,
     "parts": lambda config, layout: sorted(str(part) for part in config.parts),
     "products": lambda config, layout: config.estimator.products.value,
@@ -105,16 +105,16 @@ def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], 
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
         plain = {group: as_plain(getattr(config, group)) for group in groups}
-        found = {group: {name: plain[group][name] for name in read} for group, read in groups.items()}
-        return {**found, **{name: _READ[name](config, layout) for name in names}}
+        grouped = {group: {name: plain[group][name] for name in read} for group, read in groups.items()}
+        return {**grouped, **{name: _READ[name](config, layout) for name in names}}
 
     return settings
 
 
-def keys_read(found: Mapping[str, Any]) -> frozenset[str]:
+def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it."""
-    groups = {group: part for group, part in found.items() if isinstance(part, Mapping) and group != "training"}
-    single = (_KEYS.get(name, name) for name, value in found.items() if name not in groups and value is not None)
+    groups = {group: part for group, part in settings.items() if isinstance(part, Mapping) and group != "training"}
+    single = (_KEYS.get(name, name) for name, value in settings.items() if name not in groups and value is not None)
     return frozenset((*single, *(f"{group}.{name}" for group, part in groups.items() for name in part)))
 
 
@@ -127,14 +127,14 @@ def norm_operations(config: Config, layout: Layout) -> float:
 
 
 def is_exact(config: Config, block: Block, part: Part) -> bool:
-    """Whether the configured estimator finds `part` of `block` without probes."""
+    """Whether the configured estimator computes `part` of `block` without probes."""
     method = config.estimator.method
     cheap = method == Method.auto and exactness(config.model, block, part).level == Level.cheap
     return cheap or method == Method.exact
 
 
 def hessian_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations: one product of the whole network a parameter."""
+    """Return a rough count of operations: one product of the whole network per parameter."""
     if not is_counted(config.model):
         return 0.0
     first = layout.weights[0]
@@ -143,7 +143,7 @@ def hessian_operations(config: Config, layout: Layout) -> float:
 
 def dense_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of all eigenvalues: one product per column, then the eigenvalues."""
-    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
+    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal_blocks(config, layout)]
     solved = sum(_FLOPS * size**3 for _, size in sizes) * len(config.parts)
     return solved + _of_products(config, [(block, size) for block, size in sizes])
 
@@ -151,7 +151,7 @@ def dense_operations(config: Config, layout: Layout) -> float:
 def density_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of a density: products, and orthogonalising against all vectors before."""
     steps, probes = config.spectrum.steps, config.spectrum.num_probes
-    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
+    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal_blocks(config, layout)]
     inside = sum(2 * min(steps, size) ** 2 * size for _, size in sizes) * probes * len(config.parts)
     counts = [(block, probes * min(steps, size) * len(config.parts)) for block, size in sizes]
     return inside + _of_products(config, counts)
@@ -160,11 +160,11 @@ def density_operations(config: Config, layout: Layout) -> float:
 def extreme_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of extreme eigenvalues, which no setting fixes."""
     count = _ASSUMED_PRODUCTS * config.spectrum.k * len(config.parts)
-    return _of_products(config, [(block, count) for block in diagonal(config, layout)])
+    return _of_products(config, [(block, count) for block in diagonal_blocks(config, layout)])
 
 
-def diagonal(config: Config, layout: Layout) -> list[Block]:
-    """Return the diagonal blocks that are asked for."""
+def diagonal_blocks(config: Config, layout: Layout) -> list[Block]:
+    """Return the requested diagonal blocks."""
     return [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
 
 

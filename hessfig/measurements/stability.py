@@ -1,4 +1,4 @@
-"""How far a step of the training could go at a state: by losses along it, and by curvature against its rule."""
+"""Stability of a training at a state: the loss along its next update, and curvature against the rule's threshold."""
 
 import copy
 import math
@@ -42,14 +42,14 @@ def batch_sharpness(objective: Objective, request: Request) -> Measured:
     config = replace(at.config, training=replace(at.config.training, dtype=at.config.dtype))
     full = is_full_batch(config)
     name = f"sharpness at {at.step or 0}"
-    found = []
+    values = []
     for number in range(1 if full else request.estimator.num_probes):
         batch = training_batch(config, seed=at.seed, step=number, name=name)
-        there = batch.to(next(objective.network.parameters()).device)
-        found.append(along_gradient(replace(objective, batch=there, more=())))
-    spread = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
-    error, count = (0.0, 0) if full else (spread, len(found))
-    mean = Estimate(statistics.fmean(found), error, count, "mini-batches")
+        moved = batch.to(next(objective.network.parameters()).device)
+        values.append(along_gradient(replace(objective, batch=moved, more=())))
+    spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    error, count = (0.0, 0) if full else (spread, len(values))
+    mean = Estimate(statistics.fmean(values), error, count, "mini-batches")
     return Measured([state_row("batch_sharpness", request, mean)])
 
 
@@ -59,12 +59,12 @@ def critical_step(objective: Objective, request: Request) -> Measured:
     u is the update that the training's rule would make had its batch the measured gradient, without weight decay; L is
     the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
     """
-    found = crossing_step(objective, request.at)
-    found = replace(found, by="losses", is_rough=not found.error > 0)
-    sharpness = 2 / found.value if found.value else float("nan")
-    beside = sharpness * found.error / found.value if found.value else float("nan")
-    sharp = replace(found, value=sharpness, error=beside)
-    return Measured(state_rows(request, {"critical_step": found, "critical_sharpness": sharp}))
+    step = crossing_step(objective, request.at)
+    step = replace(step, by="losses", is_rough=not step.error > 0)
+    sharpness = 2 / step.value if step.value else float("nan")
+    beside = sharpness * step.error / step.value if step.value else float("nan")
+    sharp = replace(step, value=sharpness, error=beside)
+    return Measured(state_rows(request, {"critical_step": step, "critical_sharpness": sharp}))
 
 
 def stability_threshold(objective: Objective, request: Request) -> Measured:
@@ -81,7 +81,7 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
 def coming_rate(at: At) -> float:
     """Return the learning rate of the next update; a cosine's last one at its end."""
     training, coming = at.config.training, (at.step or 0) + 1
-    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
+    ends = training.schedule == Schedule.cosine  # a constant schedule does not depend on its length
     return learning_rate(training, min(coming, training.steps) if ends else coming)
 
 
@@ -106,7 +106,7 @@ def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
     as it is, which is not true of the largest eigenvalue of H. A parameter at 0 has no part in it. The error is the
     residual norm.
     """
-    sizes = {name: one.abs() for name, one in _weights(objective).items()}
+    sizes = {name: weight.abs() for name, weight in _weights(objective).items()}
     return _scaled_eigenvalue("adaptive_sharpness", objective, request, _in_order(objective, sizes))
 
 
@@ -117,10 +117,10 @@ def _scaled_eigenvalue(name: str, objective: Objective, request: Request, scale:
     square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
     generator = request.stream(0, Group.all.value)
     try:
-        found = outer_estimate(extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator))
+        estimate = outer_estimate(extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator))
     except NotFinite:
-        found = Estimate(math.nan, math.nan, 0, "lanczos")
-    return Measured([state_row(name, request, found, block=block, part=Part.H)])
+        estimate = Estimate(math.nan, math.nan, 0, "lanczos")
+    return Measured([state_row(name, request, estimate, block=block, part=Part.H)])
 
 
 def predicted_decrease(objective: Objective, request: Request) -> Measured:
@@ -165,7 +165,7 @@ def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int
     plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
     config, trial = replace(at.config, training=plain), Trial(objective, plain)
     if is_own:
-        trial.rule.restore({key: one.to(trial.like) for key, one in _moments(at).items()}, first - 1)
+        trial.rule.restore({key: moment.to(trial.like) for key, moment in _moments(at).items()}, first - 1)
     is_measured = optimiser.facts.is_full_batch or at.moments is not None or not config.task.data.facts.is_trainable
     if is_measured and optimiser.facts.divides and objective.more:
         raise UserError(
@@ -181,8 +181,8 @@ def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int
         trial.step(first if is_own else place + 1, batch, seed=at.seed)
     if optimiser != Optimiser.sign:
         return trial.moved
-    told = above_rounding(replace(objective, batch=batch.to(trial.like.device), more=()) if batch else objective)
-    return {name: one * told[name] for name, one in trial.moved.items()}
+    above = above_rounding(replace(objective, batch=batch.to(trial.like.device), more=()) if batch else objective)
+    return {name: change * above[name] for name, change in trial.moved.items()}
 
 
 class Trial:
@@ -191,7 +191,7 @@ class Trial:
     def __init__(self, objective: Objective, training: TrainingConfig) -> None:
         self._problem, self._at = objective, next(objective.network.parameters())
         self.network = copy.deepcopy(objective.network).to(getattr(torch, training.dtype)).requires_grad_(True)
-        self._before = {name: one.detach().clone() for name, one in self.network.named_parameters()}
+        self._before = {name: parameter.detach().clone() for name, parameter in self.network.named_parameters()}
         self.rule, self.like = StepRule(self.network, training), next(iter(self._before.values()))
 
     def step(self, step: int, batch: Batch | None, *, seed: int) -> None:
@@ -205,16 +205,16 @@ class Trial:
             self.rule.update(step)
 
     def restart(self) -> None:
-        """Put the weights back; the rule keeps its moments."""
+        """Restore the weights; the rule keeps its moments."""
         with torch.no_grad():
-            for name, one in self.network.named_parameters():
-                one.copy_(self._before[name])
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(self._before[name])
 
     @property
     def moved(self) -> Named:
         """w' - w, by the names of the parameters."""
-        held = self.network.named_parameters()
-        return {name: (one.detach() - self._before[name]).to(self._at) for name, one in held}
+        parameters = self.network.named_parameters()
+        return {name: (parameter.detach() - self._before[name]).to(self._at) for name, parameter in parameters}
 
 
 def factor(training: TrainingConfig) -> float:
@@ -233,7 +233,7 @@ def crossing_step(objective: Objective, at: At) -> Estimate:
         start = loss_at(0.0)
         if not math.isfinite(start):
             return Estimate(math.nan, math.nan, 0)
-        # A loss that is no number is beyond every loss.
+        # A loss that is nan counts as larger than every loss.
         return crossing(lambda step: not loss_at(step) <= start, first=at.config.training.learning_rate)
 
 
@@ -259,12 +259,12 @@ def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
 
 @contextmanager
 def _moving(objective: Objective, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
-    """Give the loss at w - step * update; the weights are put back in the end."""
-    held = dict(objective.network.named_parameters())
-    before = {name: parameter.detach().clone() for name, parameter in held.items()}
+    """Yield the function step -> loss at w - step * update; the weights are restored at the end."""
+    parameters = dict(objective.network.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     def loss_at(step: float) -> float:
-        for name, parameter in held.items():
+        for name, parameter in parameters.items():
             parameter.copy_(before[name] - step * update[name])
         return float(loss_value(objective))
 
@@ -272,7 +272,7 @@ def _moving(objective: Objective, update: Mapping[str, Tensor]) -> Iterator[Call
         try:
             yield loss_at
         finally:
-            for name, parameter in held.items():
+            for name, parameter in parameters.items():
                 parameter.copy_(before[name])
 
 
@@ -305,7 +305,7 @@ def _weights(objective: Objective) -> Named:
 
 
 def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
-    """Return a number for each parameter in the order of the group of all parameters."""
+    """Return values by parameter as one vector, in the order of the group of all parameters."""
     return entries_of(numbers, objective.layout.side(0, Group.all.value)).cpu()
 
 
@@ -321,12 +321,12 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     if not training.optimiser.facts.is_adaptive:
         return {name: training.momentum * kept[0][name] + slope for name, slope in gradient.items()}
     (first, second), t = training.betas, (at.step or 0) + 1
-    found = {}
+    updates = {}
     for name, slope in gradient.items():
         mean = (first * kept[0][name] + (1 - first) * slope) / (1 - first**t)
         square = (second * kept[1][name] + (1 - second) * slope.square()) / (1 - second**t)
-        found[name] = mean / (square.sqrt() + training.eps)
-    return found
+        updates[name] = mean / (square.sqrt() + training.eps)
+    return updates
 
 
 def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
@@ -337,7 +337,7 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     """
     training, t = at.config.training, at.step or 0
     if not training.optimiser.facts.is_adaptive:
-        return {name: torch.ones_like(one) for name, one in like.items()}
+        return {name: torch.ones_like(tensor) for name, tensor in like.items()}
     (first, second), (_, squares) = training.betas, _kept(at, like)
     return {
         name: (1 - first**t) * ((square / (1 - second**t)).sqrt() + training.eps) for name, square in squares.items()
@@ -345,16 +345,16 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
 
 
 def _moments(at: At) -> Mapping[str, Tensor]:
-    """Return the moments of the state: of the training that is followed, or of the one that is stored."""
+    """Return the moments at the state, of a followed training or of a stored one."""
     if at.moments is not None:
         return at.moments
     return moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
 
 
 def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
-    """Return the moments that the rule keeps, zeros where there is none yet."""
-    found = _moments(at)
+    """Return the moments that the rule keeps; zeros before the first update."""
+    moments = _moments(at)
     return [
-        {name: found.get(f"{one}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}
-        for one in at.config.training.optimiser.facts.moments
+        {name: moments.get(f"{moment}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}
+        for moment in at.config.training.optimiser.facts.moments
     ]

@@ -1,4 +1,4 @@
-"""The state of a torch optimiser as the settings and moments that quantities of a training's next step are made of."""
+"""Reads the settings and moments of a torch optimiser, for quantities of a training's next step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,9 @@ from hessfig.measurements.catalogue import quantity
 from hessfig.terms import Optimiser
 
 _KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
-    getattr(torch.optim, one.facts.made_by): one for one in Optimiser if one.facts.has_formula and one.facts.moments
+    getattr(torch.optim, rule.facts.made_by): rule
+    for rule in Optimiser
+    if rule.facts.has_formula and rule.facts.moments
 }
 _RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
 _PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}  # what the formulas assume
@@ -30,7 +32,7 @@ class OptimiserState:
 
 
 def check_optimiser(optimiser: Any, names: list[str]) -> None:
-    """Raise UserError for an optimiser that the quantities `names` cannot be measured with."""
+    """Raise UserError for an optimiser with which the quantities `names` cannot be measured."""
     needs = {name: quantity(name).needs_optimiser for name in names}
     asked = [name for name in names if needs[name]]
     if optimiser is None and any(needs[name] != "any" for name in asked):
@@ -41,7 +43,7 @@ def check_optimiser(optimiser: Any, names: list[str]) -> None:
         _rule(optimiser)
 
 
-def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
+def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
     """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
 
     Raises UserError where groups of parameters have rules of their own, or a rule is none that the formulas know
@@ -59,7 +61,7 @@ def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> Opt
         schedule=Schedule.constant,
         warmup=0,
     )
-    named, moments, updates = {id(one): name for name, one in network.named_parameters()}, {}, 0
+    named, moments, updates = {id(parameter): name for name, parameter in network.named_parameters()}, {}, 0
     for parameter, state in optimiser.state.items():
         updates = max(updates, int(state.get("step", 1)))
         for moment in training.optimiser.facts.moments:
@@ -69,9 +71,9 @@ def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> Opt
 
 
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what all groups of parameters have in common."""
+    """Return the settings that all groups of parameters share."""
     rules = [{key: group[key] for key in _RULES if key in group} for group in optimiser.param_groups]
-    other = [key for key in rules[0] if any(one[key] != rules[0][key] for one in rules)]
+    other = [key for key in rules[0] if any(rule[key] != rules[0][key] for rule in rules)]
     other += [key for key, usual in _PLAIN.items() if rules[0].get(key, usual) != usual]
     if other:
         raise _refusal(["optimiser"], f"{type(optimiser).__name__} with {first_few(other)} of its own")

@@ -24,7 +24,7 @@ Traces = dict[Part, Estimate]
 
 
 def trace(objective: Objective, request: Request) -> Measured:
-    """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere.
+    """Return the trace of every part of every diagonal block: exact or dense where cheap, else from probes.
 
     H_fT has none: it has no diagonal entries (Remark D.1).
     """
@@ -32,9 +32,9 @@ def trace(objective: Objective, request: Request) -> Measured:
     summed = replace(request, parts=[part for part in request.parts if part != Part.H_fT])
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
-            found = {Part.H_fT: exact(0.0, Method.exact)}
-            found |= _traces(engines, summed, block, request.stream(layer, col)) if summed.parts else {}
-            rows += [block_row("trace", request, block, part, found[part]) for part in request.parts]
+            estimates = {Part.H_fT: exact(0.0, Method.exact)}
+            estimates |= _traces(engines, summed, block, request.stream(layer, col)) if summed.parts else {}
+            rows += [block_row("trace", request, block, part, estimates[part]) for part in request.parts]
     return Measured(rows)
 
 
@@ -47,8 +47,8 @@ def hessian(objective: Objective, request: Request) -> Measured:
     """
     if names_blocks(request.at.config):
         return Measured([], _named(objective, request))
-    found = published_hessian(objective) if is_published(request.model) else _plain(objective, request)
-    return Measured([], {**found, "hessian": found["hessian"].cpu().float().numpy()})
+    arrays = published_hessian(objective) if is_published(request.model) else _plain(objective, request)
+    return Measured([], {**arrays, "hessian": arrays["hessian"].cpu().float().numpy()})
 
 
 def _traces(engines: Engines, request: Request, block: Block, generator: Generator) -> Traces:
@@ -66,8 +66,8 @@ def _traces(engines: Engines, request: Request, block: Block, generator: Generat
 
 
 def _is_summable(request: Request, block: Block, part: Part) -> bool:
-    found = exactness(request.model, block, part)
-    return found.level == Level.cheap and found.route in SUMMABLE
+    shortcut = exactness(request.model, block, part)
+    return shortcut.level == Level.cheap and shortcut.route in SUMMABLE
 
 
 def _summed(column: Column, block: Block, request: Request) -> Traces:
@@ -88,7 +88,7 @@ def _sampled(column: Column, block: Block, request: Request, generator: Generato
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
-    """Estimate with leave-one-out ranges of the same test vectors for every part."""
+    """Estimate traces by XTrace, with the same test vectors for every part."""
     count, generator = request.estimator.num_probes, request.stream(block.layer, block.col)
     try:
         value, error = xtrace(Square(column, block, part), count, generator=generator)
@@ -104,16 +104,16 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
         products = completed(column.split_matmat(chunk, summands(request.parts)), request.parts)
         for (_, part), product in products.items():
             pieces[part].append((chunk.to(product) * product).sum(dim=0))
-    return {part: torch.cat(found) for part, found in pieces.items()}
+    return {part: torch.cat(terms) for part, terms in pieces.items()}
 
 
 def _named(objective: Objective, request: Request) -> Arrays:
     engines, kept = Engines(objective, request.model, request.estimator.products), Spectra(request)
     for layer, col, blocks in columns(request.blocks):
-        found = dense_parts(engines.column(layer, col, blocks), request.parts)
+        dense = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block in blocks:
             for part in request.parts:
-                matrix = found[block, part].cpu().double().numpy()
+                matrix = dense[block, part].cpu().double().numpy()
                 kept.keep((block, part), matrix.shape[1], {}, {"block": matrix})
     return kept.arrays
 
@@ -160,12 +160,12 @@ def published_hessian(objective: Objective) -> Arrays:
 
 def _paths(network: nn.Module) -> dict[str, str]:
     paths = {"W_E": "tok_embed.weight", "W_pos": "pos.weight"}
-    held = dict(network.named_parameters())
+    parameters = dict(network.named_parameters())
     for index in range(len(network.layers)):  # type: ignore[arg-type]
         suffix = "" if len(network.layers) == 1 else f"_{index + 1}"  # type: ignore[arg-type]
         paths |= {f"{name}{suffix}": f"layers.{index}.{path}" for name, path in _PER_LAYER.items()}
     paths |= {"W_U": "head.weight", "b_U": "head.bias"}
-    return {name: path for name, path in paths.items() if path in held}
+    return {name: path for name, path in paths.items() if path in parameters}
 
 
 def _published_order(paths: list[str], parameters: list[nn.Parameter]) -> list[Tensor]:

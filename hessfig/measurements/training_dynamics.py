@@ -1,4 +1,4 @@
-"""Numbers of a state of a training: loss, accuracy, norms, noise of gradients, and what it has cost."""
+"""Quantities of a state of a training: loss, accuracy, norms, gradient noise, and the cost of the training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hessfig.models.networks import BareAttention, SelfAttention
 
 EXAMPLES = 64
-_REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds from where on once is enough
+_REPEATS, _LONG = 3, 0.2  # repeats of a timing; seconds above which one is enough
 
 
 def loss(objective: Objective, request: Request) -> Measured:
@@ -65,14 +65,14 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
     classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is).
     """
     config, network = request.at.config, objective.network
-    held = next(network.parameters())
-    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(held.dtype).to(held.device)
+    like = next(network.parameters())
+    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(like.dtype).to(like.device)
     with torch.no_grad():
         pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
         singles = [per_sample(objective.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
     losses = torch.cat(singles)
-    found = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
-    rows = [state_row("held_out_loss", request, found)]
+    loss = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
+    rows = [state_row("held_out_loss", request, loss)]
     if config.task.loss == Loss.cross_entropy:
         classes = config.task.vocabulary
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
@@ -82,14 +82,14 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
 
 
 def gradient_norm(objective: Objective, request: Request) -> Measured:
-    """Return the norm of the loss's gradient: of all parameters, and of every weight that is asked for."""
+    """Return the norm of the loss's gradient: of all parameters, and of every requested weight."""
     return Measured(norm_rows("gradient_norm", objective, request, LossGradient(objective).gradient))
 
 
 def weight_norm(objective: Objective, request: Request) -> Measured:
-    """Return the Euclidean norm of all parameters, and of every weight that is asked for."""
-    held = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
-    return Measured(norm_rows("weight_norm", objective, request, held))
+    """Return the Euclidean norm of all parameters, and of every requested weight."""
+    parameters = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
+    return Measured(norm_rows("weight_norm", objective, request, parameters))
 
 
 def residual_norm(objective: Objective, request: Request) -> Measured:
@@ -99,7 +99,9 @@ def residual_norm(objective: Objective, request: Request) -> Measured:
     rows = []
     with torch.no_grad():
         for layer in range(len(objective.layers) + 1):
-            lengths = [objective.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in objective.batches]
+            lengths = [
+                objective.network.hidden(batch.inputs, layer).norm(dim=-1).flatten() for batch in objective.batches
+            ]
             rows.append(state_row("residual_norm", request, float(torch.cat(lengths).mean()), layer=layer))
     return Measured(rows)
 
@@ -120,7 +122,7 @@ def score_spread(objective: Objective, request: Request) -> Measured:
 
 @torch.no_grad()
 def sink_mass(objective: Objective, request: Request) -> Measured:
-    """Return where attention goes on the measuring batch, with A_ij the weight that query i gives to key j <= i.
+    """Return the distribution of attention on the measuring batch; A_ij is the weight of key j <= i for query i.
 
     `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i > 1, the weight of the first
     key. `key_mass`, by layer and position j of the key (`index`): the mean of i A_ij over sequences, heads and queries
@@ -132,7 +134,7 @@ def sink_mass(objective: Objective, request: Request) -> Measured:
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
         keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
         for name, values in (("sink_mass", first), ("key_mass", keys)):
-            rows += [state_row(name, request, float(one), layer=layer, index=k) for k, one in enumerate(values, 1)]
+            rows += [state_row(name, request, float(value), layer=layer, index=k) for k, value in enumerate(values, 1)]
     return Measured(rows)
 
 
@@ -194,7 +196,7 @@ def norm_rows(quantity: str, objective: Objective, request: Request, tensors: di
         if block.is_diagonal:
             side = objective.layout.side(block.layer, block.col)
             own = [view_of(tensors[weight.parameter], weight).double() for weight in side]
-            plain = sum(float(one.square().sum()) for one in own) ** 0.5
+            plain = sum(float(tensor.square().sum()) for tensor in own) ** 0.5
             rows.append(state_row(quantity, request, norm_of_all(own, plain), block=block))
     return rows
 
@@ -208,22 +210,22 @@ def _attention(objective: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
-    """Return which keys no query sees; the bare layer has no mask but its window."""
+    """Return the mask of keys that a query does not see; the bare layer masks by its window only."""
     causal: Tensor | None = getattr(attention, "causal_mask", None)
     return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
 
 
 def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
-    """Return every attention layer with what it is given at all positions."""
+    """Return every attention layer with its inputs at all positions."""
     from hessfig.models.networks import BareAttention, SelfAttention
 
     if isinstance(objective.network, BareAttention):
         return [(objective.network, objective.network.hidden(objective.batch.inputs, 0).detach())]
-    found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
+    inputs: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in objective.network.modules() if isinstance(module, SelfAttention)]
-    with hooked(modules, lambda module, given, _: found.append((module, given[0].detach()))), torch.no_grad():
+    with hooked(modules, lambda module, given, _: inputs.append((module, given[0].detach()))), torch.no_grad():
         objective.network(objective.batch.inputs)
-    return found
+    return inputs
 
 
 def gram(objective: Objective) -> Float[Tensor, " k"]:
@@ -248,7 +250,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """What they take together."""
+        """Seconds of all updates and refreshes together."""
         return self.updates * self.update + self.num_refreshes * self.refresh
 
 
@@ -288,7 +290,7 @@ def _seconds(objective: Objective, at: At) -> tuple[float, float]:
         while len(updates) < _REPEATS and sum(refreshes) < _LONG:
             refreshes.append(_time(lambda: rule.refresh_curvature(1, loss, seed=at.seed)))
             updates.append(_time(update))
-            network.load_state_dict(weights)  # a rate that leads too far for a second look costs as much as any
+            network.load_state_dict(weights)  # a large rate may lead too far for a second refresh
     return statistics.median(updates), statistics.median(refreshes)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from hessfig.config.enums import Attention, Data, Loss, Norm, Positions, QueryKey, ScaledWeight, Scores, Sink
 from hessfig.config.facts import VARIED
-from hessfig.config.given import holds, is_off, refused, setting_of
+from hessfig.config.given import holds, is_off, setting_not_read, setting_of
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.config.settings import default_of, settings, value_of
 from hessfig.errors import UserError, typed
@@ -50,9 +50,9 @@ def unread(config: Config, key: str) -> UserError | None:
         reads = kind(config.model.kind).reads
         if name not in reads:
             return _of_other_kinds(config, key, name)
-        if said := refused(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
+        if said := setting_not_read(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
             return said
-    return refused(config, key, settings()[key].says.where)
+    return setting_not_read(config, key, settings()[key].says.where)
 
 
 def _of_other_kinds(config: Config, key: str, name: str) -> UserError:

@@ -1,4 +1,4 @@
-"""The paper in one screen: every figure of it with own and published slopes and verdicts, as a page and a PDF."""
+"""The paper at a glance: each of its figures with measured and published slopes and verdicts, as a page and a PDF."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from hessfig.figures.summary_page import SHOWN, SummaryEntry, save_summary
 from hessfig.files import check_writable
 from hessfig.register import check_replaceable, publish
 from hessfig.report import readings
-from hessfig.report.drawn_figures import Contents, DrawnFigure, Picture, gather
+from hessfig.report.drawn_figures import Contents, DrawnFigure, Picture, gather_contents
 from hessfig.report.gathered import FigureRequests
 from hessfig.report.readings import ReadingVerdict, SweepFound
 
@@ -48,7 +48,7 @@ def glances(contents: Contents) -> list[Glance]:
     return [
         Glance(
             drawn,
-            next((one for one in drawn.pictures if "overview" in one.png), drawn.pictures[0]),
+            next((picture for picture in drawn.pictures if "overview" in picture.png), drawn.pictures[0]),
             list(_slopes(sweep)),
             readings.on_theory(sweep, tolerance),
             readings.on_paper(sweep, tolerance),
@@ -59,7 +59,7 @@ def glances(contents: Contents) -> list[Glance]:
 
 
 def _slopes(sweep: SweepFound) -> Iterator[Slope]:
-    """Yield the slopes on the first window of which something is published, one a block and part."""
+    """Yield the slopes on the first window with published values, one per block and part."""
     if sweep.slopes is None:
         return
     known = sweep.slopes[sweep.slopes["published"].notna()]
@@ -77,7 +77,7 @@ def _number(value: float, error: float) -> str:
 
 
 def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
-    """Write outputs/results-at-a-glance.pdf, one A4 page; return its path, and what it was made of.
+    """Write outputs/results-at-a-glance.pdf, one A4 page; return its path and its contents.
 
     Raises UserError for a file of that name that hessfig did not write, for a place that cannot be written, and where
     no figure of the paper is measured.
@@ -86,7 +86,7 @@ def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
     check_replaceable([path], _KIND)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
-        contents = gather(asked, Path(folder))
+        contents = gather_contents(asked, Path(folder))
         shown = glances(contents)
         if not shown:
             raise UserError(
@@ -95,23 +95,23 @@ def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
                 allowed="a folder with at least one sweep of the paper's figures",
                 remedy=f"hessfig run sweep=sigma output_dir={asked.outputs}",
             )
-        compared = sorted(shown, key=lambda one: not one.slopes)  # those with published slopes first
-        entries = [_entry(one, Path(folder)) for one in compared[:SHOWN]]
+        compared = sorted(shown, key=lambda glance: not glance.slopes)  # those with published slopes first
+        entries = [_entry(glance, Path(folder)) for glance in compared[:SHOWN]]
         drawn = save_summary(f"hessfig {asked.version}", entries, _judged(contents), Path(folder))
         publish({path: drawn.read_bytes() + b"%" + _PRODUCER + asked.version.encode() + b"\n"}, _KIND)
     return path, contents
 
 
-def _entry(one: Glance, folder: Path) -> SummaryEntry:
-    title = f"{one.drawn.asked.label}: {one.drawn.asked.title}"
-    lines = [f"{s.block}: {s.own} ({s.published}; {s.predicted or 'no prediction'})" for s in one.slopes]
+def _entry(glance: Glance, folder: Path) -> SummaryEntry:
+    title = f"{glance.drawn.asked.label}: {glance.drawn.asked.title}"
+    lines = [f"{s.block}: {s.own} ({s.published}; {s.predicted or 'no prediction'})" for s in glance.slopes]
     return SummaryEntry(
-        title, folder / one.picture.png, [*lines, f"theory: {one.theory.word}; paper: {one.paper.word}"]
+        title, folder / glance.picture.png, [*lines, f"theory: {glance.theory.word}; paper: {glance.paper.word}"]
     )
 
 
 def _judged(contents: Contents) -> list[str]:
-    """Return every claim that was judged, with its verdict."""
+    """Return every judged claim with its verdict."""
     frame = contents.claims.frame
     rows = [] if frame is None else frame.to_dict("records")
     return [f"{row['id']}: {row['verdict']}" for row in rows if row["verdict"] != "not run"]

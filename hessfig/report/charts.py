@@ -1,4 +1,4 @@
-"""The numbers of a picture as a chart to explore: its panels, curves and maps, as the page's encoding declares them."""
+"""Turns the numbers of a picture into an interactive chart: panels, curves and maps, as its encoding declares."""
 
 import json
 import re
@@ -26,13 +26,13 @@ _SERIES = ("variant", "num_layers", "layer", "part", "quantity", "sigma", "step"
 _MAPS = ("part", "variant", "num_layers", "quantity", "step", "sigma", "seed")
 _NAMES = ("variant", "block", "num_layers", "layer")
 _SCRIPT = ("package_data", "plotly.min.js")
-_STEEP, _WIDE = 30.0, 8.0  # ratios of the largest to the smallest from which on values, and places, are logarithmic
+_STEEP, _WIDE = 30.0, 8.0  # ratios of largest to smallest above which values, and places, are logarithmic
 
 
 def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:
-    """Return plotly's script in its installed wheel, which draws charts; None where there are to be none.
+    """Return plotly's script, which draws charts, from its installed wheel; None for a report without charts.
 
-    With wanted=None a site has charts where plotly is installed; one file, which grows by 5 MB, only when asked.
+    With wanted=None a site has charts if plotly is installed; a single file, which grows by 5 MB, has none.
     Raises UserError when they are wanted and plotly is missing.
     """
     spec = find_spec("plotly") if wanted or (wanted is None and not single_file) else None
@@ -49,9 +49,9 @@ def library(wanted: bool | None, *, single_file: bool = False) -> Path | None:
 
 
 def chart_of(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding = CURVES_OF_TABLE) -> str:
-    """Return a chart of a picture's numbers as JSON for the page's script; nothing for numbers that are none.
+    """Return a chart of a picture's numbers as JSON for the page's script; empty if there is nothing to draw.
 
-    Curves have places, values, ends of intervals, counts of seeds and words of their slope; maps a matrix a panel.
+    Curves have places, values, ends of intervals, counts of seeds and a text on their slope; maps a matrix per panel.
     `whole`: every number is in the chart, which may then stand for the picture.
     """
     if numbers.empty:
@@ -111,7 +111,7 @@ def _varied(numbers: pd.DataFrame, names: Iterable[str]) -> list[str]:
 
 
 def _telling(numbers: pd.DataFrame, names: Iterable[str], given: Sequence[str]) -> list[str]:
-    """Return the names that tell more apart than those `given`, and before them, do."""
+    """Return the names that distinguish rows which the names `given`, and earlier names, do not."""
     chosen: list[str] = []
     for name in names:
         groups = [_count(numbers, [*given, *chosen, *more]) for more in ([], [name])]
@@ -124,7 +124,7 @@ def _count(numbers: pd.DataFrame, names: Sequence[str]) -> int:
 
 
 def _curves(numbers: pd.DataFrame, encoding: ChartEncoding) -> Chart | None:
-    """Return the numbers as curves; None where nothing runs along x."""
+    """Return the numbers as curves; None if there is no column along x."""
     value, names = encoding.y, _varied(numbers, dict.fromkeys((*_NAMES, encoding.x)))
     x = _place(numbers, encoding.x) or max(names, key=lambda name: numbers[name].nunique(), default="")
     shown = numbers.dropna(subset=[value, x]) if x else numbers[:0]
@@ -149,7 +149,7 @@ def _curves(numbers: pd.DataFrame, encoding: ChartEncoding) -> Chart | None:
 
 
 def _apart(numbers: pd.DataFrame, x: str, encoding: ChartEncoding) -> tuple[list[str], list[str]]:
-    """Return the columns that have panels, and those that tell the curves of a panel apart."""
+    """Return the columns that distinguish panels, and those that distinguish the curves of a panel."""
     lone = ["block"] if "block" in numbers and not _varied(numbers, ["block"]) else []
     candidates = [name for name in encoding.panels if name != x]
     panels = [*lone, *_telling(numbers, _varied(numbers, candidates), [])]
@@ -161,7 +161,7 @@ def _apart(numbers: pd.DataFrame, x: str, encoding: ChartEncoding) -> tuple[list
 
 
 def _ends(numbers: pd.DataFrame, encoding: ChartEncoding, value: str) -> tuple[Any, Any, str]:
-    """Return both ends of the interval of every value, and what it is; nan where there is none."""
+    """Return both ends of the interval of every value, and its meaning; nan without an interval."""
     if {encoding.low, encoding.high} <= set(numbers):
         return numbers[encoding.low], numbers[encoding.high], encoding.spread
     if {"sem", "count"} <= set(numbers):
@@ -171,7 +171,7 @@ def _ends(numbers: pd.DataFrame, encoding: ChartEncoding, value: str) -> tuple[A
 
 
 def _groups(numbers: pd.DataFrame, names: Sequence[str]) -> list[pd.DataFrame]:
-    return [one for _, one in numbers.groupby(list(names), sort=False, dropna=False)] if names else [numbers]
+    return [group for _, group in numbers.groupby(list(names), sort=False, dropna=False)] if names else [numbers]
 
 
 def _curve(
@@ -200,7 +200,7 @@ def _slope(row: pd.Series) -> str:
 def _guides(
     numbers: pd.DataFrame, x: str, titles: Sequence[str], panels: Sequence[str], series: Sequence[str]
 ) -> list[Chart]:
-    """Return the predicted power laws, one of a kind in each panel, through the window of its first curve."""
+    """Return the predicted power laws, each once per panel, through the window of its first curve."""
     if not {"predicted", "mean"} <= set(numbers) or not pd.api.types.is_numeric_dtype(numbers[x]):
         return []
     known = numbers[(numbers["prediction"] == Prediction.exponent) & numbers["predicted"].notna()]
@@ -221,7 +221,7 @@ def _guides(
 
 
 def _cells(numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding) -> pd.DataFrame | None:
-    """Return the numbers with what is down, across and the value of each cell of maps; None where there are none."""
+    """Return the numbers with row, column and value of each cell of a map; None if there are no maps."""
     if isinstance(encoding, MapEncoding):
         down, across = (_at(numbers, *side) for side in (encoding.down, encoding.across))
         return numbers.assign(down=down, across=across, value=numbers[encoding.value])
@@ -268,7 +268,7 @@ def _map(rows: pd.DataFrame, spread: str) -> Chart:
     values = first["value"].reindex(index).to_numpy().reshape(len(down), len(across))
     chart: Chart = {"x": _plain(across), "y": _plain(down), "z": [_plain(line) for line in values]}
     if first["low"].notna().any():
-        words = first.assign(said=[_said(one, spread) for one in first.to_dict("records")])["said"]
+        words = first.assign(said=[_said(row, spread) for row in first.to_dict("records")])["said"]
         chart["words"] = words.reindex(index, fill_value="").to_numpy().reshape(values.shape).tolist()
     return chart
 
@@ -279,7 +279,7 @@ def _said(row: dict[Any, Any], spread: str) -> str:
 
 
 def _titles(numbers: pd.DataFrame, panels: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(_title(one.iloc[0], panels) for one in _groups(numbers, panels)))
+    return list(dict.fromkeys(_title(group.iloc[0], panels) for group in _groups(numbers, panels)))
 
 
 def _title(row: pd.Series, panels: Sequence[str]) -> str:
@@ -294,12 +294,12 @@ def _panel_words(name: str, value: Any) -> str:
 
 
 def _in_order(values: pd.Series) -> list[Any]:
-    """Return the different values: numbers ascending, parts as they are listed, names as they come."""
-    found = list(values.unique())
+    """Return the unique values: numbers ascending, parts in the order of Part, names in order of appearance."""
+    different = list(values.unique())
     if pd.api.types.is_numeric_dtype(values):
-        return sorted(found)
+        return sorted(different)
     parts = [part.value for part in Part]
-    return sorted(found, key=parts.index) if set(found) <= set(parts) else found
+    return sorted(different, key=parts.index) if set(different) <= set(parts) else different
 
 
 def _key_words(name: str) -> str:
@@ -333,7 +333,7 @@ def _is_log_place(values: pd.Series) -> bool:
 
 def _plain(values: Any) -> list[Any]:
     """Return a list for JSON: numbers with six digits, null for what is not finite, words as legends have them."""
-    return [_text(one) if isinstance(one, str) else _number(float(one)) for one in values]
+    return [_text(value) if isinstance(value, str) else _number(float(value)) for value in values]
 
 
 def _number(value: float) -> float | int | None:

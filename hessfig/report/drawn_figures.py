@@ -1,4 +1,4 @@
-"""Figures of a report, drawn with their words; and everything that its pages show, put together."""
+"""Draws the figures of a report with their texts, and collects everything that its pages show."""
 
 import io
 import re
@@ -19,18 +19,18 @@ from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
 from hessfig.report.charts import chart_of
-from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, claims, theory
+from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, judged_claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 
-LARGEST_SVG = 800_000  # bytes: a larger one is slower to show than its PNG, which then stands alone
+LARGEST_SVG = 800_000  # bytes: a larger SVG is shown more slowly than its PNG, and is left out
 _SMALL = (420, 300)
 _COLOURS = 256
-_SEEN, _FEW = 8, 0.01  # of 255: how far a colour may be off before an eye can tell, and in which share of a picture
+_SEEN, _FEW = 8, 0.01  # the largest invisible error of a colour (of 255), and its share of a picture
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn page: paths below the report's folder, its size in pixels, its words, numbers and chart (as JSON)."""
+    """A drawn page: paths below the report's folder, size in pixels, text, numbers and chart (as JSON)."""
 
     title: str
     alt: str
@@ -56,14 +56,14 @@ class DrawnFigure:
     problem: UserError | None = None
 
 
-def draw(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = False) -> DrawnFigure:
-    """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so.
+def draw_for_report(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = False) -> DrawnFigure:
+    """Draw a figure into the folder `root` of a report; if it cannot be drawn, return the reason.
 
     An `interactive` one has charts of its numbers as well.
     """
     if asked.problem is not None or (asked.spec is None and not asked.ready):
         return DrawnFigure(asked, problem=asked.problem)
-    about, how = words_of(asked)
+    about, how = layout_docstring(asked)
     folder = root / ("studies" if asked.is_study else Path("sweeps", asked.sweep))
     try:
         pages = _draw(asked, outputs, folder)
@@ -78,7 +78,7 @@ def draw(asked: FigureAsked, outputs: Path, root: Path, *, interactive: bool = F
     return DrawnFigure(asked, pictures, about, how)
 
 
-def words_of(asked: FigureAsked) -> tuple[str, str]:
+def layout_docstring(asked: FigureAsked) -> tuple[str, str]:
     """Return what a layout (or study) shows and how to read it, from its docstring."""
     if asked.spec is None:
         return "", about_and_how(cleandoc(_study(asked.name).__doc__ or ""))[1]
@@ -136,12 +136,12 @@ def _numbers(path: Path) -> pd.DataFrame:
 def _title(asked: FigureAsked, stem: str) -> str:
     """Return the name of the figure, and which of its pages this is: 'Figure 6: depth 3'."""
     page = stem.removeprefix(file_words(f"fig{asked.name}")).strip("_").replace("_", " ")
-    words = re.sub(r"\bdepth(\d+)", lambda found: "1 layer" if found[1] == "1" else f"{found[1]} layers", page)
+    words = re.sub(r"\bdepth(\d+)", lambda match: "1 layer" if match[1] == "1" else f"{match[1]} layers", page)
     return f"{asked.label}: {re.sub(r'(?<=H) (?=[of]$)', '_', words)}" if page else asked.label
 
 
 def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Write a PNG with a palette, at most so large; return its size. Pictures of few colours lose nothing by it."""
+    """Write a PNG with a palette, of limited size; return its size. Pictures of few colours lose nothing."""
     with Image.open(source) as image:
         flat = image.convert("RGB")
     if most:
@@ -153,14 +153,14 @@ def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tupl
 
 
 def in_few_colours(picture: Image.Image) -> Image.Image:
-    """Return an RGB picture with a palette, a third of the size; whole where that shows (heat maps)."""
+    """Return an RGB picture with a palette, a third of the size; unchanged if colours would suffer (heat maps)."""
     small = picture.quantize(_COLOURS, dither=Image.Dither.NONE)
     off = np.asarray(ImageChops.difference(picture, small.convert("RGB"))).max(axis=2)
     return small if (off > _SEEN).mean() < _FEW else picture
 
 
 def _kept_svg(path: Path, root: Path) -> str:
-    """Return where the SVG is; one that is too large for a page is taken out of the report."""
+    """Return the path of the SVG; an SVG too large for a page is removed from the report."""
     if path.stat().st_size <= LARGEST_SVG:
         return path.relative_to(root).as_posix()
     path.unlink()
@@ -178,7 +178,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class ToDo:
-    """A command that would fill a gap, and which one."""
+    """A command that would fill a gap of the report, and the gap."""
 
     command: str
     why: str
@@ -195,24 +195,24 @@ class Contents:
     claims: Ledger
 
     def figures_of(self, sweep: str) -> list[DrawnFigure]:
-        """Return the figures of a sweep that are there to show."""
+        """Return the figures of a sweep that can be shown."""
         return [drawn for drawn in self.figures if drawn.asked.sweep == sweep]
 
     def groups(self) -> list[tuple[str, list[DrawnFigure]]]:
-        """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
+        """Return the figures, drawn or with a problem, by group, the paper's first; without empty groups."""
+        shown = [figure for figure in self.figures if figure.pictures or figure.problem]
         by_group = [
-            (title, [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)])
-            for group, title in GROUPS.items()
+            (title, [figure for figure in shown if figure.asked.group == group]) for group, title in GROUPS.items()
         ]
         return [(title, figures) for title, figures in by_group if figures]
 
     def label(self, sweep: str) -> str:
-        """Return what a reader calls a sweep: its figures, or its name."""
+        """Return a reader's name of a sweep: its figures, or its own name."""
         labels = [drawn.asked.label for drawn in self.figures_of(sweep)]
         return ", ".join(labels) or sweep
 
     def todo(self) -> list[ToDo]:
-        """Return the commands for what is not there, in the order of the figures."""
+        """Return the commands for what is missing, in the order of the figures."""
         return list({todo.command: todo for todo in self._gaps()}.values())
 
     def _gaps(self) -> Iterator[ToDo]:
@@ -228,8 +228,10 @@ class Contents:
                 yield ToDo(ledger.command, ledger.problem or "the statements of the theory are not checked yet")
 
 
-def gather(asked: FigureRequests, root: Path) -> Contents:
+def gather_contents(asked: FigureRequests, root: Path) -> Contents:
     """Read everything and draw every figure into the folder `root`."""
     sweeps = [read_sweep(asked, name) for name in asked.sweeps]
-    figures = [draw(figure, asked.outputs, root, interactive=bool(asked.library)) for figure in asked.figures]
-    return Contents(asked, sweeps, figures, theory(asked.outputs), claims(asked.outputs))
+    figures = [
+        draw_for_report(figure, asked.outputs, root, interactive=bool(asked.library)) for figure in asked.figures
+    ]
+    return Contents(asked, sweeps, figures, theory(asked.outputs), judged_claims(asked.outputs))

@@ -1,4 +1,4 @@
-"""What lies in an outputs folder for a report: sweeps and their state, failures, and tables of claims."""
+"""Finds what an outputs folder holds for a report: sweeps and their state, failures, and tables of claims."""
 
 import re
 from collections import Counter
@@ -42,7 +42,7 @@ class FigureAsked:
 
     @property
     def label(self) -> str:
-        """Its name as a reader says it."""
+        """Its name for readers."""
         return f"Figure {self.name}" if self.name[:1].isdigit() else self.name.replace("_", " ")
 
 
@@ -76,7 +76,7 @@ class SweepAsked:
 
 @dataclass(frozen=True)
 class FigureRequests:
-    """Everything a report is asked for; `help` has a line for each setting, `library` draws charts.
+    """The requests of a report; `help` has a line for each setting, `library` draws charts.
 
     None: pictures alone.
     """
@@ -121,15 +121,15 @@ class Failure:
 
 
 def find_sweeps(outputs: Path) -> list[str]:
-    """Return the names of the folders that a run has begun, sorted. An outputs folder that is not there has none."""
+    """Return the sorted names of the folders of sweeps; empty if the outputs folder does not exist."""
     with suppress(OSError):
         folders = [path for path in outputs.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        return sorted(path.name for path in folders if any((path / one).exists() for one in (TABLE, CELLS)))
+        return sorted(path.name for path in folders if any((path / file).exists() for file in (TABLE, CELLS)))
     return []
 
 
 def failures_in(folder: Path) -> list[Failure]:
-    """Return why cells failed, as launchers noted it, the most frequent cause first.
+    """Return the stored causes of failed cells, the most frequent first.
 
     One of a cell that was measured since means nothing.
     """
@@ -142,8 +142,8 @@ def failures_in(folder: Path) -> list[Failure]:
     return [Failure(cause, count) for cause, count in causes.most_common()]
 
 
-def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[SweepState, str]:
-    """Return how far a sweep is, and the words for it."""
+def state_of_sweep(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[SweepState, str]:
+    """Return the state of a sweep, and its description."""
     if not (folder / TABLE).is_file():
         count = sum(1 for _ in (folder / CELLS).glob("*/*.json"))
         return SweepState.unfinished, f"no table yet; cells stored: {count}"
@@ -155,7 +155,7 @@ def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: b
 
 
 def made_by(folder: Path) -> str:
-    """Return the version of hessfig that wrote the manifest, however old it is; nothing where it does not say."""
+    """Return the version of hessfig that wrote the manifest; empty if it does not say."""
     return str(entry_of(folder / MANIFEST, "hessfig") or "")[:40]
 
 
@@ -173,7 +173,7 @@ def _counted(manifest: Mapping[str, Any]) -> tuple[SweepState, str]:
 VERIFY, CLAIMS = "hessfig verify", "hessfig claims"
 _VERDICTS = ("holds_as_printed", "verdict")
 _SWEEPS = "sweeps"  # names with a space between them
-# As a reader asks: which claim, is it so, by how much, who says it; the rule last, for it is long.
+# In the order of a reader's questions; the rule is last, because it is long.
 _CLAIM = ("id", "verdict", "statement", "effect", "low", "high", "words", "source", "figure", "sweeps", "run")
 
 
@@ -195,7 +195,7 @@ class Ledger:
         return [(str(verdict), int(count)) for verdict, count in self.frame[name].value_counts().items()]
 
     def of_sweep(self, sweep: str) -> pd.DataFrame | None:
-        """Return the rows that speak of a sweep; None if there are none."""
+        """Return the rows about a sweep; None if there are none."""
         if self.frame is None or _SWEEPS not in self.frame:
             return None
         rows = self.frame[[sweep in str(names).split() for names in self.frame[_SWEEPS]]]
@@ -203,12 +203,12 @@ class Ledger:
 
 
 def theory(outputs: Path) -> Ledger:
-    """Return the statements that `hessfig verify` checked."""
+    """Return the table of statements that `hessfig verify` checked."""
     return _read(outputs / "verify" / "statements.csv", VERIFY)
 
 
-def claims(outputs: Path) -> Ledger:
-    """Return the claims that were judged from tables, columns in a reader's order."""
+def judged_claims(outputs: Path) -> Ledger:
+    """Return the table of judged claims, with columns in a reader's order."""
     ledger = _read(outputs / "claims.csv", CLAIMS)
     if ledger.frame is None:
         return ledger

@@ -1,4 +1,4 @@
-"""Tables on the pages of the report: slopes, comparisons, claims and numbers, cell by cell."""
+"""The tables on the pages of a report: slopes, comparisons, claims and numbers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ KINDS = dict.fromkeys(_GOOD, "good") | dict.fromkeys(_BAD, "bad") | dict.fromkey
 
 @dataclass(frozen=True)
 class TableCell:
-    """What a cell shows, the `value` behind it where that is more, and the kind of a verdict."""
+    """A cell: the text that it shows, its exact `value` if that is more, and the kind of a verdict."""
 
     text: str
     value: str = ""
@@ -31,7 +31,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table; `cut` says how many rows there are where not all are shown."""
+    """A table; `cut` is the number of all rows if not all are shown."""
 
     name: str
     caption: str
@@ -63,14 +63,14 @@ def any_table(name: str, caption: str, frame: pd.DataFrame) -> PageTable:
 
 
 def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Callable[[Any], TableCell]]) -> PageTable:
-    """Return a table of at most MOST_ROWS rows, evenly chosen; a column that says nothing is left out."""
+    """Return a table of at most MOST_ROWS evenly chosen rows, without empty columns."""
     chosen = frame.iloc[:: math.ceil(len(frame) / MOST_ROWS)] if len(frame) > MOST_ROWS else frame
     columns = {
         title: [cell(row) for row in chosen.to_dict("records")]  # by name: columns may have any
         for title, cell in cells.items()
     }
-    columns = {title: found for title, found in columns.items() if any(cell.text for cell in found)}
-    numeric = [all(_is_number(cell) for cell in found) for found in columns.values()]
+    columns = {title: column for title, column in columns.items() if any(cell.text for cell in column)}
+    numeric = [all(_is_number(cell) for cell in column) for column in columns.values()]
     rows = list(zip(*columns.values(), strict=True))
     return PageTable(name, caption, list(columns), numeric, rows, len(frame) if len(frame) > len(chosen) else 0)
 
@@ -83,8 +83,8 @@ def _is_number(cell: TableCell) -> bool:
     return True
 
 
-def number(value: Any, digits: str = ".4g") -> TableCell:
-    """Return a number's cell: few digits to read, all of them to sort and copy; nothing for nan."""
+def number_cell(value: Any, digits: str = ".4g") -> TableCell:
+    """Return a number's cell: few digits for reading, all digits for sorting and copying; empty for nan."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return TableCell("")
     return TableCell(format(value, digits).replace("-", "−"), f"{value:.10g}")
@@ -99,13 +99,13 @@ def _plain(column: str) -> Callable[[Any], TableCell]:
     def cell(row: Any) -> TableCell:
         value = _variant(str(row[column])).text if column == "variant" else row[column]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number(value) if is_number else word("" if pd.isna(value) else value)
+        return number_cell(value) if is_number else word("" if pd.isna(value) else value)
 
     return cell
 
 
 def _variant(variant: str) -> TableCell:
-    """Return a variant that may break into lines between its settings, so that no column behind it is cut."""
+    """Return a variant's text with breaks between its settings, so that later columns are not cut."""
     return TableCell(short_variant(variant).replace(",", ", "))
 
 
@@ -121,18 +121,18 @@ def _interval(row: Any) -> TableCell:
 
 
 def _slope(row: Any) -> TableCell:
-    return TableCell("= 0", "0") if row["is_zero"] else number(row["slope"], ".2f")
+    return TableCell("= 0", "0") if row["is_zero"] else number_cell(row["slope"], ".2f")
 
 
 def _off(row: Any) -> TableCell:
-    """Return by how much a slope is off its prediction: what the table is sorted by to see the largest first."""
+    """Return the distance of a slope from its prediction, by which the table is sorted."""
     known = row["prediction"] == Prediction.exponent and not row["is_zero"]
-    return number(abs(row["slope"] - row["predicted"]), ".2f") if known else TableCell("")
+    return number_cell(abs(row["slope"] - row["predicted"]), ".2f") if known else TableCell("")
 
 
 def _theory(row: Any) -> TableCell:
     is_zero = row["prediction"] == Prediction.structural_zero
-    return TableCell("= 0", "0") if is_zero else number(row["predicted"], "g")
+    return TableCell("= 0", "0") if is_zero else number_cell(row["predicted"], "g")
 
 
 def _window(row: Any) -> TableCell:
@@ -142,34 +142,34 @@ def _window(row: Any) -> TableCell:
 def _shift(row: Any) -> TableCell:
     if row["zero"] or row["zero_reference"]:
         return TableCell("both are zero" if row["zero"] and row["zero_reference"] else "one side is zero")
-    return number(100 * math.expm1(row["shift"]), "+.1f")
+    return number_cell(100 * math.expm1(row["shift"]), "+.1f")
 
 
 _SLOPES: dict[str, Callable[[Any], TableCell]] = {
     "variant": lambda row: _variant(row["variant"]),
-    "layers": lambda row: number(int(row["num_layers"]), "d"),
-    "layer": lambda row: number(int(row["layer"]), "d"),
+    "layers": lambda row: number_cell(int(row["num_layers"]), "d"),
+    "layer": lambda row: number_cell(int(row["layer"]), "d"),
     "block": _block,
     "part": lambda row: TableCell(row["part"]),
-    "number": lambda row: number(int(row["index"]), "d") if row["index"] else TableCell(""),
+    "number": lambda row: number_cell(int(row["index"]), "d") if row["index"] else TableCell(""),
     "window": _window,
     "slope": _slope,
-    "± se": lambda row: number(row["slope_se"], ".2f"),
+    "± se": lambda row: number_cell(row["slope_se"], ".2f"),
     "95 % interval": _interval,
     "theory": _theory,
     "off by": _off,
-    "paper": lambda row: number(row["published"], ".2f"),
-    "not finite": lambda row: number(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else TableCell(""),
+    "paper": lambda row: number_cell(row["published"], ".2f"),
+    "not finite": lambda row: number_cell(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else TableCell(""),
     "verdict": lambda row: word(row["verdict"]),
 }
 _COMPARED: dict[str, Callable[[Any], TableCell]] = {
-    "layers": lambda row: number(int(row["num_layers"]), "d"),
-    "layer": lambda row: number(int(row["layer"]), "d"),
+    "layers": lambda row: number_cell(int(row["num_layers"]), "d"),
+    "layer": lambda row: number_cell(int(row["layer"]), "d"),
     "block": lambda row: TableCell(str(row["block"])),
     "part": lambda row: TableCell(str(row["part"])),
-    "points": lambda row: number(int(row["num_points"]), "d"),
-    "within 3 se, %": lambda row: number(100 * row["share_within_3"], ".0f"),
+    "points": lambda row: number_cell(int(row["num_points"]), "d"),
+    "within 3 se, %": lambda row: number_cell(100 * row["share_within_3"], ".0f"),
     "mean shift, %": _shift,
-    "± %": lambda row: number(100 * row["shift_se"], ".1f"),
-    "z": lambda row: number(row["z"], "+.1f"),
+    "± %": lambda row: number_cell(100 * row["shift_se"], ".1f"),
+    "z": lambda row: number_cell(row["z"], "+.1f"),
 }

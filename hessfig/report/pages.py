@@ -1,4 +1,4 @@
-"""Pages of the report: what each one shows, and its HTML for a site or for one file."""
+"""The pages of a report: their contents, and their HTML for a site or for one file."""
 
 import base64
 import json
@@ -58,7 +58,7 @@ class InSite:
 
 @dataclass(frozen=True)
 class InOneFile:
-    """Links of the one file: pages are its parts, and what lies in `folder` is written into it."""
+    """Links of the single file: pages are its parts, and files of `folder` are embedded."""
 
     folder: Path
     one_file: bool = True
@@ -81,7 +81,7 @@ _WORDS = {"n_layers": "layers", "n_heads": "heads", "batch_size": "batch", "kind
 
 
 def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
-    """Return what was measured on what, a few lines with a name each."""
+    """Return what was measured on which network, as a few named lines."""
     if sweep.run is None:
         return []
     config, table = sweep.config, sweep.run.table
@@ -100,8 +100,8 @@ def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
 
 
 def settings_table(sweep: SweepFound, about: Mapping[str, str]) -> PageTable:
-    """Return every setting of the manifest with its line of help, and the preset's value where it is another one."""
-    usual = {one.key: one.usual for one in sweep.asked.departures or ()}
+    """Return every setting of the manifest with its line of help, and the preset's value if it differs."""
+    usual = {departure.key: departure.usual for departure in sweep.asked.departures or ()}
     rows = [
         [TableCell(key), TableCell(text(value)), TableCell(usual.get(key, "")), TableCell(about.get(key, ""))]
         for key, value in flat(sweep.config)
@@ -111,7 +111,7 @@ def settings_table(sweep: SweepFound, about: Mapping[str, str]) -> PageTable:
 
 
 def manifest_table(manifest: Mapping[str, Any]) -> PageTable:
-    """Return the provenance in a manifest: versions, times, counts; not the settings, which have a table."""
+    """Return the provenance in a manifest: versions, times and counts, without the settings."""
     rows = [
         [TableCell(key), TableCell(text(value))]
         for key, value in flat({key: value for key, value in manifest.items() if key not in _LEFT_OUT})
@@ -129,7 +129,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def text(value: Any) -> str:
-    """Return a setting's value as one would type it, cut where it is very long."""
+    """Return a setting's value as a user would type it, truncated if it is very long."""
     words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', "")
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
@@ -181,7 +181,7 @@ Place = InSite | InOneFile
 
 @dataclass(frozen=True)
 class ReportPage:
-    """A page: its id, its title, its template and what that is given."""
+    """A page: its id, its title, its template and the template's values."""
 
     id: str
     title: str
@@ -223,16 +223,16 @@ def _render(template: str, contents: Contents, place: Place, **given: Any) -> st
 
 @cache
 def _templates() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("hessfig.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["prose"] = _prose
-    made.filters["kind"] = lambda word: page_tables.KINDS.get(str(word), "none")
-    return made
+    environment.filters["prose"] = _prose
+    environment.filters["kind"] = lambda word: page_tables.KINDS.get(str(word), "none")
+    return environment
 
 
 def _prose(text: str) -> Markup:
@@ -277,7 +277,7 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> ReportPage:
         "short": in_short(sweep),
         "theory": readings.on_theory(sweep, asked.tolerance),
         "paper": readings.on_paper(sweep, asked.tolerance),
-        "results": readings.results(sweep),
+        "results": readings.slope_lines(sweep),
         "window": readings.first_window(sweep),
         "outside": readings.outside(sweep, asked.tolerance),
         "slopes": page_tables.slopes_table(sweep),
@@ -295,14 +295,14 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> ReportPage:
 
 
 def _preview(picture: Picture, number: str) -> PageTable | None:
-    """Return the numbers of a picture; None where they are more than a page shows."""
+    """Return the numbers of a picture; None if there are too many for a page."""
     caption = f"Numbers of {picture.title}"
     few = len(picture.numbers) <= PREVIEW
     return page_tables.any_table(f"numbers-{number}", caption, picture.numbers) if few else None
 
 
 def _claims(contents: Contents) -> dict[str, Any]:
-    """Return the table of claims, and their rules apart: a rule is longer than all the rest of its row."""
+    """Return the table of claims, and their rules separately, because a rule is longer than its row."""
     frame = contents.claims.frame
     if frame is None or "rule" not in frame:
         return {"table": _ledger(contents, "claims"), "rules": []}
@@ -312,18 +312,18 @@ def _claims(contents: Contents) -> dict[str, Any]:
 
 
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the claims in columns that a page holds: an effect with its interval, a statement with its source."""
+    """Return the claims in a page's columns: effects with intervals, statements with sources."""
     rows = [
         {
-            "claim": said["id"],
-            "verdict": said["verdict"],
-            "effect, 95 % interval": said["effect"] + (f" [{said['low']}, {said['high']}]" if said["low"] else ""),
-            "statement": said["statement"] + (f" ({said['source']})" if said["source"] else ""),
-            "note": "; ".join(filter(None, (said["words"], said["run"], said["departures"]))),
-            "sweeps": said["sweeps"],
+            "claim": cells["id"],
+            "verdict": cells["verdict"],
+            "effect, 95 % interval": cells["effect"] + (f" [{cells['low']}, {cells['high']}]" if cells["low"] else ""),
+            "statement": cells["statement"] + (f" ({cells['source']})" if cells["source"] else ""),
+            "note": "; ".join(filter(None, (cells["words"], cells["run"], cells["departures"]))),
+            "sweeps": cells["sweeps"],
         }
         for row in frame.to_dict("records")
-        for said in [defaultdict(str, {str(key): _short(cell) for key, cell in row.items()})]
+        for cells in [defaultdict(str, {str(key): _short(cell) for key, cell in row.items()})]
     ]
     return pd.DataFrame(rows)
 

@@ -1,4 +1,4 @@
-"""Sweeps read for a report: their slopes and comparisons, and what these say in a sentence."""
+"""Reads sweeps for a report: their slopes and comparisons, and sentences about them."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import Axis, short_variant
-from hessfig.analysis.comparison.agreement import judge
+from hessfig.analysis.comparison.agreement import agreement_verdict
 from hessfig.analysis.curves import quantity_to_fit
 from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
 from hessfig.analysis.slopes import gate
@@ -19,12 +19,20 @@ from hessfig.analysis.slopes.printed import as_window, label
 from hessfig.errors import UserError
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE
-from hessfig.report.gathered import Failure, FigureRequests, SweepAsked, SweepState, failures_in, made_by, state_of
+from hessfig.report.gathered import (
+    Failure,
+    FigureRequests,
+    SweepAsked,
+    SweepState,
+    failures_in,
+    made_by,
+    state_of_sweep,
+)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What `hessfig compare` left: its curves, the verdict on them and what it rests on."""
+    """The files of `hessfig compare`: its curves, the verdict and its reasons."""
 
     curves: pd.DataFrame
     verdict: str
@@ -54,15 +62,15 @@ class SweepFound:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings that made it; empty where they are not known."""
+        """The settings that made it; empty if they are unknown."""
         return self.run.config if self.run else {}
 
 
 def read_sweep(asked: FigureRequests, name: str) -> SweepFound:
-    """Return what outputs/<name> holds. Nothing in it raises: what cannot be read is said."""
+    """Read outputs/<name>. Raises nothing: the result says what could not be read."""
     folder, about = asked.outputs / name, asked.sweeps[name]
     run, manifest, problem = _read(folder)
-    state, words = state_of(folder, manifest, is_readable=run is not None)
+    state, words = state_of_sweep(folder, manifest, is_readable=run is not None)
     slopes, no_slopes = _slopes(run, about, asked) if run else (None, "")
     sweep = SweepFound(about, state, words, made_by(folder), manifest, run, slopes, no_slopes)
     problem = problem if state == SweepState.unreadable else None
@@ -78,7 +86,7 @@ def _read(folder: Path) -> tuple[RecordedRun | None, Mapping[str, Any] | None, U
 
 
 def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple[pd.DataFrame | None, str]:
-    """Fit what `hessfig slopes` does, on the windows of the sweep; along training steps no power law is looked for."""
+    """Fit the slopes of `hessfig slopes`, on the windows of the sweep; there are none along training steps."""
     if run.axis.name == "step":
         why = f"curves along steps are no power laws (hessfig slopes sweep={about.name} fits them all the same)"
         return None, why
@@ -93,10 +101,10 @@ def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple
 
 
 def _compared(folder: Path) -> Compared | None:
-    """Return the comparison that lies next to the table, judged again from its files; None where it is not whole."""
+    """Return the comparison stored next to the table, judged again from its files; None if it is incomplete."""
     try:
         points, curves, ratios = (pd.read_csv(folder / f"comparison{name}.csv") for name in ("", "_curves", "_ratios"))
-        verdict, reasons = judge(points, curves, ratios)
+        verdict, reasons = agreement_verdict(points, curves, ratios)
     except (OSError, ValueError, KeyError, TypeError):  # none, cut short, or of another version
         return None
     return Compared(curves, verdict.value, reasons)
@@ -107,7 +115,7 @@ _MOST_BLOCKS = 9
 
 @dataclass(frozen=True)
 class ReadingVerdict:
-    """A word, the kind of it (good, bad, open, none) and the sentence it rests on."""
+    """A verdict: its word, its kind (good, bad, open, none) and the sentence behind it."""
 
     word: str
     kind: str
@@ -115,7 +123,7 @@ class ReadingVerdict:
 
 
 def on_theory(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
-    """Return what the slopes say of the predictions, by the rule of `hessfig check`."""
+    """Return the verdict of the slopes on the predictions, by the rule of `hessfig check`."""
     if sweep.slopes is None:
         return ReadingVerdict("no slopes", "none", sweep.no_slopes or "nothing to fit")
     checked = gate.checked(sweep.slopes)
@@ -138,17 +146,18 @@ def has_slopes(sweep: SweepFound) -> bool:
     return sweep.slopes is not None and bool(sweep.slopes["slope"].notna().any())
 
 
-def results(sweep: SweepFound) -> list[str]:
+def slope_lines(sweep: SweepFound) -> list[str]:
     """Return the slopes in one line per block and part: 'W_Q H_f 5.01 ± 0.03 (predicted 5)'."""
     if sweep.slopes is None or not has_slopes(sweep):
         return []
     first = sweep.slopes.drop_duplicates(CURVE)
-    said = list(_by_block(first))
-    return [*said[:_MOST_BLOCKS], *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else [])]
+    lines = list(_by_block(first))
+    more = len(lines) - _MOST_BLOCKS
+    return [*lines[:_MOST_BLOCKS], *([f"and {more} more below"] if more > 0 else [])]
 
 
 def first_window(sweep: SweepFound) -> str:
-    """Return the window of `results` in words."""
+    """Return the window of `slope_lines` in words."""
     if sweep.slopes is None:
         return ""
     first = sweep.slopes.iloc[0]
@@ -163,7 +172,7 @@ def outside(sweep: SweepFound, tolerance: float) -> list[str]:
 
 
 def on_paper(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
-    """Return what the published values say: the comparison if one was made, else the published slopes on record."""
+    """Return the verdict on the published values: from a comparison if there is one, else from published slopes."""
     if sweep.compared is not None:
         kinds = {"agrees": "good", "differs": "bad"}
         words = "; ".join(sweep.compared.reasons) or f"{len(sweep.compared.curves)} curves compared"
@@ -183,7 +192,7 @@ def on_paper(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
 
 
 def of_numbers(numbers: pd.DataFrame) -> str:
-    """Return what a picture's numbers show, in a sentence or two."""
+    """Return one or two sentences about a picture's numbers."""
     names = set(numbers.columns)
     if numbers.empty:
         return "No number is drawn."
@@ -211,21 +220,21 @@ _PLURAL = {
 def _slope_findings(numbers: pd.DataFrame) -> str:
     keys = [name for name in ("variant", "num_layers", "layer", "row", "col", "part") if name in numbers]
     curves = numbers.drop_duplicates(keys)
-    said = list(_by_block(curves))
-    more = f"; and {len(said) - _MOST_BLOCKS} more blocks" if len(said) > _MOST_BLOCKS else ""
-    return f"Fitted slopes: {'; '.join(said[:_MOST_BLOCKS])}{more}."
+    lines = list(_by_block(curves))
+    more = f"; and {len(lines) - _MOST_BLOCKS} more blocks" if len(lines) > _MOST_BLOCKS else ""
+    return f"Fitted slopes: {'; '.join(lines[:_MOST_BLOCKS])}{more}."
 
 
 def _by_block(curves: pd.DataFrame) -> Iterator[str]:
-    for (row, part), one in curves.groupby(["row", "part"], sort=False):
-        slopes = one["slope"].dropna()
+    for (row, part), curve in curves.groupby(["row", "part"], sort=False):
+        slopes = curve["slope"].dropna()
         if slopes.empty:
             continue
         low, high = slopes.min(), slopes.max()
         span = f"{low:.2f}" if high - low < 0.005 else f"{low:.2f} to {high:.2f} in {len(slopes)} curves"
-        span += _error(one.loc[slopes.index, "slope_se"]) if "slope_se" in one else ""
-        powers = sorted({f"{value:g}" for value in one["predicted"].dropna()}, key=float)
-        is_exponent = bool(powers) and Prediction.exponent in set(one["prediction"])
+        span += _error(curve.loc[slopes.index, "slope_se"]) if "slope_se" in curve else ""
+        powers = sorted({f"{value:g}" for value in curve["predicted"].dropna()}, key=float)
+        is_exponent = bool(powers) and Prediction.exponent in set(curve["prediction"])
         yield f"{row} {part} {span}" + (f" (predicted {' or '.join(powers[:4])})" if is_exponent else "")
 
 
@@ -248,20 +257,20 @@ def _extremes(numbers: pd.DataFrame) -> str:
 
 def _medians(numbers: pd.DataFrame) -> str:
     """Return the median of each histogram (shares of logarithmic bins)."""
-    said = []
-    for (variant, block), one in numbers.groupby(["variant", "block"], sort=False):
-        share = one["share"].cumsum()
-        low, high = one.loc[share >= share.max() / 2, ["bin_low", "bin_high"]].iloc[0].abs()
+    lines = []
+    for (variant, block), bins in numbers.groupby(["variant", "block"], sort=False):
+        share = bins["share"].cumsum()
+        low, high = bins.loc[share >= share.max() / 2, ["bin_low", "bin_high"]].iloc[0].abs()
         name = f"{short_variant(str(variant))} {block}".strip()
-        said.append(f"{name} near {math.sqrt(low * high):.2g}")
-    return f"Median sizes of entries: {'; '.join(said[:_MOST_BLOCKS])}."
+        lines.append(f"{name} near {math.sqrt(low * high):.2g}")
+    return f"Median sizes of entries: {'; '.join(lines[:_MOST_BLOCKS])}."
 
 
 def _ranges(numbers: pd.DataFrame, value: str, series: str) -> str:
-    """Return from where to where each series runs."""
+    """Return the range of each series."""
     spans = numbers.groupby(series, sort=False)[value].agg(["min", "max"]).dropna()
-    said = [f"{name} from {low:.3g} to {high:.3g}" for name, low, high in spans.itertuples()]
-    return f"{value.capitalize()}: {'; '.join(said[:_MOST_BLOCKS])}."
+    lines = [f"{name} from {low:.3g} to {high:.3g}" for name, low, high in spans.itertuples()]
+    return f"{value.capitalize()}: {'; '.join(lines[:_MOST_BLOCKS])}."
 
 
 def _mean(row: pd.Series) -> str:

@@ -1,4 +1,4 @@
-"""The report on disk: a folder of pages, pictures, tables and JSON, or one file with everything in it."""
+"""Writes the report: a folder of pages, pictures, tables and JSON, or one file with everything in it."""
 
 import hashlib
 import json
@@ -16,8 +16,8 @@ from typing import Any
 from hessfig.analysis.presented import as_csv
 from hessfig.files import check_writable, fingerprint, unwritable, write_text
 from hessfig.record import CHECKSUM, checksum, read_sealed
-from hessfig.register import REGISTER, refused
-from hessfig.report.drawn_figures import Contents, gather
+from hessfig.register import REGISTER, not_replaceable
+from hessfig.report.drawn_figures import Contents, gather_contents
 from hessfig.report.gathered import FigureRequests
 from hessfig.report.pages import (
     EXPLORE,
@@ -35,13 +35,13 @@ from hessfig.report.readings import SweepFound, on_paper, on_theory
 
 SEAL = "written-by-hessfig.json"
 _TEMPORARY = re.compile(r"[a-z0-9_]{8}(\.old)?")  # as `appearing` names its folders
-_OLD = 3600.0  # seconds after which no writer is still at it
+_OLD = 3600.0  # seconds after which no writer can still be running
 _LINE = re.compile(rb"<!-- hessfig report, sha256 ([0-9a-f]{64}) -->\n\Z")
 
 
 @contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """Fill an empty folder that appears as `folder` when the block ends without an error; what stands there stays.
+    """Yield an empty folder that replaces `folder` when the block ends without an error.
 
     Raises UserError when anything there was not written by this function, or was changed since, and for a place that
     cannot be written.
@@ -68,22 +68,22 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 def check_folder(folder: Path) -> None:
     """Raise UserError for a folder, a file or a link in which anything is not as `appearing` left it."""
-    if (folder.exists() or folder.is_symlink()) and (found := _foreign(folder)):
-        raise refused(folder, found, "no such folder, an empty one, or a report with nothing else in it")
+    if (folder.exists() or folder.is_symlink()) and (foreign := _foreign(folder)):
+        raise not_replaceable(folder, foreign, "no such folder, an empty one, or a report with nothing else in it")
 
 
-def marked(text: str) -> str:
+def with_mark(text: str) -> str:
     """Return a text with a last line by which `check_file` knows it."""
     return f"{text}<!-- hessfig report, sha256 {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError for anything at `path` but a file that holds what `marked` returned."""
+    """Raise UserError for anything at `path` that is not a file with the text that `with_mark` returned."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise refused(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
+        raise not_replaceable(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
     if path.exists() and not _is_marked(path.read_bytes()):
         reason = "no report of this version, or one that was changed since hessfig wrote it"
-        raise refused(path, reason, "no such file, or a report as hessfig left it")
+        raise not_replaceable(path, reason, "no such file, or a report as hessfig left it")
 
 
 def _is_marked(content: bytes) -> bool:
@@ -110,7 +110,7 @@ def _foreign(folder: Path) -> str:
 
 
 def _entries(folder: Path) -> list[str]:
-    """Return everything below a folder but folders and the seal; links are entries, wherever they lead."""
+    """Return all files below a folder except the seal; links count as files."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / SEAL)
 
@@ -143,12 +143,12 @@ def _exchange(new: Path, folder: Path) -> None:
 def _remove(folder: Path) -> None:
     """Remove the files that a seal lists, then empty folders, the seal last: no other file is ever removed."""
     sealed = (_sealed(folder) or {}).get("files", {})
-    for name in set(_entries(folder)) & set(sealed):  # a forged seal may name what lies elsewhere
+    for name in set(_entries(folder)) & set(sealed):  # a forged seal may name files outside the folder
         (folder / name).unlink(missing_ok=True)
     if not _entries(folder):
         (folder / SEAL).unlink(missing_ok=True)
     for path in [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]:
-        with suppress(OSError):  # it is not empty, or not there
+        with suppress(OSError):  # it is not empty, or does not exist
             path.rmdir()
 
 
@@ -175,7 +175,7 @@ _NOT_IN_JSON = ("config", "checksum", "arrays")
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the file to open, how many files and bytes, and its contents."""
+    """The written report: the file to open, the numbers of files and bytes, and its contents."""
 
     path: Path
     files: int
@@ -183,8 +183,8 @@ class Written:
     contents: Contents
 
 
-def check_place(outputs: Path, *, single_file: bool) -> None:
-    """Raise UserError for what stands where the report would, and is no report as hessfig left it."""
+def check_report_folder(outputs: Path, *, single_file: bool) -> None:
+    """Raise UserError if the report's path holds anything but a report unchanged since hessfig wrote it."""
     (check_file if single_file else check_folder)(_place(outputs, single_file=single_file))
 
 
@@ -204,7 +204,7 @@ def write_report(asked: FigureRequests, *, single_file: bool = False) -> Written
 def _write_site(asked: FigureRequests) -> Written:
     folder = _place(asked.outputs, single_file=False)
     with appearing(folder) as new:
-        contents = gather(asked, new)
+        contents = gather_contents(asked, new)
         for page in pages(contents):
             path = page_file(page.id)
             write_text(new / path, render_page(contents, page, InSite(path.count("/"))))
@@ -222,12 +222,12 @@ def _write_one_file(asked: FigureRequests) -> Written:
     check_file(path)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
-        contents = gather(asked, Path(folder))
+        contents = gather_contents(asked, Path(folder))
         text = render_all(contents, InOneFile(Path(folder)))
         if asked.library:  # not through the template, which takes the blanks at ends of lines
             text = text.replace(LIBRARY_HERE, f"<script>{asked.library.read_text('utf-8')}</script>")
     check_file(path)
-    write_text(path, marked(text))
+    write_text(path, with_mark(text))
     return Written(path, 1, path.stat().st_size, contents)
 
 
@@ -277,7 +277,7 @@ def _of_sweep(contents: Contents, sweep: SweepFound) -> dict[str, Any]:
         "theory": {"verdict": theory.word, "words": theory.words},
         "paper": {"verdict": paper.word, "words": paper.words},
         "command": sweep.asked.command,
-        "departures": [vars(one) for one in sweep.asked.departures or ()],
+        "departures": [vars(departure) for departure in sweep.asked.departures or ()],
         "failures": [vars(failure) for failure in sweep.failures],
         "figures": {
             picture.png: picture.alt for drawn in contents.figures_of(sweep.name) for picture in drawn.pictures
@@ -293,9 +293,9 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return the same with null for what is not finite: JSON has no nan."""
+    """Return the value with null in place of numbers that are not finite, because JSON has no nan."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

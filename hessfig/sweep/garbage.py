@@ -1,4 +1,4 @@
-"""Finds and removes cells that no table lists and no current sweep asks for, and files that killed writers left."""
+"""Finds and removes cells that neither a table nor a current sweep needs, and leftovers of killed processes."""
 
 import csv
 import hashlib
@@ -20,7 +20,7 @@ from hessfig.record import MANIFEST, TABLE, digest, read_checked
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.store import CellStore, CorruptCell, is_at_work
 
-YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
+YOUNG = 24 * 3600.0  # seconds; younger cells may belong to a run that will be resumed
 _LARGEST_TABLE = 2**31  # bytes
 _OF_A_CELL = ("sigma", "seed", "settled", "step", "content")
 _OF_A_QUANTITY = ("quantity", "version", "settings")
@@ -52,7 +52,7 @@ class Unused:
         return sum(path.stat().st_size for path in self.files if path.exists())
 
     def lines(self) -> list[str]:
-        """Return which files may go, and which cells stay although no table and no sweep uses them."""
+        """Return lines about the files to be removed, and about unused cells that are kept."""
         lines = []
         if self.why:
             lines.append(f"{self.folder}: every cell stays: {self.why}")
@@ -70,7 +70,7 @@ class Unused:
 
 
 def unused_files(folder: Path, current: Variants | None) -> Unused:
-    """Return what nothing uses in the folder of a sweep, whose settings are now `current` (None: there is none).
+    """Return the unused files in the folder of a sweep with the settings `current` (None: no such sweep any more).
 
     A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
     network of either, when its file cannot be read (nobody knows what it is of), and when it was written less than a
@@ -98,7 +98,7 @@ def unused_files(folder: Path, current: Variants | None) -> Unused:
 
 
 def remove_unused(unused: Unused) -> int:
-    """Remove the files and return their number; a cell goes before its arrays, which it vouches for.
+    """Remove the files and return their number; a cell is removed before its arrays.
 
     Nothing goes when a run has begun meanwhile, and nothing that it has written. Raises UserError when it cannot.
     """
@@ -128,7 +128,7 @@ def _sciences(store: CellStore) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _listed(folder: Path) -> Collection[Listed]:
-    """Return what the table lists: nothing where there never was one.
+    """Return the keys that the table lists; empty if there never was a table.
 
     Raises an error of reading, and ValueError for a table that its manifest does not vouch for: it may be cut short.
     """

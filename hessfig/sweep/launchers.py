@@ -1,4 +1,4 @@
-"""Launchers: who measures the cells of a sweep (this machine's workers, a share, a Slurm job, ranks of one job)."""
+"""Launchers: the processes that measure a sweep (workers of this machine, a share, a Slurm job, ranks of one job)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hessfig.files import is_file
 from hessfig.record import TABLE
 from hessfig.sweep import pool
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.preview import describe, status_lines
+from hessfig.sweep.preview import describe_plan, status_lines
 from hessfig.sweep.runner import Summary, begun, measure_cells, on_this_machine, run_sweep
 
 T = TypeVar("T")
@@ -40,9 +40,9 @@ class Launcher(Protocol):
     def __init__(self, job: Job) -> None: ...
 
     def run(self, sweep: Sweep, say: Say) -> Summary | None:
-        """Measure what is not finished, and return what was done; with dry_run=true, say what would be done.
+        """Measure the unfinished cells and return a summary; with dry_run=true, print the plan only.
 
-        `say` prints lines. None where there is nothing to report: no cell was to be measured, or others report.
+        `say` prints lines. Returns None if there is nothing to report, or if another process reports.
         """
 
 
@@ -73,7 +73,7 @@ class Workers:
             say(*status_lines(job, sweep))
             return None
         if not sys.stderr.isatty():
-            say(f"start: {command}\n{describe(sweep, title=title(job))}")
+            say(f"start: {command}\n{describe_plan(sweep, title=title(job))}")
         if shard is None:
             return run_sweep(sweep, command=command)
         words = [word for word in words_without(job, Role.machine) if not word.startswith("shard=")]
@@ -82,7 +82,7 @@ class Workers:
 
 
 def words_without(job: Job, *roles: Role) -> list[str]:
-    """Return the words of a job but those of settings that have one of these roles."""
+    """Return the words of a job without those of settings with one of these roles."""
     return [word for word in job.words if role_of(word.partition("=")[0]) not in roles]
 
 
@@ -110,7 +110,7 @@ class Shard:
         return [item for item in items if self._takes(places[together(item)])]
 
     def turned(self, items: Sequence[T]) -> list[T]:
-        """Return all of `items`, from this share's place on: who measures all of them in company begins elsewhere."""
+        """Return all `items`, starting at this share's place: shares that measure all of them start apart."""
         start = (self.index - 1) * len(items) // self.count
         return [*items[start:], *items[:start]]
 

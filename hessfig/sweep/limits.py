@@ -107,7 +107,7 @@ def _check_cost(variants: Sequence[Variant]) -> None:
 
 
 def assumed_flops(config: Config) -> float:
-    """Return the operations a second that a core is taken for where nothing is measured yet."""
+    """Return the operations per second assumed for a core before anything is measured."""
     return _ASSUMED_FLOPS[config.dtype]
 
 
@@ -117,7 +117,7 @@ _TOGETHER = 11  # the network, and two sets of derivatives of each of the five p
 
 
 def expected_memory(variant: Variant) -> float | None:
-    """Return about how many bytes a worker takes for a cell; None where the settings do not say how large one is."""
+    """Return roughly how many bytes a worker needs for a cell; None if the settings do not determine this."""
     config, layout = variant.config, variant.layout
     task, model, facts = config.task, config.model, kind(config.model.kind)
     if facts.place or not task.data.facts.length:
@@ -131,7 +131,7 @@ def expected_memory(variant: Variant) -> float | None:
 
 
 def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
-    """Yield what a worker holds: the setting, what it makes, its bytes."""
+    """Yield what a worker holds in memory: the setting, the object, its bytes."""
     config, layout = variant.config, variant.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
@@ -159,7 +159,7 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
 
 
 def _seconds(variant: Variant) -> float:
-    """Return the work of one variant on one core; 0 where it is not known."""
+    """Return the seconds of one variant on one core; 0 if unknown."""
     config = variant.config
     each = sum(variant.quantity(name).operations(config, variant.layout) for name in config.quantities)
     return each * config.seeds * variant.num_sigmas * len(variant.steps()) / assumed_flops(config)

@@ -1,4 +1,4 @@
-"""Measure one cell: take its network to its state, ask for its quantity, return rows and arrays."""
+"""Measures one cell: brings its network to its state, measures the quantity, and returns rows and arrays."""
 
 import time
 import warnings
@@ -8,7 +8,7 @@ import torch
 from hessfig.config.machine import card_of
 from hessfig.curvature.problem import Objective
 from hessfig.files import check_pin
-from hessfig.measurements.catalogue import source_of, walks
+from hessfig.measurements.catalogue import source_of_quantity, walks
 from hessfig.measurements.quantity import At, Measured, Request, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
@@ -17,12 +17,12 @@ from hessfig.sweep.plan import Cell
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
 
 
-def measure(cell: Cell) -> Measured:
-    """Return what was measured of `cell`; the numbers depend on `cell.science` alone."""
+def compute_cell(cell: Cell) -> Measured:
+    """Measure `cell`; the numbers depend on `cell.science` only."""
     started = time.perf_counter()
     problem = draw_problem(cell)
     quantity = cell.variant.quantity(cell.quantity)
-    own = source_of(cell.quantity, cell.config.config_dir)
+    own = source_of_quantity(cell.quantity, cell.config.config_dir)
     check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
     measured = quantity.measured(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)
@@ -41,7 +41,7 @@ def draw_problem(cell: Cell) -> Objective:
 
 
 def request_of(cell: Cell, objective: Objective) -> Request:
-    """Return what a cell asks of its problem."""
+    """Return the request of a cell: blocks, parts, estimator, stream and settings."""
     blocks = blocks_of(cell.config.blocks, objective.layout, cell.config.model)
     at = At(cell.config, cell.sigma, cell.seed, cell.step)
     return asked_of(cell.variant.quantity(cell.quantity), blocks, at, cell.probe_counts)

@@ -1,4 +1,4 @@
-"""The folder of a training that is watched from outside: cells, table and manifest that grow while it goes on."""
+"""The folder of a monitored training: cells, table and manifest, which grow during the training."""
 
 import hashlib
 import warnings
@@ -11,13 +11,13 @@ from hessfig.config.keys import as_plain, in_manifest
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
-from hessfig.measurements.catalogue import quantity, source_of
+from hessfig.measurements.catalogue import quantity, source_of_quantity
 from hessfig.measurements.quantity import Measured
 from hessfig.record import MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
 from hessfig.sweep.outputs import now, provenance, table_text
 from hessfig.sweep.store import CellStore, Rows
 
-WATCHED = "monitor"  # what only the manifest of such a training has
+WATCHED = "monitor"  # only in the manifest of a monitored training
 _OF_NUMBERS = ("estimator", "spectrum", "blocks", "parts", "first_seed", "dtype")
 _NOT_KEPT = "vectors"  # eigenvectors of every step would fill a disk
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that every training moves
@@ -27,7 +27,7 @@ Measurement = tuple[int, str]  # step, quantity
 
 
 class OtherTraining(UserError):
-    """A folder that holds something else than the training that is watched now."""
+    """Raised for a folder that holds something else than the present training."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class MonitoredTraining:
         self._config, self._num_layers = config, num_layers
         plain = as_plain(config)
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
-        versions = {name: [quantity(name).version, source_of(name, None)] for name in config.quantities}
+        versions = {name: [quantity(name).version, source_of_quantity(name, None)] for name in config.quantities}
         self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
         self.hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)  # of data, settings
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
         self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[Measurement]()
-        self._sealed: str | None = None  # the hash of the table that is there
-        self.witness: Mapping[str, Any] = {}  # what the copy was compared with
+        self._sealed: str | None = None  # the hash of the existing table
+        self.witness: Mapping[str, Any] = {}  # the record of the copy's comparison
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
         if not overwrite:
             self._resume()
 
     def key(self, step: int, name: str, point: str) -> str:
-        """Return the key of a quantity at a step, where function and weights have a certain hash."""
+        """Return the key of a quantity at a step, given the hash of function and weights."""
         return digest({"settings": self._hashes[name], "step": step, "point": point})
 
     def begin(self, step: int, points: Mapping[str, str], parts: Mapping[str, str]) -> None:
@@ -101,16 +101,16 @@ class MonitoredTraining:
             raise _other(self.folder, "the measurements of another training", got=f"{measured}, {what}")
 
     def find(self, key: str) -> Rows | None:
-        """Return the rows of what was measured before, if it was."""
+        """Return the rows of an earlier measurement, if there is one."""
         return next((cell.rows for cell in self._cells if cell.key == key), None)
 
-    def keep(self, key: str, step: int, name: str, found: Measured, *, seconds: float) -> Rows:
-        """Store what was measured, and return its rows. Raises UserError when it cannot be written: it is tried again.
+    def keep(self, key: str, step: int, name: str, measured: Measured, *, seconds: float) -> Rows:
+        """Store a measurement and return its rows. Raises UserError if it cannot be written; it is retried later.
 
-        A cell is on disk when this returns, whatever becomes of the process.
+        When this returns, the cell is on disk.
         """
-        rows = [{"num_layers": self._num_layers, "seconds": round(seconds, 4), **row} for row in found.rows]
-        arrays = {name: value for name, value in found.arrays.items() if not name.startswith(_NOT_KEPT)}
+        rows = [{"num_layers": self._num_layers, "seconds": round(seconds, 4), **row} for row in measured.rows]
+        arrays = {name: value for name, value in measured.arrays.items() if not name.startswith(_NOT_KEPT)}
         self._unsaved.append((_Cell(step, name, key, rows), arrays))
         self._save()
         return rows
@@ -176,7 +176,7 @@ class MonitoredTraining:
         self._tell_lost([(step, name) for step, name, _ in listed], [(step, name) for step, name in seen["lost"]])
 
     def _tell_lost(self, listed: list[Measurement], before: list[Measurement]) -> None:
-        """Warn of measurements whose cells are gone: the table will be without them."""
+        """Warn of measurements whose cells are lost, so that the table lacks them."""
         lost = self._gone(listed)
         self._lost = self._gone(before) + lost
         if lost:
@@ -200,11 +200,11 @@ class MonitoredTraining:
         )
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
-        config, lost = self._config, self._gone(self._lost)  # but what was measured again since
+        config, lost = self._config, self._gone(self._lost)  # except what was measured again since
         arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",
-            "config": {name: found[:12] for name, found in self._hashes.items()},
+            "config": {name: sha256[:12] for name, sha256 in self._hashes.items()},
             "model": as_plain(config)["model"],
             "probes": config.estimator.num_probes,
         }
@@ -233,9 +233,9 @@ class MonitoredTraining:
         return sealed_text(content)
 
     def _gone(self, measurements: list[Measurement]) -> list[Measurement]:
-        """Return those of which there is no cell."""
+        """Return the measurements without a cell."""
         stored = {cell.measurement for cell in self._cells}
-        return [one for one in measurements if one not in stored]
+        return [measurement for measurement in measurements if measurement not in stored]
 
     def _array(self, cell: _Cell) -> dict[str, Any]:
         file = self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()
@@ -247,7 +247,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _sealed_table(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Return the hash of the table that is there, if its manifest vouches for it."""
+    """Return the hash of the existing table if it agrees with its manifest."""
     path = folder / TABLE
     sha256 = _sha256(path.read_bytes()) if path.is_file() else None
     return sha256 if sha256 in (manifest.get(SEAL), manifest.get(SEAL_BEFORE)) else None

@@ -1,4 +1,4 @@
-"""What a run writes: the table, one row per measured number, and the manifest with settings, versions and hashes."""
+"""The outputs of a run: the table with one row per number, and the manifest with settings, versions and hashes."""
 
 import csv
 import hashlib
@@ -28,7 +28,7 @@ from hessfig.sweep.variant import Variant
 
 @dataclass(frozen=True)
 class Gathered:
-    """The table of the finished cells as text, where their arrays are, and the cells of the plan that are not there."""
+    """The table of the finished cells as text, the paths of their arrays, and the missing cells of the plan."""
 
     text: str
     arrays: list[dict[str, Any]]
@@ -39,8 +39,8 @@ class Gathered:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def gather(cells: list[Cell], store: CellStore) -> Gathered:
-    """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
+def gather_cells(cells: list[Cell], store: CellStore) -> Gathered:
+    """Read every cell once, in the order of the plan, so that rows and arrays agree."""
     every, arrays, missing = list[dict[str, Any]](), [], []
     for cell in cells:
         content = store.sound(cell.key)
@@ -79,7 +79,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         "sweep": sweep.name,
         "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
-        "variants": [_described(*one, first) for one in zip(sweep.variants, sweep.allocations, strict=True)],
+        "variants": [_described(*pair, first) for pair in zip(sweep.variants, sweep.allocations, strict=True)],
         **provenance(sweep.config),
         **run,
     }
@@ -87,7 +87,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
 
 
 def config_hash(variants: Sequence[Variant]) -> str:
-    """Return a hash of everything that makes a table what it is."""
+    """Return a hash of everything on which a table's numbers depend."""
     sciences = [variant.science(name) for variant in variants for name in variant.config.quantities]
     own = [networks for variant in variants if (networks := variant.networks())]
     return digest([without_added(in_manifest(unpinned(variants[0].config))), sciences, *own])
@@ -119,7 +119,7 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
 
 
 def provenance(config: Config) -> dict[str, Any]:
-    """Return versions, commit, platform and device: what else a number may hang on."""
+    """Return versions, commit, platform and device, on which a number may depend too."""
     commit = _git("rev-parse", "HEAD")
     return {
         "hessfig": hessfig.__version__,

@@ -1,4 +1,4 @@
-"""The content of a network of the user's own: a hash of what its factory returns, and of what that computes."""
+"""Hashes the content of a user's own network: what its factory returns, and what the network computes."""
 
 import hashlib
 import warnings
@@ -38,7 +38,7 @@ def planned_contents(
 
 
 def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: bool) -> None:
-    """Raise UserError unless a network, drawn again, is the one that was planned."""
+    """Raise UserError unless a network that is drawn again equals the planned network."""
     if planned.startswith(ONCE):
         return
     content, _ = _content(config, drawn, twice=False, is_far=is_far)
@@ -52,7 +52,7 @@ def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: boo
 
 
 def _content(config: Config, drawn: Objective, *, twice: bool, is_far: bool) -> tuple[str, str]:
-    """Return the content, and why nothing of it can be reused, if so."""
+    """Return the content, and why it cannot be reused, if so."""
     with one_thread(), guarded(KEY, str(config.model.factory)):
         shown = content_of(drawn)
         prints = [fingerprint(drawn, shown, twice=twice, is_far=where) for where in (False, True)[: 1 + is_far]]

@@ -1,4 +1,4 @@
-"""From settings to cells: a sweep with its variants, its folder, its pilots, and its cells as these call for them."""
+"""Plans a sweep: from settings to variants, pilots and cells, in a folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What tells this cell from the others of its sweep."""
+        """The labels that identify this cell within its sweep."""
         return {
             "variant": self.variant.name,
             "num_layers": self.num_layers,
@@ -88,8 +88,8 @@ class Sweep:
     """One sweep: its `variants`, its `folder` with the `store` of finished cells and the causes of `failures`.
 
     `pilots` say how many probes its `cells` take: these are planned once, from the pilots that are finished then;
-    `reread` plans them again. Raises UserError for the first thing that is asked for and cannot be had, and for a
-    setting that is `given` and that nothing reads.
+    `reread` plans them again. Raises UserError for the first request that cannot be measured, and for a
+    `given` setting that nothing reads.
     """
 
     def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[GivenSetting] = ()) -> None:
@@ -104,7 +104,7 @@ class Sweep:
 
     @property
     def pilots(self) -> list[Cell]:
-        """The cells that say how the probes' error compares with the spread over seeds, for variants that probe.
+        """Pilot cells, which compare the probes' error with the spread over seeds, for variants with probes.
 
         A few values of the grid, at each PILOT_REPEATS networks of their own. Their seeds are negative, which no
         sweep's are. A network that does not change with sigma and seed has no such spread, and no pilots; nor has a
@@ -114,7 +114,7 @@ class Sweep:
 
     @cached_property
     def allocations(self) -> list[Allocation]:
-        """The probes that the finished pilots of each variant call for; without one, none."""
+        """The numbers of probes that follow from the finished pilots of each variant; empty without pilots."""
         return [
             allocation(self._rows_by_sigma(pilots), variant.config)
             for variant, pilots in zip(self.variants, self._pilots, strict=True)
@@ -133,14 +133,14 @@ class Sweep:
         ]
 
     def reread(self) -> Sweep:
-        """Return the same sweep with its cells planned anew, from the pilots that are finished now."""
+        """Return the same sweep with its cells planned again, from the pilots finished by now."""
         fresh = copy(self)
         for name in ("allocations", "cells"):
             fresh.__dict__.pop(name, None)
         return fresh
 
     def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Return the cells without a sound result; a corrupt file is named on stderr and counts as none."""
+        """Return the cells without a valid result; corrupt files are named on stderr and count as missing."""
         return [cell for cell in cells if self.store.sound(cell.key, warns=True) is None]
 
     @cached_property

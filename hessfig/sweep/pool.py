@@ -46,7 +46,7 @@ _ENVIRONMENT = Lock()  # of this process: threads that start workers at once tak
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
+    """The outcome of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
     It was `raced` when another run stored it while it was being measured here. `peak` is the most memory its worker has
     held so far, in bytes (0: not known). The work of a stage takes the place of a cell: on its way (`training`, with
@@ -113,7 +113,7 @@ class Pool:
     def _give(self, worker: _Worker, waiting: deque[Any]) -> None:
         worker.cell = waiting.popleft() if waiting else None
         if worker.cell is not None:
-            with suppress(OSError):  # it died meanwhile, which `_collect` finds
+            with suppress(OSError):  # it died meanwhile, which `_collect` notices
                 worker.pipe.send(worker.cell)
 
     def _collect(self, worker: _Worker) -> CellOutcome:
@@ -133,7 +133,7 @@ class Pool:
 
 
 def _serve(number: int, work: Work, pipe: Connection, store: CellStore) -> None:
-    """Answer what comes through `pipe` until it closes (the parent ended), with torch on one thread.
+    """Process requests from `pipe` until it closes (the parent ended), with torch on one thread.
 
     The number of a worker chooses its card where there are several.
     """
@@ -150,15 +150,15 @@ def _serve(number: int, work: Work, pipe: Connection, store: CellStore) -> None:
 
 
 def measure_cell(cell: Cell, store: CellStore, pipe: Connection | None = None) -> Answer:
-    """Measure a cell and store it, unless that was done meanwhile."""
-    from hessfig.sweep.measure import measure
+    """Measure a cell and store it, unless another process has stored it meanwhile."""
+    from hessfig.sweep.measure import compute_cell
 
     del pipe
 
     try:
         if store.sound(cell.key):
             return "reused", ""
-        measured = measure(cell)
+        measured = compute_cell(cell)
     except Exception as error:
         return "failed", brief(error)
     if store.sound(cell.key):
@@ -211,7 +211,7 @@ def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
                 process.start()
         except (EOFError, OSError) as error:  # the server of processes was killed, or may start none
             cause = error
-            time.sleep(_PAUSE)  # until the system knows that it is dead: the next attempt starts another
+            time.sleep(_PAUSE)  # wait until it has ended: the next attempt starts another server
         else:
             return process
     raise _unstarted(cause) from cause
@@ -236,7 +236,7 @@ def _unstarted(cause: Exception) -> UserError:
 
 @contextmanager
 def _sheltered() -> Iterator[None]:
-    """Let processes that start here search the package and what is installed.
+    """Make processes started in this block find the package and installed modules.
 
     `python -c`, which is how their server starts, would search the current folder first.
     """
@@ -276,7 +276,7 @@ def _start_server() -> None:
 
 
 def own_path() -> dict[str, str]:
-    """Return a PYTHONPATH that finds this very package, where it is not among the installed ones."""
+    """Return a PYTHONPATH that finds this package if it is not installed."""
     root = Path(hessfig.__file__).parents[1]
     if root.name in ("site-packages", "dist-packages"):
         return {}

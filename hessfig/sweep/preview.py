@@ -1,4 +1,4 @@
-"""What a run would do, has done, and did: counts of cells, an estimate of time, the table, a closing line."""
+"""Summaries before, during and after a run: counts of cells, an estimate of time, the table, and a closing line."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from hessfig.terms import Block
 if TYPE_CHECKING:
     from hessfig.config.compose.job import Job
 
-_CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
+_CAUSES, _LONGEST_CAUSE = 5, 600  # characters that are shown
 _SHOWN = 5  # settings of another table
 _OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
-def describe(sweep: Sweep, *, title: str = "") -> str:
+def describe_plan(sweep: Sweep, *, title: str = "") -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go.
 
     `title` is the first of them: the settings know what a run changes of its preset.
@@ -58,16 +58,16 @@ def describe(sweep: Sweep, *, title: str = "") -> str:
 
 
 def status_lines(job: Job, sweep: Sweep) -> list[str]:
-    """Return what `hessfig status` and dry_run=true say: the plan, jobs that were submitted, and the table."""
+    """Return the lines of `hessfig status` and dry_run=true: the plan, submitted jobs, and the table."""
     from hessfig.config.compose.provenance import title  # takes Hydra
 
-    plan = describe(sweep, title=title(job))
+    plan = describe_plan(sweep, title=title(job))
     return [plan, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
 
 
 def _table_there(job: Job, sweep: Sweep) -> str:
     """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
-    from hessfig.config.compose.provenance import differences, manifest_of
+    from hessfig.config.compose.provenance import manifest_of, setting_differences
 
     path = sweep.folder / TABLE
     if not is_file(path):
@@ -80,11 +80,11 @@ def _table_there(job: Job, sweep: Sweep) -> str:
     if manifest is None:
         return f"{what}, without a manifest: its settings are not known"
     is_same = manifest.get("config_hash") == config_hash(sweep.variants)
-    made = "these settings" if is_same else _OTHER_CONTENT
-    if other := differences(manifest["config"], job):
+    settings = "these settings" if is_same else _OTHER_CONTENT
+    if other := setting_differences(manifest["config"], job):
         more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
-        made = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
-    return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
+        settings = plain(", ".join(map(str, other[:_SHOWN])) + more, most=1000)
+    return f"{what}, of {plain(manifest.get('end'))}, made with {settings}"
 
 
 def _rows(path: Path) -> str:
@@ -150,7 +150,7 @@ def _training_lines(todo: list[Cell]) -> list[str]:
 
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
-    """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
+    """Return lines about the last failures: every kind of cause once, with one of the failed cells."""
     kinds = reasons(failures, todo)
     if not kinds:
         return []
@@ -164,7 +164,7 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
 
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
-    """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
+    """Return every kind of cause among `cells`, most frequent first: an example, and the failed cells."""
     causes, kinds = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
     for cell in cells:
         if cell.key in causes:
@@ -215,7 +215,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
-    """Return what a worker takes, for the smallest and the largest network, where the settings tell."""
+    """Return the memory of a worker for the smallest and the largest network, if the settings determine it."""
     known = sorted((size, _network(variant)) for variant in variants if (size := expected_memory(variant)) is not None)
     if not known:
         return ["memory: not known for this network before it is run, whose last line tells it"]

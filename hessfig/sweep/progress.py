@@ -1,4 +1,4 @@
-"""What a run says while it goes: a bar on a terminal and in a notebook, else a line now and then; each kind of failure
+"""Shows the progress of a run: a bar on a terminal and in a notebook, else a line at intervals; each kind of failure
 once."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 def kind_of(cause: str) -> str:
-    """Return a cause without its numbers: failures that differ in them alone are told once."""
+    """Return a cause without its numbers: failures that differ only in numbers are reported once."""
     return _NUMBER.sub("#", cause)
 
 
@@ -44,7 +44,7 @@ class NotebookBar:
         self._drawn = 0.0
 
     def add_task(self, name: str, *, total: int, completed: int, note: str, visible: bool) -> TaskID:
-        """Say what is counted: one task is all that a bar has."""
+        """Set the description of the bar's only task."""
         self._text, self._total, self._done, self._note, self._is_visible = name, total, completed, note, visible
         return TaskID(0)
 
@@ -149,7 +149,7 @@ class Reporter:
         return f"{sum(self.counts.values())} of {self._total} cells, {self._note()}"
 
     def _left(self) -> str:
-        """Return the time that is left, if what was done so far took any."""
+        """Return the estimated remaining time, if any time was spent so far."""
         done = sum(self.counts.values()) - self._reused_before
         seconds = self.seconds / done * (self._todo - done) if done else 0.0
         words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
@@ -158,8 +158,8 @@ class Reporter:
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)
         self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
-        told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
-        if outcome.kind == "trained" or (not self._is_watched and now - told > TELL_EVERY):
+        last_line, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
+        if outcome.kind == "trained" or (not self._is_watched and now - last_line > TELL_EVERY):
             self._told[str(outcome.cell)] = now
             self._say(f"{outcome.cell}: {outcome.cause}")
 

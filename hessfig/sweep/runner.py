@@ -1,4 +1,4 @@
-"""Run a sweep: reuse what is finished, measure the rest in workers, then write table and manifest."""
+"""Runs a sweep: reuses finished cells, measures the others in workers, then writes table and manifest."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,7 +12,7 @@ from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of
 from hessfig.register import check_replaceable, publish, remove_own, trusted_hashes
-from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now
+from hessfig.sweep.outputs import Gathered, config_hash, gather_cells, manifest_text, now
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, Pool
 from hessfig.sweep.progress import Reporter
@@ -30,7 +30,7 @@ Launch = Callable[[list[Cell], CellStore], Generator[CellOutcome, None, None]]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did: cells measured, reused and failed, wall time in seconds, where the table is.
+    """The summary of a run: cells measured, reused and failed, wall time in seconds, and the path of the table.
 
     `peak` is the most memory a worker held, in bytes (0 when nothing was to do). `missing` are cells of the plan that
     the table lacks (of a `share`, K/N: pilots), `notes` what else the user should know. Without a finished cell no
@@ -84,7 +84,7 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
         peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
         run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
         run["peak_worker_memory_mib"] = round(peak / 2**20)
-        gathered, lost = gather(sweep.cells, sweep.store), gather(sweep.pilots, sweep.store).missing
+        gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
         table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
         is_written = len(gathered.missing) < len(sweep.cells)
         notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(table, gathered.missing, sweep.cells)]
@@ -96,7 +96,7 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
 
 @contextmanager
 def begun(sweep: Sweep) -> Iterator[None]:
-    """Tell other commands that a run is at work in the sweep's folder. Raises UserError when it cannot be written."""
+    """Mark the sweep's folder as used by a running command. Raises UserError if the folder cannot be written."""
     check_writable(sweep.store.folder)
     note_contents(sweep.folder, sweep.variants)
     with at_work(sweep.folder):
@@ -104,7 +104,7 @@ def begun(sweep: Sweep) -> Iterator[None]:
 
 
 def measure_cells(sweep: Sweep, name: str, cells: list[Cell], launch: Launch) -> Reporter:
-    """Measure what is not finished; return the counts of cells measured, reused and failed, and the peak memory."""
+    """Measure the unfinished cells; return counts of measured, reused and failed cells, and the peak memory."""
     todo = sweep.unfinished(cells)
     with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
         if todo:
@@ -119,12 +119,12 @@ def measure_cells(sweep: Sweep, name: str, cells: list[Cell], launch: Launch) ->
 
 
 def worker_count(config: Config, cells: int) -> int:
-    """Return how many worker processes to start: at most one a cell."""
+    """Return how many worker processes to start: at most one per cell."""
     return max(1, min(cells, cores() if config.workers == "auto" else config.workers))
 
 
 def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str]:
-    """Write table and manifest and take away what was derived from another table; return notes."""
+    """Write table and manifest, remove files derived from another table, and return notes."""
     path, manifest, notes = sweep.folder / TABLE, sweep.folder / MANIFEST, []
     if entry_of(manifest, "config_hash") not in (None, config_hash(sweep.variants)):
         notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
@@ -138,7 +138,7 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
 
 
 def _lacks(table: Path, missing: list[Cell], planned: Sequence[Cell]) -> list[str]:
-    """Return what to say of cells that the table lacks: because they failed, or were removed or damaged meanwhile."""
+    """Return a note about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
     if not missing:
         return []
     if len(missing) == len(planned):

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from hessfig.config.compose.job import Job
-from hessfig.config.compose.overrides import quoted
+from hessfig.config.compose.overrides import hydra_quoted
 from hessfig.config.compose.provenance import command_of
 from hessfig.config.facts import Role
 from hessfig.config.machine import check_device_name, slurm_memory
@@ -38,7 +38,7 @@ States = dict[str, str]
 
 
 def submit(script: str) -> str:
-    """Hand a job in; return its number. Raises UserError without sbatch, and in Slurm's words."""
+    """Submit a job; return its number. Raises UserError without sbatch, or with Slurm's own message."""
     if shutil.which("sbatch") is None:
         raise UserError(
             "there is no Slurm on this machine: the command sbatch is not found",
@@ -58,7 +58,7 @@ def submit(script: str) -> str:
 
 
 def states(job: str) -> States | None:
-    """Return what each task of a job does, by its place in the array: {'3': 'RUNNING'}.
+    """Return the state of each task of a job, by its place in the array: {'3': 'RUNNING'}.
 
     Empty when Slurm knows the job no more, None when it does not answer. Tasks that ended are forgotten after minutes.
     """
@@ -71,7 +71,7 @@ def states(job: str) -> States | None:
     return {task[0]: task[1] for task in tasks if len(task) == 2}
 
 
-def counted(tasks: States) -> str:
+def count_by_state(tasks: States) -> str:
     """Return '2 running, 1 pending'."""
     names = [state.lower() for state in tasks.values()]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(sorted(names, reverse=True)))
@@ -149,8 +149,8 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if set(text) & set(" \t#\"'\\") else text
 
 
-_SHORTEST, _LONGEST, _GROWTH = 1.0, 20.0, 1.3  # seconds between two looks
-_LATE = (0.0, 2.0, 10.0)  # seconds after which a file that another machine wrote is looked for again
+_SHORTEST, _LONGEST, _GROWTH = 1.0, 20.0, 1.3  # seconds between two checks
+_LATE = (0.0, 2.0, 10.0)  # seconds before checking again for a file of another machine
 
 
 class Slurm:
@@ -164,7 +164,7 @@ class Slurm:
         """Submit what is not finished, wait and collect; None when the job array is left alone or only shown."""
         job, config = self._job, self._job.config
         words = words_without(job, Role.machine, Role.command)  # and the folder, which -m may have moved
-        array = SlurmJob(sweep, [*job.flags, *words, f"output_dir={quoted(config.output_dir)}"])
+        array = SlurmJob(sweep, [*job.flags, *words, f"output_dir={hydra_quoted(config.output_dir)}"])
         if config.dry_run:
             shards = array.shards()
             print(array.script(shards) if shards else "nothing to do\n", end="")
@@ -178,7 +178,7 @@ class Slurm:
         return summary
 
     def _leave(self, array: SlurmJob, say: Say) -> None:
-        """Submit unless a job is at it, and say what to type."""
+        """Submit unless a job is still running, and print the next command."""
         job = self._job
         if array.number is None:
             array.submit()
@@ -201,7 +201,7 @@ class SlurmJob:
         self.number, self._measured, self._told = _recorded(self._record), 0, ""
 
     def script(self, shards: Sequence[int]) -> str:
-        """Return what would be submitted for these shares."""
+        """Return the batch script of these shares."""
         return sbatch_script(self._sweep.config, self._words, folder=self.folder, shards=shards)
 
     def shards(self) -> list[int]:
@@ -211,11 +211,11 @@ class SlurmJob:
         return [at for at in range(1, count + 1) if not waiting.isdisjoint(Shard(at, count).cells(sweep.cells))]
 
     def is_alive(self) -> bool:
-        """Whether a task may still measure; so it is taken to be while Slurm does not answer."""
+        """Whether a task may still measure, which is assumed while Slurm does not answer."""
         return self.number is not None and _may_measure(states(self.number))
 
     def submit(self) -> None:
-        """Hand the job in. Raises UserError in Slurm's words when it is refused."""
+        """Submit the job. Raises UserError with Slurm's message if it is refused."""
         check_writable(self.folder / LOGS)
         sweep, shards = self._sweep.reread(), self.shards()
         todo = sweep.unfinished(sweep.cells)
@@ -245,7 +245,7 @@ class SlurmJob:
         """Yield outcomes until every cell has one; lost tasks are submitted `again`, or what they leave has failed."""
         waiting, pause = dict.fromkeys(cells), _SHORTEST
         while waiting:
-            tasks = states(self.number) if self.number else {}  # before the disk: what ended has written
+            tasks = states(self.number) if self.number else {}  # before the disk is read: ended tasks have written
             is_alive = _may_measure(tasks)
             self._tell(tasks)
             for outcome in self._ended(list(waiting), store, looks=(0.0,) if is_alive else _LATE):
@@ -277,12 +277,12 @@ class SlurmJob:
         return None if cause is None else CellOutcome(cell, "failed", cause)
 
     def _loss(self, tasks: States) -> str:
-        how = f" ({counted(tasks)})" if tasks else ""
+        how = f" ({count_by_state(tasks)})" if tasks else ""
         logs = self.folder / LOGS / f"{self.number}_*.log"
         return f"every task has ended without it{how}: run the same command again; the tasks' words: {logs}"
 
     def _tell(self, tasks: States | None) -> None:
-        words = counted(tasks) if tasks else "Slurm does not answer; asked again" * (tasks is None)
+        words = count_by_state(tasks) if tasks else "Slurm does not answer; asked again" * (tasks is None)
         if words and words != self._told:
             _say(f"slurm job {self.number}: {words}")
             self._told = words
@@ -296,7 +296,7 @@ def jobs_in(folder: Path) -> dict[str, bool]:
     lines = {}
     for number in filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json")))):
         tasks = states(number)
-        words = "Slurm does not answer here" if tasks is None else counted(tasks) or "over"
+        words = "Slurm does not answer here" if tasks is None else count_by_state(tasks) or "over"
         lines[f"slurm job {number}: {words}"] = _may_measure(tasks)
     return lines
 

@@ -1,4 +1,4 @@
-"""What a sweep keeps on disk: one file per finished cell, why others failed, and the mark of a run at work."""
+"""The store of a sweep: one file per finished cell, the causes of failures, and the marks of running commands."""
 
 import hashlib
 import io
@@ -32,7 +32,7 @@ class CellStore:
         return self.folder / key[:2] / f"{key}.json"
 
     def arrays_path(self, key: str) -> Path:
-        """Where the arrays of a cell are: an .npz of plain arrays under its key."""
+        """The path of a cell's arrays: an .npz of plain arrays named by its key."""
         return self.path(key).with_suffix(".npz")
 
     def write(
@@ -43,7 +43,7 @@ class CellStore:
         arrays: Mapping[str, Any] | None = None,
         label: Mapping[str, Any] | None = None,
     ) -> None:
-        """Store a finished cell; readers see all of it or nothing. Arrays come first, so a cell vouches for its own."""
+        """Store a finished cell atomically; arrays are written before the cell, which holds their hash."""
         digest = self._write_arrays(key, arrays, label or {}) if arrays else None
         payload = {"science": science, "rows": rows, "arrays": digest}
         text = json.dumps({"key": key, "checksum": _checksum(payload), **payload}, indent=1)
@@ -145,7 +145,7 @@ class Failures:
         self.folder = folder
 
     def note(self, key: str, cause: str) -> None:
-        """Keep why a cell failed."""
+        """Store why a cell failed."""
         write_text(self._path(key), cause)
 
     def cause(self, key: str) -> str | None:
@@ -161,7 +161,7 @@ class Failures:
         return {key: cause for key, cause in causes if cause is not None}
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Forget why these cells failed: they are tried again."""
+        """Remove the causes of these cells, which are tried again."""
         for key in keys:
             self._path(key).unlink(missing_ok=True)
 
@@ -169,17 +169,17 @@ class Failures:
         return self.folder / f"{key}.txt"
 
 
-# Launchers whose jobs outlive the command that submitted them: who tells what these jobs do in a sweep's folder.
+# Functions that list the jobs in a sweep's folder, of launchers whose jobs outlive the submitting command.
 _JOBS = ("hessfig.sweep.slurm",)
-_RENEWED = 60.0  # seconds; a mark counts for an hour
+_RENEWED = 60.0  # seconds; older marks are ignored
 _OURS: set[Path] = set()  # marks of this process
 
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    """Tell other commands, on any machine, that a run is at work in `folder`: by a mark that is renewed every minute.
+    """Mark `folder` as used by a running command, for other commands on any machine; the mark is renewed every minute.
 
-    Who is killed leaves it behind; an hour later it counts no more.
+    A killed process leaves its mark behind; after an hour the mark is ignored.
     """
     mark, ended = folder / f".running.{secrets.token_hex(8)}", Event()
     keeper = Thread(target=_renew, args=(mark, ended), daemon=True)
@@ -194,7 +194,7 @@ def at_work(folder: Path) -> Iterator[None]:
 
 
 def leave_all() -> None:
-    """Take this process's marks away: it ends without unwinding."""
+    """Remove the marks of this process, which ends without unwinding."""
     for mark in list(_OURS):
         _leave(mark)
 
@@ -212,7 +212,7 @@ def submitted_jobs(folder: Path) -> dict[str, bool]:
 
 
 def _renew(mark: Path, ended: Event) -> None:
-    """Renew a mark until the run has ended; a disk that is full or gone is found by whoever writes results."""
+    """Renew a mark until the run ends; errors of the disk are left to the writers of results."""
     while not ended.is_set():
         with suppress(OSError):
             mark.touch()

@@ -1,4 +1,4 @@
-"""One cell by all processes of torchrun: rank 0 plans, asks and stores, the others measure what it asks for."""
+"""Measures each cell with all processes of torchrun: rank 0 plans and stores, all ranks measure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.models.routes import Engines
 from hessfig.sweep.launchers import Say
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, brief, peak_memory
 from hessfig.sweep.runner import Summary, run_sweep
@@ -45,7 +45,7 @@ class Ranks:
 
     def run(self, sweep: Sweep, say: Say) -> Summary | None:
         """Measure the sweep; return what was done to the first rank, None to the others and for a dry run."""
-        with joined(sweep.config) as is_first:
+        with joined_ranks(sweep.config) as is_first:
             planned = planned_shares(sweep)
             if is_first:
                 say(*planned)
@@ -54,7 +54,7 @@ class Ranks:
             summary = None
             if is_first:
                 summary = run_sweep(sweep, on_ranks, command_of(self._job))
-                broadcast(None)  # lets the others go
+                broadcast(None)  # ends the other ranks
             else:
                 _follow()
             shares = all_gather(_share(time.perf_counter() - self._started))
@@ -105,8 +105,8 @@ def planned_shares(sweep: Sweep) -> list[str]:
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[bool]:
-    """Join the ranks; yield whether this is rank 0. Raises UserError when a rank is lost, with what was said of it."""
+def joined_ranks(config: Config) -> Iterator[bool]:
+    """Join the ranks; yield whether this is rank 0. Raises UserError with the reported cause if a rank is lost."""
     device, local = config.device.partition(":")[0], os.environ.get("LOCAL_RANK", "0")
     os.environ[WORKER] = local
     torch.set_num_threads(1)
@@ -149,19 +149,19 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None
 
 
 def _follow() -> None:
-    """Measure what rank 0 asks for until it has no more, as another rank."""
+    """Measure the cells that rank 0 names until there are no more, as another rank."""
     while (cell := broadcast()) is not None:
         _measured(cell)
 
 
 def _share(seconds: float) -> str:
-    """Return what this rank did: the seconds it measured, and the most memory it has held."""
+    """Return the seconds that this rank measured, and its peak memory."""
     return f"rank {distributed.get_rank()}: {seconds:.1f} s, at most {peak_memory() / 2**30:.2f} GiB"
 
 
 def _measured(cell: Cell) -> Measured:
     try:
-        return measure(cell)
+        return compute_cell(cell)
     except UserError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What cells of trained networks need first: their trainings, each once, carried out by workers."""
+"""Trainings that cells of trained networks need first: each is carried out once, by workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingNeed:
-    """A training, and the steps whose states are to be there."""
+    """A training, and the steps whose states must be stored."""
 
     trajectory: Trajectory
     steps: tuple[int, ...]
@@ -41,7 +41,7 @@ def needs(cells: Iterable[Cell]) -> list[TrainingNeed]:
 
 
 def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[CellOutcome, None, list[Cell]]:
-    """Train what `cells` need; yield how it goes, and cells whose training failed; return the others.
+    """Run the trainings that `cells` need; yield progress and cells whose training failed; return the other cells.
 
     A training that diverges leaves its states up to there: cells beyond fail by themselves, with its cause.
     """
@@ -82,7 +82,7 @@ def _train(need: TrainingNeed, store: CellStore, pipe: Connection) -> Answer:
 
 
 def words(now: Progress) -> str:
-    """Return how far a training is, in a line."""
+    """Return the progress of a training in one line."""
     left = (now.until - now.step) / now.rate if now.rate else math.inf
     accuracy = "" if math.isnan(now.accuracy) else f", accuracy {now.accuracy:.4g}"
     return f"step {now.step} of {now.until}, loss {now.loss:.4g}{accuracy}, {now.rate:.3g} steps/s, {left:.0f} s left"

@@ -1,4 +1,4 @@
-"""A variant of a sweep: its settings, and all that follows from them: weights, blocks, and what enters a cell's key."""
+"""A variant of a sweep: its settings, and the weights, blocks and cell keys that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.measurements.allocation import needs_pilots
-from hessfig.measurements.catalogue import check_decay, quantity, source_of, walks
+from hessfig.measurements.catalogue import check_decay, quantity, source_of_quantity, walks
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts
 from hessfig.measurements.settings_and_costs import keys_read
@@ -51,7 +51,7 @@ class Variant:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The blocks that are asked for."""
+        """The requested blocks."""
         return blocks_of(self.config.blocks, self.layout, self.config.model)
 
     @cached_property
@@ -66,7 +66,7 @@ class Variant:
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        """What tells its trainings from others, besides sigma and seed, as plain values."""
+        """What identifies its trainings besides sigma and seed, as plain values."""
         return trajectory.science(self.config)
 
     def science(self, name: str) -> dict[str, Any]:
@@ -76,20 +76,20 @@ class Variant:
             self._sciences[name] = {
                 **self._network,
                 "quantity": chosen.name,
-                "version": [chosen.version, source_of(name, self.config.config_dir)],
+                "version": [chosen.version, source_of_quantity(name, self.config.config_dir)],
                 "settings": chosen.settings(self.config, self.layout),
             }
         return self._sciences[name]
 
     def short_hash(self, name: str) -> str:
-        """Return what the column `config` of a table says of a quantity."""
+        """Return the value of the column `config` of a table for a quantity."""
         return digest(self.science(name))[:12]
 
     def content(self, sigma: float | None, seed: int, *, is_far: bool = False) -> str:
-        """Return a hash of what the user's code returns and what that computes, for networks of the user's own.
+        """Return a hash of what the user's code returns and of what the network computes; empty for other networks.
 
-        What it computes at the weights, or `is_far` away from them too. Empty for other networks. Where nothing of it
-        can be reused it begins with ONCE.
+        What it computes at the weights, or `is_far` away from them too. Where nothing of
+        it can be reused it begins with ONCE.
         """
         if not kind(self.config.model.kind).is_own:
             return ""
@@ -115,7 +115,7 @@ class Variant:
 
     @cached_property
     def _distances(self) -> list[bool]:
-        """Where its networks are looked at: at their weights, and away from them if a quantity goes there."""
+        """Where its networks are evaluated: at their weights, and away from them if a quantity needs this."""
         return [False, True] if any(walks(name, self.config) for name in self.config.quantities) else [False]
 
     def networks(self) -> dict[str, str]:
@@ -138,11 +138,11 @@ class Variant:
         return quantity(name, self.config.config_dir)
 
     def sigmas(self) -> list[float | None]:
-        """Return the swept scales; None alone where sigma means nothing."""
+        """Return the swept scales; [None] if the network does not depend on sigma."""
         return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
 
     def steps(self) -> list[int | None]:
-        """Return the steps of a trained state; None alone where there are none."""
+        """Return the steps of a trained state; [None] for other states."""
         return point.steps(self.config)
 
     def seeds(self) -> range:

@@ -124,11 +124,11 @@ def measure_engine(name: str, cell: Cell) -> dict[str, Any]:
 
 def hessfig_numbers(cell: Cell) -> Numbers:
     """Return norm, standard error and number of probes of every block and part, as `hessfig run` finds them."""
-    from hessfig.sweep.measure import measure
+    from hessfig.sweep.measure import compute_cell
 
     return {
         _key(row["layer"], row["row"], row["part"]): _number(row["value"], row["error"], row["num_probes"])
-        for row in measure(cell).rows
+        for row in compute_cell(cell).rows
     }
 
 

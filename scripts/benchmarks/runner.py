@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
@@ -91,7 +91,7 @@ def cell_of(
     task = TaskConfig(digits=sizes.digits, batch_size=sizes.batch_size)
     config = Config(task=task, model=ModelConfig(n_layers=n_layers, norm=Norm(norm), d_model=sizes.d_model), **more)
     try:
-        check(config)
+        check_config(config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from hessfig.analysis.claims import ledger
-from hessfig.analysis.claims.ledger import Judged, claims, judge, quoted, seeds_in_words
+from hessfig.analysis.claims.ledger import Judged, all_claims, judge_claims, quoted_source, seeds_in_words
 from hessfig.analysis.claims.rule import Claim
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.record import TABLE
@@ -41,7 +41,7 @@ def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
 
 def measured(outputs: Path) -> dict[str, Judged]:
     """Return the claims all of whose sweeps a folder has, judged."""
-    judged = judge(claims().values(), outputs, lambda folder, sweep: [])
+    judged = judge_claims(all_claims().values(), outputs, lambda folder, sweep: [])
     return {one.claim.id: one for one in judged if one.finding}
 
 
@@ -53,7 +53,7 @@ def verdicts(judged: dict[str, Judged], before: str, outputs: Path) -> str:
     """
     kept = {cells[0]: cells[3:] for cells in _lines(before)}
     rows = []
-    for claim in claims().values():
+    for claim in all_claims().values():
         one = judged.get(claim.id)
         numbers = _numbers(one, outputs) if one else kept.get(claim.id) or _not_yet(claim)
         rows.append([claim.id, markdown_text(claim.statement), markdown_text(claim.source), *numbers])
@@ -66,7 +66,7 @@ def conditions(judged: dict[str, Judged], before: str) -> str:
     for cells in _lines(before):
         kept.setdefault(cells[0], []).append(cells)
     rows = []
-    for name in claims():
+    for name in all_claims():
         if name in judged:
             rows += [[name, *cells] for cells in _parts(judged[name])]
         else:
@@ -78,7 +78,7 @@ def _parts(one: Judged) -> list[Cells]:
     top = [row for row in (one.finding.rows if one.finding else ()) if not row.level]
     return [
         [
-            *(markdown_text(row.name), ledger.number(row.interval.mean)),
+            *(markdown_text(row.name), ledger.three_digits(row.interval.mean)),
             *(ledger.ends(row.interval.low, row.interval.high), row.word, markdown_text(row.note)),
         ]
         for row in top
@@ -107,17 +107,17 @@ def sources() -> str:
     heads = ("claim", "the source's words", "sweeps", "seeds", "scale in the source", "scale here")
     rows = [
         [
-            *(claim.id, quoted(claim), ", ".join(map(_code, claim.sweeps)), seeds_in_words(claim)),
+            *(claim.id, quoted_source(claim), ", ".join(map(_code, claim.sweeps)), seeds_in_words(claim)),
             *(claim.scale_source, claim.scale_here),
         ]
-        for claim in claims().values()
+        for claim in all_claims().values()
     ]
     return "\n".join([*markdown_table(heads, rows), ""])
 
 
 def rules() -> str:
     """Return the rule of every claim in words."""
-    return "\n".join([*map(_rule, claims().values()), ""])
+    return "\n".join([*map(_rule, all_claims().values()), ""])
 
 
 def _rule(claim: Claim) -> str:

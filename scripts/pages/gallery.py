@@ -17,7 +17,7 @@ import claims as claims_page
 import pandas as pd
 from PIL import Image
 
-from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.claims.ledger import all_claims
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.presets import ShippedFigure, natural, shipped_figures
@@ -143,7 +143,7 @@ def says(name: str) -> Iterator[str]:
     """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claims.md."""
     page = marked(claims_page.PAGE.read_text(), "verdicts", claims_page.COMMAND)
     verdicts = {cells[0].removeprefix("| "): cells[5] for line in page.splitlines() if (cells := line.split(" | "))[5:]}
-    for one in claims().values():
+    for one in all_claims().values():
         verdict = verdicts.get(one.id, claims_page.NOT_YET)
         if one.figure == name and verdict != claims_page.NOT_YET:
             yield f"*{markdown_text(one.statement[0].upper() + one.statement[1:])}* ({one.source}): **{verdict}**."

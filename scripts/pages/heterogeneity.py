@@ -16,7 +16,7 @@ import pandas as pd
 from components import name_of
 from leading_sizes import leading_norms
 
-from hessfig.analysis.claims.effects import diagonal
+from hessfig.analysis.claims.effects import diagonal_rows
 from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.presented import markdown_table
 from hessfig.analysis.table import read_table
@@ -48,7 +48,7 @@ def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
 def ratios(outputs: Path, sweep: str) -> pd.Series:
     """Return ||H(Q, Q)|| / ||H(V, V)|| of the first layer by variant, number of layers, sigma and seed."""
     table = read_table(outputs / sweep / TABLE)
-    rows = diagonal(table[(table["quantity"] == FROBENIUS) & (table["part"] == "H")])
+    rows = diagonal_rows(table[(table["quantity"] == FROBENIUS) & (table["part"] == "H")])
     first = rows[rows["layer"] == 1].assign(variant=rows["variant"].fillna(""))
     place = ["variant", "num_layers", "sigma", "seed"]
     query, value = (first[first["row"] == name].groupby(place, sort=False)["value"].mean() for name in ("W_Q", "W_V"))

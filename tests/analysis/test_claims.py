@@ -25,7 +25,7 @@ from hessfig.analysis.claims.judges import (
     exceeds,
     stays_below,
 )
-from hessfig.analysis.claims.ledger import claim_of, claims
+from hessfig.analysis.claims.ledger import all_claims, claim_of
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.intervals import Interval
 from hessfig.errors import UserError
@@ -196,7 +196,7 @@ def test_every_claim_is_tried_for_each_outcome_here() -> None:
     for name, verdicts in tried.items():
         assert verdicts == {HOLDS, NOT, OPEN} | ({SMALL} if name not in NEVER_SMALL else set()), name
     elsewhere = {*test_component_rules.TRIED, *test_direction_rules.TRIED}
-    assert {name.partition(":")[0] for name in tried} | elsewhere == set(claims())
+    assert {name.partition(":")[0] for name in tried} | elsewhere == set(all_claims())
 
 
 def test_a_claim_of_several_statements_holds_only_for_those_that_hold() -> None:
@@ -279,7 +279,7 @@ def test_numbers_behind_findings_are_the_ones_put_in() -> None:
     assert both.verdict == ClaimVerdict.holds_only_if and both.effect == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", list(claims()))
+@pytest.mark.parametrize("name", list(all_claims()))
 def test_a_table_without_the_numbers_decides_nothing(name: str) -> None:
     other = Evidence(spectral_table([{"quantity": "trace", "value": 1.0, "variant": "model.kind=mlp"}]))
     finding = claim_of(name).rule(other)
@@ -342,15 +342,15 @@ def test_a_theorem_stands_unless_contradicted() -> None:
 
 def test_theorems_are_statements_of_verify() -> None:
     text = (Path(__file__).parents[2] / "hessfig/theory/statement_texts.toml").read_text()
-    named = {name for one in claims().values() for name in (*one.theorems, *one.part_theorems.values())}
+    named = {name for one in all_claims().values() for name in (*one.theorems, *one.part_theorems.values())}
     assert named <= set(tomllib.loads(text)) and named
 
 
 def test_claims_say_who_claims_what_and_how_it_is_judged() -> None:
-    for name, claim in claims().items():
+    for name, claim in all_claims().items():
         assert name == claim.id and claim.source and claim.statement and claim.sweep and claim.figure
         assert "effect" in claim.rule_words
         assert re.search(r"holds (at a \w+ )?when", claim.rule_words), claim.rule_words
-    assert len(claims()) <= 20
+    assert len(all_claims()) <= 20
     with pytest.raises(UserError, match=r"did you mean 'layers'\?"):
         claim_of("layer")

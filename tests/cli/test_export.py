@@ -29,7 +29,7 @@ from hessfig.models.protocol import kind
 from hessfig.states.exported import plain_files
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.tasks.examples import training_batch, unseen_sums
 from tests.conftest import Cli
@@ -277,14 +277,14 @@ def test_the_example_writes_out_the_package_s_transformer(norm: str, mlp: str, t
     sizes = ["model.n_heads=2", "model.d_head=3", "model.n_layers=2", "model.temperature=1.7"]
     network, (cell,) = _exported([f"model.norm={norm}", f"model.mlp={mlp}", *sizes, "quantities=[loss]"], tmp_path)
     found = float(network.loss(network.weights))
-    assert found == pytest.approx(measure(cell).rows[0]["value"], rel=1e-13)
+    assert found == pytest.approx(compute_cell(cell).rows[0]["value"], rel=1e-13)
 
 
 def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
     """The kept eigenvector of a group is one of the dense block in that order, and of no other."""
     words = ["state=trained", "state.step=0", "model.n_layers=2", "blocks=[attention]", "parts=[H]"]
     network, (cell,) = _exported([*words, "quantities=[largest_eigenvalue]"], tmp_path)
-    found = measure(cell).arrays
+    found = compute_cell(cell).arrays
     entry, vector = json.loads(str(found["entries"]))[1], torch.from_numpy(found["vectors_1"])[:, 0]
     value = float(found["values_1"][0])
     blocks = _example().Blocks(network, network.side(entry["layer"], "attention"))
@@ -295,7 +295,7 @@ def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
 
 def test_the_whole_hessian_has_the_orientation_that_the_page_says(tmp_path: Path) -> None:
     network, (cell,) = _exported(["quantities=[hessian]"], tmp_path)
-    found, attn = measure(cell).arrays, "layers.0.attn"
+    found, attn = compute_cell(cell).arrays, "layers.0.attn"
     linear = [f"{attn}.{one}" for one in "qkvo"] + ["layers.0.mlp.fc_in", "layers.0.mlp.fc_out", "head"]
     paths = ["tok_embed.weight", "pos.weight", *(f"{one}.weight" for one in linear[:4])]
     paths += [f"{one}.{what}" for one in linear[4:] for what in ("weight", "bias")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hessfig.cli.dispatch import apart
+from hessfig.cli.dispatch import separated_jobs
 from hessfig.cli.main import main
 from hessfig.config.compose.job import jobs
 from tests.analysis.synthetic import make_table, write_sweep
@@ -36,7 +36,7 @@ blocks: [W]
 
 
 def folders(*words: str) -> list[str]:
-    found = apart(jobs(words, several=True))
+    found = separated_jobs(jobs(words, several=True))
     return [f"{job.config.output_dir}/{job.config.sweep.name}" for job in found]
 
 

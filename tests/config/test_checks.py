@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import Attention, Data, Kind, Loss, Method, Norm, QueryKey
 from hessfig.config.machine import check_device
 from hessfig.config.schema import Config, SweepConfig
@@ -59,7 +59,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_bad_settings_are_refused_by_name(message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        check(Config(**BAD[message]))  # type: ignore[arg-type]
+        check_config(Config(**BAD[message]))  # type: ignore[arg-type]
     assert caught.value.allowed and caught.value.remedy
     assert caught.value.got is not None
 
@@ -80,7 +80,7 @@ GOOD = [
 
 @pytest.mark.parametrize("settings", GOOD)
 def test_settings_that_can_be_run_pass(settings: dict[str, object]) -> None:
-    check(Config(**settings))  # type: ignore[arg-type]
+    check_config(Config(**settings))  # type: ignore[arg-type]
 
 
 def test_an_unknown_device_is_refused() -> None:

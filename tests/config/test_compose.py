@@ -13,17 +13,17 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from hessfig.config.compose.job import compose, jobs
-from hessfig.config.compose.overrides import as_word, quoted
+from hessfig.config.compose.overrides import as_word, hydra_quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
-from hessfig.config.presets import choices, natural, shipped_figures, studies
+from hessfig.config.presets import choices, natural, shipped_figures, theory_studies
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.science import GridConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.studies.directions import slices
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from tests.config.composing import configs, job
 
@@ -102,7 +102,7 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     if sweep in ENCODERS:  # of random weights: the trained ones are fetched
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
         narrow |= {"model.path": "null", "model.architecture": "bert", "estimator.num_probes": 2}
-    given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
+    given = [f"model.factory={hydra_quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
     if sweep == "approximations_text":  # factors of a window are as many as its characters
         narrow |= {"task.length": 8}
     narrow |= TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
@@ -134,7 +134,7 @@ def test_every_sweep_measures_at_toy_size(
     if sweep in RACE:
         pytest.importorskip("pytorch_optimizer", reason="the extra `optimisers` is not installed")
     for cell in toy_cells(sweep, most, tmp_path):
-        found = measure(cell)
+        found = compute_cell(cell)
         assert found.rows or found.arrays
         odd = {row["quantity"] for row in found.rows if row["status"] not in ("ok", "structural_zero")}
         assert all(one == "condition_number" or one.endswith(MAY_BE_ODD) for one in odd), cell
@@ -232,10 +232,10 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
         *MIXING,
     ]
     assert len({figure.order for figure in found}) == len(found)
-    assert studies() == ["scalar", "bounds"]
+    assert theory_studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}
     assert by_group[FigureGroup.beyond][:2] == ["post_layernorm", "blocks"]
-    assert by_group[FigureGroup.study] == studies()
+    assert by_group[FigureGroup.study] == theory_studies()
 
 
 def test_what_was_published_is_said_once() -> None:
@@ -314,7 +314,7 @@ def test_several_jobs_are_every_combination() -> None:
 @pytest.mark.parametrize("text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"])
 @pytest.mark.long
 def test_any_text_can_be_quoted(text: str) -> None:
-    assert job(f"output_dir={quoted(text)}").config.output_dir == text
+    assert job(f"output_dir={hydra_quoted(text)}").config.output_dir == text
 
 
 # Words that are plain are written as they are, and read as numbers where they are some.

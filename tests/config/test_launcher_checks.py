@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import Launcher
 from hessfig.config.machine import memory, memory_of_worker, size_in_bytes, slurm_memory
 from hessfig.config.schema import Config, LauncherConfig
@@ -32,16 +32,16 @@ BAD = [("time", "1:30"), ("time", "0"), ("time", "soon"), ("memory", "16"), ("me
 
 @pytest.mark.parametrize(("key", "value"), GOOD)
 def test_what_slurm_takes_is_taken(key: str, value: str) -> None:
-    check(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
+    check_config(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("key", "value"), [*BAD, ("partition", "a\n#SBATCH --x")])
 def test_what_slurm_would_not_take_is_refused(key: str, value: str) -> None:
     with pytest.raises(UserError, match=f"launcher.{key}"):
-        check(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
+        check_config(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["qos=a", "-n 4", "--a\n#SBATCH --b", "--", "x"])
 def test_what_is_no_option_is_refused(option: str) -> None:
     with pytest.raises(UserError, match=r"launcher\.options"):
-        check(Config(launcher=LauncherConfig(options=[option])))
+        check_config(Config(launcher=LauncherConfig(options=[option])))

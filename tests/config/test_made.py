@@ -10,10 +10,10 @@ import pytest
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import (
     departures,
-    differences,
     manifest_of,
     matching_folder,
     preset_in,
+    setting_differences,
     table_folder,
     title,
 )
@@ -34,7 +34,7 @@ def made(folder: Path, *words: str) -> Path:
 def other(folder: Path, asked: Job, keys: set[str] | None = None) -> list[str]:
     manifest = manifest_of(folder / asked.config.sweep.name)
     assert manifest is not None
-    return [str(one) for one in differences(manifest["config"], asked, keys)]
+    return [str(one) for one in setting_differences(manifest["config"], asked, keys)]
 
 
 def test_no_manifest_contradicts_nothing(tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ BAD: dict[tuple[str, ...], list[str]] = {
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
 @pytest.mark.long
 def test_what_cannot_be_run_is_named(words: tuple[str, ...]) -> None:
-    from hessfig.config.compose.overrides import check_words
+    from hessfig.config.compose.overrides import check_overrides
 
     with pytest.raises(UserError) as caught:
-        check_words([*TRAINED, *words], None, several=False)
+        check_overrides([*TRAINED, *words], None, several=False)
         config(*words)
     for word in BAD[words]:
         assert word in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 from hessfig.config.compose.job import compose
 from hessfig.states.exported import plain_files
 from hessfig.studies.removal.row_names import ROUNDINGS, SALIENCIES
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import Approximation
 from tests.pages import ROOT, text_of
@@ -92,7 +92,7 @@ def test_every_row_of_a_network_of_today_is_recomputed(
             "value"
         ]
         for cell in sweep.cells
-        for row in measure(cell).rows
+        for row in compute_cell(cell).rows
     }
     layer, block = next(iter(table))[1:3]
     found = {key: value for one in examples for key, value in one.recomputed(network, layer, block).items()}

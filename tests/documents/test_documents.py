@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import hessfig
-from hessfig.config.compose.overrides import check_words
+from hessfig.config.compose.overrides import check_overrides
 from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError
 from tests import pages, runs
@@ -185,7 +185,7 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
     from hessfig.models import kinds as folder
     from hessfig.models.protocol import kinds
-    from hessfig.sweep.measure import measure
+    from hessfig.sweep.measure import compute_cell
     from hessfig.sweep.plan import Cell
     from hessfig.sweep.variant import Variant
 
@@ -201,9 +201,11 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     )
     variant = Variant("", config)
     assert [str(block) for block in variant.blocks] == ["(A, A) of layer 1", "(B, B) of layer 2"]
-    rows = measure(Cell(variant, 0.3, 1)).rows
+    rows = compute_cell(Cell(variant, 0.3, 1)).rows
     assert {row["status"] for row in rows} == {"ok"} and all(row["value"] >= 0 for row in rows)
-    probed = measure(Cell(Variant("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1))
+    probed = compute_cell(
+        Cell(Variant("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1)
+    )
     assert all(abs(p["value"] / r["value"] - 1) < 1 for p, r in zip(probed.rows, rows, strict=True) if r["value"])
 
 
@@ -283,7 +285,7 @@ def test_every_setting_that_a_page_names_is_one(page: str) -> None:
     for word in pages.settings_named(text_of(page)):
         try:
             if word not in NO_SETTINGS:
-                check_words([word], None, several=True)
+                check_overrides([word], None, several=True)
         except UserError as error:
             wrong[word] = str(error).splitlines()[0]
     assert not wrong

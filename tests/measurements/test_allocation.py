@@ -79,7 +79,7 @@ def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
 
 def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:
     variants = [("", config(tmp_path))]
-    assert "16 cells of other seeds, 0 done" in preview.describe(Sweep(variants))
+    assert "16 cells of other seeds, 0 done" in preview.describe_plan(Sweep(variants))
     first, again = run_sweep(Sweep(variants)), run_sweep(Sweep(variants))
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
     [chosen] = Sweep(variants).allocations
@@ -88,7 +88,7 @@ def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: 
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 20
     assert manifest["variants"][0]["probes"] == {"W_Q": {str(sigma): count for sigma, count in counts.items()}}
-    assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe(Sweep(variants))
+    assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe_plan(Sweep(variants))
     written = pd.read_csv(first.table)
     lower = written[written["layer"] == 1]
     assert {sigma: set(rows["num_probes"]) for sigma, rows in lower.groupby("sigma")} == {

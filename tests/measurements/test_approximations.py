@@ -32,7 +32,7 @@ from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import kind
 from hessfig.rng import probe_stream, stream
 from hessfig.states.stored_states import moments
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import MLP, PARTS, Approximation, Attention, Matrix, Need, Norm, Part
 from tests.curvature.oracle import dense_oracle
@@ -479,8 +479,8 @@ def test_adam_is_the_root_of_the_stored_moment(tmp_path: Path) -> None:
         tmp_path, step=[0, 20], quantities=["approximations"], approximation=ApproximationConfig(names=[A.adam])
     )
     before, after = Sweep([("", config)]).cells[:2]
-    assert measure(before).rows == []
-    found = {(row["part"], row["quantity"]): row["value"] for row in measure(after).rows}
+    assert compute_cell(before).rows == []
+    found = {(row["part"], row["quantity"]): row["value"] for row in compute_cell(after).rows}
     kept = moments(config, sigma=after.sigma, seed=after.seed, step=20)["exp_avg_sq/layers.0.attn.v.weight"].double()
     made = ((kept / (1 - config.training.betas[1] ** 20)).sqrt() + config.training.eps).flatten().diag()
     from hessfig.sweep.measure import draw_problem

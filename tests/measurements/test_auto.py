@@ -19,7 +19,7 @@ from hessfig.config.settings import settings
 from hessfig.measurements.block_norms import hutchinson
 from hessfig.measurements.settings_and_costs import FEW, norm_settings, probe_settings
 from hessfig.rng import stream
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
@@ -36,7 +36,7 @@ def config(d_model: int) -> Config:
 
 
 def first_layer(d_model: int) -> list[dict[str, object]]:
-    rows = measure(Cell(Variant("", config(d_model)), 0.5, 3)).rows
+    rows = compute_cell(Cell(Variant("", config(d_model)), 0.5, 3)).rows
     return [row for row in rows if row["layer"] == 1]
 
 

@@ -24,7 +24,7 @@ from hessfig.measurements.catalogue import CORE, quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.registry import row_facts
 from hessfig.studies.directions import slices
-from hessfig.sweep.measure import draw_problem, measure, request_of
+from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.terms import Optimiser
@@ -64,7 +64,7 @@ def twice(objective: Objective, request: Request) -> Measured:
 def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_ANGLES", 4)
     (cell,) = Sweep([("", replace(CONFIG, quantities=[name], output_dir=one_state, **WHOLE_TOO.get(name, {})))]).cells
-    found = measure(cell)
+    found = compute_cell(cell)
     given = {row["quantity"] for row in found.rows} | ({name} if name == "hessian" and found.arrays else set())
     without_part = {row["quantity"] for row in found.rows if row["row"] and not row["part"]}
     facts = row_facts()  # which is what readers of tables know
@@ -145,5 +145,5 @@ def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path: Path, mo
     table = read_run(tmp_path / "outputs" / "sigma").table
     assert len(table) and set(table["part"]) == {""} and not (table["row"] == "").any()
     with pytest.raises(UserError, match="gives rows of a block without a part") as refused:
-        measure(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:WITH_PART"]))]).cells[0])
+        compute_cell(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:WITH_PART"]))]).cells[0])
     assert "has_part=False" in str(refused.value)

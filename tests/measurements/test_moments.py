@@ -16,7 +16,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Row
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
@@ -36,7 +36,7 @@ def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
 
 
 def rows(name: str, model: ModelConfig, **settings: Any) -> dict[tuple[int, str, str], Row]:
-    found = measure(cell(name, model, **settings)).rows
+    found = compute_cell(cell(name, model, **settings)).rows
     return {(row["layer"], row["col"], row["part"]): row for row in found}
 
 
@@ -82,7 +82,7 @@ def test_jacobian_norms_of_anybodys_network() -> None:
 
 @pytest.mark.parametrize("model", [DEEP, BARE])
 def test_moments_are_those_of_explicit_tensors(model: ModelConfig) -> None:
-    found = [[row["value"] for row in measure(cell(f"moment_{order}", model)).rows] for order in (1, 2, 3)]
+    found = [[row["value"] for row in compute_cell(cell(f"moment_{order}", model)).rows] for order in (1, 2, 3)]
     assert all(len(values) == model.n_layers for values in found)
     for layer, expected in enumerate(explicit_moments(model)):
         assert [values[layer] for values in found] == pytest.approx(expected, rel=1e-9)

@@ -13,7 +13,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import AT_SCORES, PARTS, Part
@@ -53,11 +53,13 @@ def eigenvalues(found: Measured) -> dict[tuple[int, str], np.ndarray]:
 
 @pytest.mark.long
 def test_every_quantity_agrees_with_the_eigenvalues() -> None:
-    spectra = eigenvalues(measure(cell("spectrum")))
+    spectra = eigenvalues(compute_cell(cell("spectrum")))
     assert {part for _, part in spectra} == {"H_oT", "H_fT", "H"}
-    norms, traces = (values(measure(cell(name)), name) for name in ("frobenius", "trace"))
-    largest, smallest = (values(measure(cell(name)), name) for name in ("largest_eigenvalue", "smallest_eigenvalue"))
-    second = values(measure(cell("density")), "density_second_moment")
+    norms, traces = (values(compute_cell(cell(name)), name) for name in ("frobenius", "trace"))
+    largest, smallest = (
+        values(compute_cell(cell(name)), name) for name in ("largest_eigenvalue", "smallest_eigenvalue")
+    )
+    second = values(compute_cell(cell("density")), "density_second_moment")
     for place, found in spectra.items():
         scale = np.abs(found).max()
         assert norms[place][0] == pytest.approx(np.sqrt(np.square(found).sum()), rel=1e-11)
@@ -68,15 +70,15 @@ def test_every_quantity_agrees_with_the_eigenvalues() -> None:
 
 
 def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace() -> None:
-    spectra = eigenvalues(measure(cell("spectrum")))
+    spectra = eigenvalues(compute_cell(cell("spectrum")))
     for layer in (1, 2):
         found = spectra[layer, "H_fT"]
         assert np.allclose(found, -found[::-1], atol=1e-12 * found[-1])
-        assert values(measure(cell("trace")), "trace")[layer, "H_fT"] == [0.0, 0.0]
+        assert values(compute_cell(cell("trace")), "trace")[layer, "H_fT"] == [0.0, 0.0]
 
 
 def test_single_weights_are_structural_zeros() -> None:
-    rows = measure(cell("frobenius", blocks=["W_Q", "W_K", ["W_Q", "W_K"]])).rows
+    rows = compute_cell(cell("frobenius", blocks=["W_Q", "W_K", ["W_Q", "W_K"]])).rows
     status = {(row["row"], row["col"], row["part"]): row["status"] for row in rows if row["layer"] == 1}
     assert status["W_Q", "W_Q", "H_fT"] == status["W_K", "W_K", "H_fT"] == "structural_zero"
     assert status["W_Q", "W_K", "H_fT"] == status["W_Q", "W_Q", "H_oT"] == "ok"
@@ -85,14 +87,14 @@ def test_single_weights_are_structural_zeros() -> None:
 @pytest.mark.parametrize("method", [Method.auto, Method.aligned, Method.hutchinson])
 def test_the_outer_part_of_one_weight_is_its_hessian(method: Method) -> None:
     settings = {"blocks": ["W_Q"], "estimator": EstimatorConfig(method, num_probes=8)}
-    found = values(measure(cell("frobenius", **settings)), "frobenius")
+    found = values(compute_cell(cell("frobenius", **settings)), "frobenius")
     for layer in (1, 2):
         (ours, error), (whole, other) = found[layer, "H_oT"], found[layer, "H"]
         assert abs(ours - whole) <= (4 * (error + other) or 1e-14 * whole)
 
 
 def test_distances_of_subsets() -> None:
-    rows = measure(cell("hessian_distance", task=toy_task(MODEL, batch_size=8))).rows
+    rows = compute_cell(cell("hessian_distance", task=toy_task(MODEL, batch_size=8))).rows
     last = [row for row in rows if row["quantity"] == "hessian_distance" and row["index"] == 8]
     assert {row["part"] for row in last} == {"H_oT", "H_fT", "H"}
     assert all(row["value"] == pytest.approx(0, abs=1e-12) for row in last)
@@ -130,5 +132,5 @@ def test_networks_of_others_are_refused() -> None:
 def test_pictures_have_scores_too() -> None:
     model = ModelConfig(kind=Kind.vit, d_model=4, n_heads=2, patch=4)
     task = TaskConfig(data=Data.digits, batch_size=3)
-    found = values(measure(cell("frobenius", model, task=task)), "frobenius")
+    found = values(compute_cell(cell("frobenius", model, task=task)), "frobenius")
     assert all(found[1, part][0] > 0 for part in ("H_oT", "H_fT", "H"))

@@ -26,7 +26,7 @@ from hessfig.measurements.quantity import At
 from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
 from hessfig.models.protocol import kind
 from hessfig.states.stored_states import moments
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Optimiser
@@ -49,7 +49,7 @@ def cell(config: Config, quantity: str, step: int = STEP) -> Cell:
 
 
 def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]]:
-    return measure(cell(config, quantity, step)).rows
+    return compute_cell(cell(config, quantity, step)).rows
 
 
 def dense(objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.routes import Engines
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
@@ -25,7 +25,7 @@ def config(model: ModelConfig, **settings: object) -> Config:
 
 
 def traces(found: Config) -> Rows:
-    rows = measure(Cell(Variant("", found), 0.7, 1234, "trace")).rows
+    rows = compute_cell(Cell(Variant("", found), 0.7, 1234, "trace")).rows
     return {(row["layer"], row["col"], row["part"]): row for row in rows}
 
 
@@ -100,7 +100,7 @@ def test_what_has_no_trace_is_refused(settings: dict[str, object], message: str)
 def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace() -> None:
     settings = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]], quantities=["frobenius", "trace"])
     Variant("", settings).check()
-    found = {name: measure(Cell(Variant("", settings), 0.7, 1, name)).rows for name in settings.quantities}
+    found = {name: compute_cell(Cell(Variant("", settings), 0.7, 1, name)).rows for name in settings.quantities}
     assert {(row["row"], row["col"]) for row in found["trace"]} == {("W_V", "W_V")}
     assert {(row["row"], row["col"]) for row in found["frobenius"]} == {("W_V", "W_V"), ("W_Q", "W_V")}
     alone = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]])

@@ -19,7 +19,7 @@ from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedColumn
 from hessfig.rng import stream
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Part
@@ -119,7 +119,7 @@ def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f() -> None:
         close(found[block, Part.H_f], dense[Part.H_f][rows][:, cols] + decay * same, 1.0)
     task = toy_task(model, batch_size=2, base=2, weight_decay=decay)
     config = Config(model=model, task=task, blocks=["W_U"], parts=[Part.H_f], estimator=EstimatorConfig(Method.dense))
-    (row,) = measure(Cell(Variant("", config), 0.3, 1, "frobenius")).rows
+    (row,) = compute_cell(Cell(Variant("", config), 0.3, 1, "frobenius")).rows
     assert row["status"] == "ok" and row["value"] == pytest.approx(decay * problem.layout.size(0, "W_U") ** 0.5)
     with pytest.raises(UserError, match=r"task\.weight_decay: loss is measured without it"):
         Variant("", replace(config, quantities=["loss"])).check()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import Data, Kind, Method
 from hessfig.config.keys import in_key
 from hessfig.config.schema import Config
@@ -203,7 +203,7 @@ def test_components_that_exclude_each_other_are_refused(message: str) -> None:
     kind = Kind(settings.pop("kind", "transformer"))
     model = ModelConfig(kind=kind, **{"d_model": 8, **chosen(settings)})
     with pytest.raises(UserError, match=message):
-        check(Config(model=model, task=toy_task(model, **{"data": Data.digits} if kind == Kind.vit else {})))
+        check_config(Config(model=model, task=toy_task(model, **{"data": Data.digits} if kind == Kind.vit else {})))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_changes_of_the_loss_are_refused_where_nobody_knows_them(
 ) -> None:
     settings = {key: type(getattr(TaskConfig(), key))(value) for key, value in task.items()}
     with pytest.raises(UserError, match=message):
-        check(Config(task=TaskConfig(**settings), estimator=EstimatorConfig(Method(method))))
+        check_config(Config(task=TaskConfig(**settings), estimator=EstimatorConfig(Method(method))))
 
 
 def test_keys_of_networks_without_components_stand() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum
-from hessfig.report.written import SEAL, appearing, check_file, marked
+from hessfig.report.written import SEAL, appearing, check_file, with_mark
 from tests.report.html import read
 from tests.report.outputs import cell, report
 
@@ -136,14 +136,14 @@ def test_a_single_file_that_is_no_report_is_refused(tmp_path: Path, kind: str) -
     if kind == "folder":
         path.mkdir()
     elif kind == "link":
-        (tmp_path / "elsewhere").write_text(marked("<p>"))
+        (tmp_path / "elsewhere").write_text(with_mark("<p>"))
         path.symlink_to(tmp_path / "elsewhere")
     else:
-        path.write_text({"edited": marked("<p>") + "\n", "other": "<p>"}[kind])
+        path.write_text({"edited": with_mark("<p>") + "\n", "other": "<p>"}[kind])
     with pytest.raises(UserError, match="holds what hessfig did not write"):
         check_file(path)
     path.rename(tmp_path / "away")
-    path.write_text(marked("<p>"))
+    path.write_text(with_mark("<p>"))
     check_file(path)
 
 

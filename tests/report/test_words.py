@@ -10,7 +10,7 @@ import pytest
 
 from hessfig.report.drawn_figures import about_and_how
 from hessfig.report.gathered import Failure, failures_in, find_sweeps
-from hessfig.report.page_tables import MOST_ROWS, any_table, number
+from hessfig.report.page_tables import MOST_ROWS, any_table, number_cell
 from hessfig.report.pages import asset
 from hessfig.report.readings import of_numbers
 from tests.report.outputs import cell, fail
@@ -45,8 +45,8 @@ def test_docstrings_are_taken_apart() -> None:
 
 
 def test_numbers_keep_their_digits_behind_what_is_shown() -> None:
-    assert (number(-1.23456789, ".2f").text, number(-1.23456789, ".2f").value) == ("−1.23", "-1.23456789")
-    assert number(math.nan).text == ""
+    assert (number_cell(-1.23456789, ".2f").text, number_cell(-1.23456789, ".2f").value) == ("−1.23", "-1.23456789")
+    assert number_cell(math.nan).text == ""
 
 
 def test_long_tables_say_that_they_are_cut() -> None:

@@ -15,7 +15,7 @@ from hessfig.config.enums import DType, Norm
 from hessfig.config.science import TaskConfig
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from tests.toys import training_config
@@ -72,7 +72,7 @@ def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tm
     found = {
         (row["quantity"], row["col"]): row["value"]
         for name in asked
-        for row in measure(Cell(Variant("", config), 0.3, 1, name, {}, STEP)).rows
+        for row in compute_cell(Cell(Variant("", config), 0.3, 1, name, {}, STEP)).rows
         if row["part"] in ("H", "")
     }
     file = Folder(Trajectory(config, 0.3, 1)).weights_path(STEP)

@@ -22,7 +22,7 @@ from hessfig.errors import UserError
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.states.stored_states import load_weights
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES, toy_task
@@ -48,7 +48,7 @@ def loaded(path: Path) -> Config:
 
 
 def values(config: Config, sigma: float | None, seed: int) -> list[float]:
-    return [row["value"] for row in measure(Cell(Variant("", config), sigma, seed)).rows]
+    return [row["value"] for row in compute_cell(Cell(Variant("", config), sigma, seed)).rows]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

@@ -16,7 +16,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.measurements.catalogue import quantities
 from hessfig.studies.directions import slices
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Optimiser
@@ -44,7 +44,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GP
 
 
 def numbers(config: Config, device: str) -> list[dict[str, Any]]:
-    return measure(Cell(Variant("", dataclasses.replace(config, device=device)), 0.5, 1234)).rows
+    return compute_cell(Cell(Variant("", dataclasses.replace(config, device=device)), 0.5, 1234)).rows
 
 
 @pytest.mark.cuda
@@ -70,7 +70,7 @@ def test_every_quantity_is_the_same_on_the_gpu(name: str, tmp_path: Path, monkey
     settings |= {"directions": WITHOUT_SOAP} if name == "along" else {}
     (cell,) = Sweep([("", dataclasses.replace(CONFIG, **settings))]).cells
     there = dataclasses.replace(cell.variant, config=dataclasses.replace(cell.config, device="cuda"))
-    on_cpu, on_gpu = measure(cell), measure(dataclasses.replace(cell, variant=there))
+    on_cpu, on_gpu = compute_cell(cell), compute_cell(dataclasses.replace(cell, variant=there))
     largest = max((abs(row["value"]) for row in on_cpu.rows if math.isfinite(row["value"])), default=0.0)
     for ours, theirs in zip(on_cpu.rows, on_gpu.rows, strict=True):
         assert theirs["value"] == pytest.approx(ours["value"], rel=1e-6, abs=1e-9 * largest, nan_ok=True), ours

@@ -12,7 +12,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.measurements import quantity as module
 from hessfig.models.protocol import NetworkKind
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.weights import Layout
@@ -24,7 +24,7 @@ TASK = TaskConfig(digits=1, batch_size=3)
 
 def measured(*, sigma: float = 0.3, seed: int = 1234, **settings: object) -> Rows:
     config = Config(**{"model": ARCHITECTURES["softmax"], "task": TASK, **settings})  # type: ignore[arg-type]
-    rows = measure(Cell(Variant("", config), sigma, seed)).rows
+    rows = compute_cell(Cell(Variant("", config), sigma, seed)).rows
     return {(row["layer"], row["row"], row["col"], row["part"]): row for row in rows}
 
 
@@ -111,6 +111,6 @@ def test_float32_is_close_to_float64() -> None:
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
 def test_the_whole_hessian_is_plain_arrays(attention: Attention) -> None:
     model = ModelConfig(d_model=4, d_mlp=6, attention=attention)
-    arrays = measure(Cell(Variant("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays
+    arrays = compute_cell(Cell(Variant("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays
     assert arrays["hessian"].dtype == numpy.float32
     assert arrays["hessian"].shape == (sum(arrays["sizes"]),) * 2

@@ -23,7 +23,7 @@ from hessfig.config.training_settings import StateConfig
 from hessfig.errors import UserError
 from hessfig.states import point
 from hessfig.states.initialised import build_network
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome
@@ -129,7 +129,7 @@ def first_cell(config: Config) -> Cell:
 
 
 def values(cell: Cell) -> list[float]:
-    return [row["value"] for row in measure(cell).rows]
+    return [row["value"] for row in compute_cell(cell).rows]
 
 
 Write = Callable[[Path, int], None]
@@ -155,7 +155,7 @@ def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_ce
     before = values(planned)
     write(folder, 2)
     with pytest.raises(UserError, match=message) as caught:
-        measure(planned)
+        compute_cell(planned)
     assert caught.value.got and caught.value.allowed and caught.value.remedy
     again = first_cell(config_of(folder))
     assert again.key != planned.key and values(again) != before
@@ -188,7 +188,7 @@ def test_the_code_beside_a_factory_counts(folder: Path) -> None:
 
 def test_a_factory_that_draws_anew_at_every_call_fails_its_cells(folder: Path) -> None:
     with pytest.raises(UserError, match=r"returned something else(.|\n)*torch.manual_seed\(seed\)"):
-        measure(first_cell(own("net.py:unseeded")))
+        compute_cell(first_cell(own("net.py:unseeded")))
 
 
 def test_a_factory_that_exits_is_an_error(folder: Path) -> None:
@@ -325,7 +325,7 @@ def test_what_moves_derivatives_or_last_digits_makes_other_cells(
     with nullcontext() if "eps" in changes else pytest.raises(UserError, match="another derivative than autograd says"):
         assert values(other)
     with pytest.raises(UserError, match="returned something else than when this run was planned"):
-        measure(first)
+        compute_cell(first)
 
 
 def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(folder: Path) -> None:

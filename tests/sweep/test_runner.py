@@ -28,7 +28,7 @@ from hessfig.record import COLUMNS
 from hessfig.register import publish
 from hessfig.sweep import preview
 from hessfig.sweep.plan import Sweep
-from hessfig.sweep.preview import describe, reasons, summarise
+from hessfig.sweep.preview import describe_plan, reasons, summarise
 from hessfig.sweep.runner import Summary, run_sweep, worker_count
 from hessfig.sweep.store import CellStore, Failures
 from tests.runs import rows
@@ -143,7 +143,7 @@ def test_a_damaged_cell_never_reaches_the_table(copied: Path) -> None:
     """`status` and a plan that shares the cell only read: they count it as not measured."""
     path = cell_files(copied)[0]
     path.write_text(path.read_text()[:-20])
-    assert f"{CELLS - 1} done, 1 to do" in describe(Sweep([("", toy_config(copied))]))
+    assert f"{CELLS - 1} done, 1 to do" in describe_plan(Sweep([("", toy_config(copied))]))
 
 
 def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) -> None:
@@ -255,10 +255,10 @@ def test_workers_are_never_more_than_cells() -> None:
 
 
 def test_the_preview_counts_and_estimates(copied: Path) -> None:
-    lines = describe(Sweep([("", toy_config(copied, seeds=3))])).splitlines()
+    lines = describe_plan(Sweep([("", toy_config(copied, seeds=3))])).splitlines()
     assert any("6 (seeds x sigmas x variants): 4 done, 2 to do" in line for line in lines)
     assert any("from the cells done" in line for line in lines)
-    assert "a guess" in describe(Sweep([("", toy_config(copied / "fresh"))]))
+    assert "a guess" in describe_plan(Sweep([("", toy_config(copied / "fresh"))]))
 
 
 @pytest.mark.parametrize(
@@ -289,12 +289,12 @@ def test_the_preview_says_what_the_smallest_and_the_largest_network_take(
     ],
 )
 def test_the_preview_names_layers_as_they_are(tmp_path: Path, blocks: list[Any], said: str) -> None:
-    assert said in describe(Sweep([("", toy_config(tmp_path, blocks=blocks))])).splitlines()[1]
+    assert said in describe_plan(Sweep([("", toy_config(tmp_path, blocks=blocks))])).splitlines()[1]
 
 
 def test_the_preview_counts_one_as_one(tmp_path: Path) -> None:
     config = toy_config(tmp_path, workers=1)
-    said = describe(Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))]))
+    said = describe_plan(Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))]))
     assert "n_layers=3: sigma 0.5; " in said and "with 1 worker (" in said
 
 
@@ -359,11 +359,11 @@ def test_status_says_why_cells_failed(tmp_path: Path) -> None:
         (folder / f"{cell.key}.txt").write_text(f"ValueError: {number}.5 is\n  no number")
     (folder / f"{cells[3].key}.txt").write_bytes(b"its worker died\xff" + b"x" * 10**6)
     (folder / "of-another-plan.txt").write_text("nothing")
-    said = describe(Sweep(variants))
+    said = describe_plan(Sweep(variants))
     assert "failed when last tried: 4 of these cells" in said
     assert f"  3 cells, such as {cells[0]}: ValueError: 0.5 is\n      no number" in said
     assert f"  1 cells, such as {cells[3]}: its worker died" in said and len(said) < 3000
     for number, cell in enumerate(cells):
         (folder / f"{cell.key}.txt").write_text(f"cause {'abcdefgh'[number] * 3}")
-    assert "failed" not in describe(Sweep([("", toy_config(tmp_path, first_seed=50))]))
+    assert "failed" not in describe_plan(Sweep([("", toy_config(tmp_path, first_seed=50))]))
     assert len(reasons(Failures(folder), cells)) == len(cells)

@@ -35,7 +35,7 @@ def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
         store.write(cell.key, cell.science, [{"value": 1.0}])  # the other run's
         return Measured([{"value": 2.0}])
 
-    monkeypatch.setattr(measuring, "measure", slowly)
+    monkeypatch.setattr(measuring, "compute_cell", slowly)
     assert pools.measure_cell(cell, store) == ("raced", "")
     assert store.read(cell.key) == [{"value": 1.0}]
     assert pools.measure_cell(cell, store) == ("reused", "")

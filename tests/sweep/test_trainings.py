@@ -15,7 +15,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.config.training_settings import StateConfig
 from hessfig.states.training.loop import Progress
 from hessfig.sweep.plan import Sweep
-from hessfig.sweep.preview import describe
+from hessfig.sweep.preview import describe_plan
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.trainings import needs, words
 from hessfig.terms import Optimiser
@@ -80,7 +80,7 @@ def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: py
 
 
 def test_a_dry_run_names_the_trainings(tmp_path: Path) -> None:
-    said = describe(Sweep([("", training_config(tmp_path, step=[0, 3]))]))
+    said = describe_plan(Sweep([("", training_config(tmp_path, step=[0, 3]))]))
     assert "trainings: 2, of 3 steps" in said and "2 steps 0..3" in said
     assert not (tmp_path / "states").exists()
 

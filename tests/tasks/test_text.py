@@ -22,7 +22,7 @@ from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.transformer import KIND
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.states.training.loop import right_answers
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.tasks import text
@@ -111,7 +111,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(task: TaskConfig) 
 
 def rows_of(name: str, task: TaskConfig) -> list[dict[str, object]]:
     config = Config(model=GPT2, task=task, blocks=["W_V"], quantities=[name], seeds=1)
-    return measure(Cell(Variant("", config), 0.5, 1, name)).rows
+    return compute_cell(Cell(Variant("", config), 0.5, 1, name)).rows
 
 
 def test_the_held_out_loss_is_that_of_plain_torch(task: TaskConfig) -> None:

@@ -16,7 +16,7 @@ from hessfig.analysis.claims.effects import (
     LEAST_GAP,
     SMALL,
     by_seed,
-    diagonal,
+    diagonal_rows,
     exponents,
     gaps,
     in_logs,
@@ -93,10 +93,10 @@ def depth(evidence: Evidence) -> judges.Finding:
     linear MLPs that of H is below 1; it does not when one of the first excludes it with a mean at least 5 % off, or
     that of MLPs is above. The effect is the growth of H_o for linear attention.
     """
-    linear = diagonal(norms(evidence))
-    outer = _growth(diagonal(norms(evidence, part=Part.H_o)))
+    linear = diagonal_rows(norms(evidence))
+    outer = _growth(diagonal_rows(norms(evidence, part=Part.H_o)))
     last = _growth(linear[linear["layer"] == linear["num_layers"]])
-    mlp = _growth(diagonal(norms(evidence.other("mlp"))))
+    mlp = _growth(diagonal_rows(norms(evidence.other("mlp"))))
     if not (len(outer) and len(last) and len(mlp)):
         return judges.missing("norms of H_o and H of linear attention, and of H of linear MLPs, for several depths")
     power = 2.0 * (3 ** int(linear["num_layers"].max()) - 3 ** int(linear["num_layers"].min()))
@@ -134,7 +134,7 @@ def prenorm(evidence: Evidence) -> judges.Finding:
     """
     of: dict[str, judges.Effects] = {}
     for window in (SMALL, LARGE, WHOLE):
-        without, normed = (gaps(norms(one), window=window).abs() for one in (evidence.other("sigma"), evidence))
+        without, normed = (gaps(norms(source), window=window).abs() for source in (evidence.other("sigma"), evidence))
         ratio = (normed / without.where(without > 0)).dropna()
         if ratio.empty:
             return judges.missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
@@ -161,7 +161,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
     of the first effect is above 0 with a mean of at least 0.1 decades and that of the second is below 0.1; it does not
     when the first is below 0.1 or the second above.
     """
-    pre, none = (_beyond(one) for one in (evidence, evidence.other("sigma")))
+    pre, none = (_beyond(source) for source in (evidence, evidence.other("sigma")))
     of: dict[str, judges.Effects] = {}
     for row in sorted(set(pre.index.get_level_values("row")) & set(none.index.get_level_values("row"))):
         normed, plain = (suprema.xs(row, level="row") for suprema in (pre, none))
@@ -179,7 +179,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
 
 def _beyond(evidence: Evidence) -> pd.DataFrame:
     """Return log10 of the largest norm over sigma >= 1 and of that at the smallest such sigma, by (row, seed)."""
-    rows = in_logs(diagonal(norms(evidence)))
+    rows = in_logs(diagonal_rows(norms(evidence)))
     curves = rows[within(rows["sigma"], LARGE)].sort_values("sigma").groupby(["row", "seed"])["value"]
     return pd.DataFrame({"sup": curves.max(), "start": curves.first()})
 
@@ -228,7 +228,7 @@ def _law(evidence: Evidence) -> judges.Finding:
             "norms of blocks of the top layers of deep networks, with softmax and of linear attention"
         )
     judge = judges.near(1, RELATIVE)
-    return judges.by_conditions({name: judges.alike(parts, judge) for name, parts in of.items()})
+    return judges.by_conditions({name: judges.effects_by_name(parts, judge) for name, parts in of.items()})
 
 
 def _exact(evidence: Evidence) -> judges.Finding:
@@ -250,7 +250,7 @@ def _every_layer(evidence: Evidence, window: Window) -> dict[str, judges.Effects
         top = int(evidence.table["num_layers"].max()) if len(evidence.table) else 0
         ratios = {f"layer {k}": _over_law(evidence, row, part, window=window, layer=k) for k in range(1, top + 1)}
         known = {name: sample for name, sample in ratios.items() if len(sample)}
-        of |= {f"{row}, {part}": judges.alike(known, judges.near(1, RELATIVE))} if known else {}
+        of |= {f"{row}, {part}": judges.effects_by_name(known, judges.near(1, RELATIVE))} if known else {}
     return of
 
 
@@ -261,7 +261,7 @@ def _off(effect: judges.Effect) -> float:
 
 def _deepest(rows: pd.DataFrame, row: str = "W_V") -> tuple[pd.DataFrame, int]:
     """Return the norms of a diagonal block in every layer of the deepest network, and the number of its top layer."""
-    blocks = diagonal(rows[rows["row"] == row])
+    blocks = diagonal_rows(rows[rows["row"] == row])
     deep = blocks[blocks["num_layers"] == blocks["num_layers"].max()]
     return deep, int(deep["layer"].max()) if len(deep) else 0
 

@@ -20,7 +20,7 @@ ATTENTION, NORM = "model.attention", "model.norm"
 _PAIR = ("W_Q", "W_V")
 
 
-def diagonal(rows: pd.DataFrame) -> pd.DataFrame:
+def diagonal_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of diagonal blocks within a layer."""
     return rows[(rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])]
 
@@ -30,8 +30,8 @@ def by_seed(rows: pd.DataFrame, *keys: str) -> pd.Series:
     return rows.groupby([*keys, "seed"])["value"].mean()
 
 
-def wide(values: pd.Series, level: str) -> pd.DataFrame:
-    """Return a column for each value of one level of the index, rising."""
+def columns_of_level(values: pd.Series, level: str) -> pd.DataFrame:
+    """Return one column per value of a level of the index, in ascending order."""
     return values.unstack(level).sort_index(axis=1)  # noqa: PD010 - one value a place is sure: nothing to aggregate
 
 
@@ -41,7 +41,7 @@ def norms(evidence: Evidence, *settings: str, part: Part = Part.H) -> pd.DataFra
 
 
 def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
-    """Return the rows whose value is positive, with its logarithm in its place."""
+    """Return the rows with positive values, with the values replaced by their logarithms."""
     positive = rows[rows["value"] > 0]
     return positive.assign(value=log(positive["value"]))
 
@@ -82,7 +82,7 @@ def _exponent(x: pd.Series, values: pd.Series) -> float:
 
 def gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
     """Return the exponent of W_Q minus that of W_V by (by ..., seed)."""
-    slopes = exponents(diagonal(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
+    slopes = exponents(diagonal_rows(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
     if not set(_PAIR) <= set(slopes.index.get_level_values("row")):
         return pd.Series(dtype=float)
     query, value = (slopes.xs(name, level="row") for name in _PAIR)

@@ -272,7 +272,7 @@ def _of_rows(rows: Sequence[SubRow]) -> Finding:
 
 
 def _effect_of(place: str, names: Sequence[str]) -> str:
-    """Return in words whose effect is shown, unless the names alone tell it."""
+    """Return in words whose effect is shown, unless the names show it."""
     return "" if names == [place] else f"the effect is that of {place}"
 
 
@@ -310,13 +310,13 @@ def _measured(theorems: str, verdict: ClaimVerdict, words: str) -> str:
     return f"{theorems}; measured: {verdict}" + f" ({words})" * bool(words)
 
 
-def alike(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effect]:
-    """Return effects that are all judged in one way, by their names."""
+def effects_by_name(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effect]:
+    """Return effects by name that all have the same judge."""
     return {name: Effect(sample, judge) for name, sample in samples.items()}
 
 
 def each(samples: Mapping[str, Iterable[float]], judge: Judge) -> dict[str, Effects]:
-    """Return conditions that rest on one effect each, as `by_conditions` takes them."""
+    """Return conditions with one effect each, as `by_conditions` takes them."""
     return {name: {"": Effect(sample, judge)} for name, sample in samples.items()}
 
 

@@ -1,4 +1,4 @@
-"""All claims judged: catalogue, verdicts, and how they are printed and written."""
+"""The ledger of claims: collects and judges all claims, and prints and writes the verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def claims() -> dict[str, Claim]:
+def all_claims() -> dict[str, Claim]:
     """Return every claim by its id: those of the core, then those of each study, in the order of their rules."""
     modules = [core_rules, *registry.modules_of("rules")]
     return {claim.id: claim for module in modules for claim in vars(module).values() if isinstance(claim, Claim)}
@@ -33,7 +33,7 @@ def claims() -> dict[str, Claim]:
 
 def claim_of(name: str) -> Claim:
     """Return the claim of this id. Raises UserError when there is none."""
-    known = claims()
+    known = all_claims()
     if name not in known:
         raise unknown_name("claim: there is no such claim", name, known, f"for example claim={next(iter(known))}")
     return known[name]
@@ -64,13 +64,13 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """What is printed next to the verdict."""
+        """The text printed next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         first = self.finding.words if self.finding else self.claim.follows
         return "; ".join(filter(None, [first, *notes, " && ".join(self.commands)]))
 
 
-def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
+def judge_claims(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
     """Return every claim judged from outputs/<sweep>/; each table is read once, and nothing is written.
 
     `departures(folder, sweep)` says in which settings a table is not the shipped sweep's. Raises UserError when
@@ -82,8 +82,8 @@ def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> lis
 
 
 def counts(judged: Iterable[Judged]) -> Mapping[str, int]:
-    """Return how many claims have each verdict, those that occur."""
-    verdicts = [one.verdict for one in judged]
+    """Return the number of claims per verdict, without verdicts that do not occur."""
+    verdicts = [entry.verdict for entry in judged]
     words = (*(verdict.value for verdict in ClaimVerdict), NOT_RUN)
     return {word: verdicts.count(word) for word in words if word in verdicts}
 
@@ -103,7 +103,7 @@ def _judged(claim: Claim, outputs: Path, read: Callable[[str], Evidence], depart
     if lacking:
         return Judged(claim, commands=tuple(run_command(outputs / sweep) for sweep in lacking))
     beside = {sweep: read(sweep) for sweep in claim.beside}
-    other = [f"{sweep}: {one}" for sweep in claim.sweeps for one in departures(outputs / sweep, sweep)]
+    other = [f"{sweep}: {departure}" for sweep in claim.sweeps for departure in departures(outputs / sweep, sweep)]
     evidence = replace(read(claim.sweep), beside=beside)
     finding = claim.judged(evidence)
     again = (run_command(outputs / claim.sweep),) if finding.is_lacking else ()
@@ -118,41 +118,42 @@ COLUMNS = [
 ]
 
 
-def write(judged: Sequence[Judged], outputs: Path) -> list[Path]:
+def write_ledger(judged: Sequence[Judged], outputs: Path) -> list[Path]:
     """Write outputs/claims.csv and outputs/claims.md, both or none; return their paths."""
-    return publish({outputs / CSV: as_csv(judged), outputs / PAGE: as_markdown(judged)}, "ledger of claims")
+    return publish({outputs / CSV: ledger_csv(judged), outputs / PAGE: as_markdown(judged)}, "ledger of claims")
 
 
-def as_csv(judged: Iterable[Judged]) -> str:
+def ledger_csv(judged: Iterable[Judged]) -> str:
     """Return one line per claim in COLUMNS; effect and interval are empty where there is none."""
-    return presented.as_csv(pd.DataFrame([_row(one) for one in judged], columns=COLUMNS))
+    return presented.as_csv(pd.DataFrame([_row(entry) for entry in judged], columns=COLUMNS))
 
 
 def as_markdown(judged: Sequence[Judged]) -> str:
     """Return the page: a table of verdicts, then a section for each claim."""
-    lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
+    lines = ["# Empirical claims of the literature, judged from the tables here", "", summary_of_verdicts(judged), ""]
     heads = ("claim", "scale in the source", "scale here", "effect", INTERVAL, "verdict")
     rows = [
-        (f"[{one.claim.id}](#{one.claim.id})", *_scales(one), effect(one), interval(one), one.verdict) for one in judged
+        (f"[{entry.claim.id}](#{entry.claim.id})", *_scales(entry), effect(entry), interval(entry), entry.verdict)
+        for entry in judged
     ]
     lines += presented.markdown_table(heads, rows)
-    return "\n".join([*lines, "", *(line for one in judged for line in _section(one))])
+    return "\n".join([*lines, "", *(line for entry in judged for line in _section(entry))])
 
 
-def explanation(one: Judged) -> list[tuple[str, str]]:
-    """Return what there is to say of one claim, as pairs of a word and a text."""
-    claim = one.claim
-    pairs = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted(claim))]
+def explanation(judged: Judged) -> list[tuple[str, str]]:
+    """Return the explanation of one claim, as pairs of a word and a text."""
+    claim = judged.claim
+    pairs = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted_source(claim))]
     pairs += [("sweeps", ", ".join(claim.sweeps)), ("seeds", seeds_in_words(claim))]
     pairs += [("scale in the source", claim.scale_source), ("scale here", claim.scale_here), ("rule", claim.rule_words)]
-    if one.finding:
-        pairs += [("effect", f"{effect(one)}, {INTERVAL} {interval(one) or 'none'}")]
-    pairs += [("verdict", one.verdict), ("note" if one.finding else "run", one.words)]
+    if judged.finding:
+        pairs += [("effect", f"{effect(judged)}, {INTERVAL} {interval(judged) or 'none'}")]
+    pairs += [("verdict", judged.verdict), ("note" if judged.finding else "run", judged.words)]
     return [*filter(lambda pair: pair[1], pairs), ("figure", f"hessfig plot figure={claim.figure}")]
 
 
-def quoted(claim: Claim) -> str:
-    """Return the source's words with their place; of a question of the package's own there are none."""
+def quoted_source(claim: Claim) -> str:
+    """Return the source's words with their place; empty for the package's own questions."""
     if claim.words:
         return f'"{claim.words}" ({claim.where})'
     return "" if claim.is_ours else "not quoted: paraphrase"
@@ -168,66 +169,68 @@ def seeds_in_words(claim: Claim) -> str:
 PART_HEADS = ("part or condition", "mean", "interval", "seeds", "verdict", "note")
 
 
-def parts(one: Judged) -> list[tuple[str, ...]]:
+def parts(judged: Judged) -> list[tuple[str, ...]]:
     """Return the sub-table of a claim in words, a row for each part and condition, under PART_HEADS."""
-    rows = [(row, row.interval) for row in (one.finding.rows if one.finding else ())]
-    return [(row.name, number(at.mean), ends(at.low, at.high), str(at.count), row.word, row.note) for row, at in rows]
+    rows = [(row, row.interval) for row in (judged.finding.rows if judged.finding else ())]
+    return [
+        (row.name, three_digits(at.mean), ends(at.low, at.high), str(at.count), row.word, row.note) for row, at in rows
+    ]
 
 
-def effect(one: Judged) -> str:
+def effect(judged: Judged) -> str:
     """Return the effect in words."""
-    return number(one.finding.effect) if one.finding else ""
+    return three_digits(judged.finding.effect) if judged.finding else ""
 
 
-def interval(one: Judged) -> str:
+def interval(judged: Judged) -> str:
     """Return the interval of the effect in words."""
-    return ends(one.finding.low, one.finding.high) if one.finding else ""
+    return ends(judged.finding.low, judged.finding.high) if judged.finding else ""
 
 
-def number(value: float) -> str:
-    """Return a number in three digits; nothing for nan."""
+def three_digits(value: float) -> str:
+    """Return a number with three digits; empty for nan."""
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
 def ends(low: float, high: float) -> str:
-    """Return an interval in words; nothing where there is none."""
+    """Return an interval in words; empty if there is none."""
     return "" if math.isnan(low) else f"[{low:.3g}, {high:.3g}]"
 
 
-def summary(judged: Sequence[Judged]) -> str:
-    """Return how many claims have which verdict, and how many of these are expected to be false.
+def summary_of_verdicts(judged: Sequence[Judged]) -> str:
+    """Return the number of claims per verdict, and how many verdicts are expected to be false.
 
     A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both)
     through the sampling of seeds alone: a rule that judges another thing than the source says is not counted.
     """
     words = ", ".join(f"{count} {word}" for word, count in counts(judged).items())
-    decided = sum(one.verdict in _DECIDED for one in judged)
+    decided = sum(entry.verdict in _DECIDED for entry in judged)
     most = f"at most {0.05 * decided:.2g} are expected to be false"
     false = f"Of {decided} verdicts by interval {most} from sampling of seeds alone."
     return f"{len(judged)} claims: {words}. {false}"
 
 
-def _row(one: Judged) -> dict[str, object]:
-    claim, finding = one.claim, one.finding
-    scale_source, scale_here = _scales(one)
+def _row(judged: Judged) -> dict[str, object]:
+    claim, finding = judged.claim, judged.finding
+    scale_source, scale_here = _scales(judged)
     return {
         **{"id": claim.id, "source": claim.source, "statement": claim.statement, "figure": claim.figure},
-        **{"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": one.verdict},
+        **{"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": judged.verdict},
         **({name: getattr(finding, name) for name in ("effect", "low", "high", "words")} if finding else {}),
-        **{"scale_source": scale_source, "scale_here": scale_here, "run": " && ".join(one.commands)},
-        **{"quoted": quoted(claim), "seeds": seeds_in_words(claim), "departures": "; ".join(one.departures)},
+        **{"scale_source": scale_source, "scale_here": scale_here, "run": " && ".join(judged.commands)},
+        **{"quoted": quoted_source(claim), "seeds": seeds_in_words(claim), "departures": "; ".join(judged.departures)},
     }
 
 
-def _section(one: Judged) -> list[str]:
-    lines = [f"- {word}: {presented.markdown_text(text)}" for word, text in explanation(one)]
-    rows = parts(one)
+def _section(judged: Judged) -> list[str]:
+    lines = [f"- {word}: {presented.markdown_text(text)}" for word, text in explanation(judged)]
+    rows = parts(judged)
     table = ["", *presented.markdown_table(PART_HEADS, rows)] if rows else []
-    return [f"## {one.claim.id}", "", *lines, *table, ""]
+    return [f"## {judged.claim.id}", "", *lines, *table, ""]
 
 
-def _scales(one: Judged) -> tuple[str, str]:
-    return one.claim.scale_source, one.claim.scale_here
+def _scales(judged: Judged) -> tuple[str, str]:
+    return judged.claim.scale_source, judged.claim.scale_here
 
 
 _DECIDED = set(ClaimVerdict) - {ClaimVerdict.theorem, ClaimVerdict.undecided}
@@ -239,33 +242,34 @@ _COLOURS: dict[str, str] = {
 
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
-    """Return one row per claim: effect, interval, verdict, what it states, and below it a note or what to run."""
+    """Return one row per claim: effect, interval, verdict, and its statement above a note or a command."""
     rows = [
-        (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _scale(one), _stated(one)) for one in judged
+        (entry.claim.id, effect(entry), interval(entry), _coloured(entry.verdict), _scale(entry), _stated(entry))
+        for entry in judged
     ]
     scales, last = "scale in the source / scale here", "statement; note, or what to run"
     heads = ("claim", "effect", "95 % jointly", "verdict", scales, last)
     return presented.terminal_table(heads, rows, wrapped=[scales, last], fold=True)
 
 
-def explanation_table(one: Judged) -> Table:
-    """Return what one claim says, its rule and its verdict."""
-    rows = [(word, _safe(text)) for word, text in explanation(one)]
-    return presented.terminal_table(("", one.claim.id), rows, wrapped=[one.claim.id], fold=True)
+def explanation_table(judged: Judged) -> Table:
+    """Return the statement, the rule and the verdict of one claim."""
+    rows = [(word, _safe(text)) for word, text in explanation(judged)]
+    return presented.terminal_table(("", judged.claim.id), rows, wrapped=[judged.claim.id], fold=True)
 
 
-def part_table(one: Judged) -> Table:
+def part_table(judged: Judged) -> Table:
     """Return the sub-table of a claim: its parts and conditions."""
-    rows = [(_safe(name), *numbers, _coloured(verdict), _safe(note)) for name, *numbers, verdict, note in parts(one)]
+    rows = [(_safe(name), *numbers, _coloured(verdict), _safe(note)) for name, *numbers, verdict, note in parts(judged)]
     return presented.terminal_table(PART_HEADS, rows, wrapped=[PART_HEADS[0], "note"], fold=True)
 
 
-def _scale(one: Judged) -> str:
-    return _safe(" / ".join(filter(None, _scales(one))))
+def _scale(judged: Judged) -> str:
+    return _safe(" / ".join(filter(None, _scales(judged))))
 
 
-def _stated(one: Judged) -> str:
-    return "\n".join(_safe(text) for text in (one.claim.statement, one.words) if text)
+def _stated(judged: Judged) -> str:
+    return "\n".join(_safe(text) for text in (judged.claim.statement, judged.words) if text)
 
 
 def _coloured(verdict: str) -> str:

@@ -1,4 +1,4 @@
-"""What an empirical claim is: its statement, its source, the evidence it takes, and how it is judged."""
+"""The record of an empirical claim: its statement, its source, its evidence, and its rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = "hessfig"  # how the source of a question of the package's own begins
 
 @dataclass(frozen=True)
 class Claim:
-    """An empirical claim: who says what, of which networks, the sweep that decides it, its figure and its rule.
+    """An empirical claim: its source, statement and networks, the sweep that decides it, its figure and its rule.
 
     `beside` names further sweeps that the rule needs; `statement` and `rule_words` are the claim and the rule in words.
     `scale_source` and `scale_here` are the networks of the source and the shipped ones. `theorems` are the statements
@@ -56,7 +56,7 @@ class Claim:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the package asks it, and no source claims it."""
+        """Whether the claim is a question of the package, without a source."""
         return self.source.startswith(OURS)
 
     def other_seeds(self, evidence: Evidence) -> list[str]:
@@ -72,11 +72,11 @@ class Claim:
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """Every sweep it needs."""
+        """Every sweep that the claim needs."""
         return (self.sweep, *self.beside)
 
     def judged(self, evidence: Evidence) -> Finding:
-        """Return what the rule finds; what a theorem implies holds unless the numbers contradict it."""
+        """Return the finding of the rule; a theorem's implication holds unless the numbers contradict it."""
         return parts_by_theorem(by_theorem(self.rule(evidence), self.follows), self.part_theorems)
 
 
@@ -99,7 +99,7 @@ def claim(name: str) -> Callable[[Callable[[Evidence], Finding]], Claim]:
 
 @cache
 def _records(module: str) -> dict[str, dict[str, Any]]:
-    """Return what claims.toml, next to a module of rules, says of each claim."""
+    """Return the record of each claim in the claims.toml next to a module of rules."""
     path = Path(str(sys.modules[module].__file__)).with_name("claims.toml")
     records = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
@@ -125,11 +125,11 @@ class Evidence:
         return self.beside.get(sweep, Evidence(self.table.iloc[:0]))
 
     def steps(self) -> list[float]:
-        """Return the steps of the training that were measured, rising; none where there is no training."""
+        """Return the measured steps of the training, ascending; empty without a training."""
         return sorted(self.table["step"].dropna().unique())
 
     def of_step(self, step: float) -> Evidence:
-        """Return what was measured at one step, Hessians too."""
+        """Return the evidence of one step, including Hessians."""
         return replace(
             self,
             table=self.table[self.table["step"] == step],
@@ -137,7 +137,7 @@ class Evidence:
         )
 
     def at_step(self, number: int) -> Evidence:
-        """Return what was measured at the first (0) or last (-1) step; everything where there are no steps."""
+        """Return the evidence of the first (0) or last (-1) step; all of it if there are no steps."""
         steps = self.steps()
         return self.of_step(steps[number]) if steps else self
 

@@ -1,1 +1,1 @@
-"""A sweep next to published values or another run."""
+"""Comparisons of a sweep with published values or with another run."""

@@ -1,4 +1,4 @@
-"""A sweep's curves against published values, point by point."""
+"""Compares a sweep's curves with published values, point by point."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
 
 
 def flaws(values: pd.Series, floor: float) -> pd.Series:
-    """Return what keeps each number from being compared, "" if nothing does."""
+    """Return why each number cannot be compared; empty if it can."""
     tests = {
         "NaN": values.isna(),
         "infinite": np.isinf(values),
@@ -106,9 +106,9 @@ def averages(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare_points(both: pd.DataFrame, between: agreement.Batches) -> pd.DataFrame:
-    """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
+    """Return the points with log ratio, its error including that of batches, p and z; nan if undefined."""
     spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
-    shifts = agreement.difference(
+    shifts = agreement.difference_of_means(
         *(_sample(both, side) for side in ("", "_reference")),
         batch_sd=np.array([spread.point for spread in spreads]),
         batch_dof=np.array([spread.dof for spread in spreads]),
@@ -123,7 +123,7 @@ def _sample(both: pd.DataFrame, side: str) -> agreement.Sample:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome, with what the reference is called.
+    """The outcome of a comparison, with the name of the reference.
 
     `points`: one row per sigma; `curves`: one row per curve, `shift` = mean log ratio; `ratios`: a row for two curves
     of a layer; `left_out`: how many numbers of which side and network are zero, underflowed, infinite or NaN, and
@@ -155,12 +155,12 @@ class Comparison:
         return float((self.points["z"].dropna().abs() <= 3).mean())
 
     def sentence(self) -> str:
-        """Return the verdict and what it rests on, in one line."""
+        """Return the verdict and its reasons in one line."""
         evidence = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
         return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *evidence]))}"
 
     def notes(self) -> list[str]:
-        """Return a line for what was compared with what, and one a side and network for numbers left out."""
+        """Return a line about what was compared, and one per side and network about omitted numbers."""
         ours, theirs = self.unmatched
         lines = [
             f"without a partner: {ours} points of ours, {theirs} of {self.reference}",
@@ -209,7 +209,7 @@ def _largest_shift(curves: pd.DataFrame) -> str:
 
 
 def _reach(curves: pd.DataFrame) -> str:
-    """Return which shifts of a curve would have been called different: of the best known curve and of the worst."""
+    """Return the smallest detectable shifts: of the most precise curve and of the least precise one."""
     sizes = agreement.found_from(curves).dropna()
     if sizes.empty:
         return ""
@@ -270,14 +270,14 @@ def compare(table: pd.DataFrame, reference: Reference, between: agreement.Batche
         raise _nothing_in_common(reference.values, ours)
     points = compare_points(both, between)
     used = points.loc[points["z"].notna(), POINT]
-    wides = (agreement.wide(ours, used), agreement.wide(theirs, used))
+    wides = (agreement.logs_by_curve(ours, used), agreement.logs_by_curve(theirs, used))
     curves, ratios = _curves(points, agreement.curve_shifts(*wides, between)), agreement.ratio_shifts(*wides, between)
     left_out = count_flaws(
         {"ours": ours, reference.name: theirs}, points.loc[~(points["zero"] & points["zero_reference"]), POINT]
     )
     unmatched = (len(mine) - len(both), len(reference.values[POINT].drop_duplicates()) - len(both))
     aside = (len(table) - len(ours), reference.aside)
-    verdict, reasons = agreement.judge(points, curves, ratios)
+    verdict, reasons = agreement.agreement_verdict(points, curves, ratios)
     return Comparison(
         name, reference.name, points, curves, ratios, left_out, unmatched, aside, between.scale, verdict, reasons
     )

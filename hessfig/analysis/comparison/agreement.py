@@ -17,7 +17,7 @@ from hessfig.analysis.manifest import Architectures
 from hessfig.errors import plain
 from hessfig.predictions.architecture import Architecture, Attention, Kind, Norm
 
-# Two runs of the same networks in float32 and in float64 differ by less: no smaller difference is told from none.
+# Runs of the same networks in float32 and in float64 differ by less, so smaller differences are not detected.
 ARITHMETIC = 1e-3
 _SMALLEST_P = 1e-300
 Number = np.ndarray | float
@@ -42,7 +42,7 @@ class PairedDifference:
 
     @property
     def p(self) -> np.ndarray:
-        """Return the probability of a difference as large, either way, where there is none."""
+        """Return the two-sided probability of a difference at least as large under equality."""
         return np.asarray(2 * stdtr(self.dof, -np.abs(self.shift) / self.error))
 
     @property
@@ -51,7 +51,7 @@ class PairedDifference:
         return np.asarray(-np.sign(self.shift) * ndtri(np.maximum(self.p, _SMALLEST_P) / 2))
 
 
-def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> PairedDifference:
+def difference_of_means(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> PairedDifference:
     """Compare means. Under the hypothesis tested both sides draw networks from one distribution, spread included.
 
     So the spread comes from all repeats together: three repeats alone know theirs to a factor of three. `batch_sd`
@@ -84,8 +84,8 @@ def weights(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.asarray(weight / weight.sum())
 
 
-def averaged(logs: np.ndarray, centre: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return each repeat's weighted average distance from `centre` over the columns that it has, as one column."""
+def distance_from_centre(logs: np.ndarray, centre: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return each repeat's weighted mean distance from `centre` over its columns, as one column."""
     known = ~np.isnan(logs)
     share = np.where(known, weight, 0.0)
     total = share.sum(axis=1)
@@ -112,8 +112,10 @@ class AgreementVerdict(StrEnum):
     undecided = "undecided"
 
 
-def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> tuple[AgreementVerdict, list[str]]:
-    """Return the verdict and what is outside, one line per kind."""
+def agreement_verdict(
+    points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame
+) -> tuple[AgreementVerdict, list[str]]:
+    """Return the verdict, and one line per kind of difference."""
     reasons = list(_outside(points, curves, ratios))
     if reasons:
         return AgreementVerdict.differs, reasons
@@ -123,7 +125,7 @@ def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> t
 
 
 def found_from(curves: pd.DataFrame) -> pd.Series:
-    """Return the smallest shift of each curve that would be called different, as a log; nan where there is no test."""
+    """Return the smallest shift of each curve that would count as different, as a log; nan without a test."""
     level = CURVES / max(int(curves["p"].notna().sum()), 1)
     return pd.Series(-stdtrit(curves["dof"].to_numpy(), level / 2) * curves["shift_se"].to_numpy(), curves.index)
 
@@ -180,8 +182,8 @@ class Batches:
     def spread(self, num_layers: int, block: str, part: str) -> BatchSpread:
         """Return the spread of the difference between the two batches, for one curve."""
         network = network_of(self.architectures.get(("", num_layers)))
-        one = _on_record(network, num_layers, block, part)
-        return BatchSpread(self.scale**0.5 * one.curve, self.scale**0.5 * one.point, one.dof)
+        recorded = _on_record(network, num_layers, block, part)
+        return BatchSpread(self.scale**0.5 * recorded.curve, self.scale**0.5 * recorded.point, recorded.dof)
 
 
 def batches(architectures: Architectures, ours: Task, theirs: Task) -> Batches:
@@ -251,7 +253,7 @@ def curve_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
 
 
 def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
-    """Return a row for each two curves of one layer with the shift of their ratio, repeat by repeat of one side.
+    """Return one row per pair of curves of a layer with the shift of their ratio, by repeats of one side.
 
     What all blocks of a network share cancels, so an error in one curve shows. Batches shift the two by amounts taken
     as independent (measured: 0 to 1.2 times the spread that this gives).
@@ -260,13 +262,13 @@ def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
     for over, curve in combinations(ours, 2):
         if curve[:2] == over[:2]:
             mine, other = ours[curve] - ours[over], theirs[curve] - theirs[over]
-            one, two = (batches.spread(name[0], *name[2:]) for name in (curve, over))
-            sd, dof = float(np.hypot(one.curve, two.curve)), min(one.dof, two.dof)
+            first, second = (batches.spread(name[0], *name[2:]) for name in (curve, over))
+            sd, dof = float(np.hypot(first.curve, second.curve)), min(first.dof, second.dof)
             rows.append((*curve, *over[2:], *_shift(mine, other, sd, dof)))
     return _frame(rows, RATIO)
 
 
-def wide(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
+def logs_by_curve(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
     """Return for each curve the logs at the points `used`: one row per repeat, one column per sigma."""
     known = values.merge(used, on=[*CURVE, "sigma"])
     return {
@@ -288,6 +290,6 @@ def _shift(ours: pd.DataFrame, theirs: pd.DataFrame, batch_sd: float, batch_dof:
         return (np.nan,) * len(SHIFT)
     mine, other = ours[known].to_numpy(), theirs[known].to_numpy()
     weight, centre = weights(mine, other), np.nanmean(other, axis=0)
-    samples = [sample(averaged(side, centre, weight)) for side in (mine, other)]
-    total = difference(*samples, batch_sd=batch_sd, batch_dof=batch_dof)
+    samples = [sample(distance_from_centre(side, centre, weight)) for side in (mine, other)]
+    total = difference_of_means(*samples, batch_sd=batch_sd, batch_dof=batch_dof)
     return tuple(float(column[0]) for column in (total.shift, total.error, total.dof, total.p, total.z))

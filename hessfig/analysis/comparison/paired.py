@@ -1,4 +1,4 @@
-"""Two runs of the same networks, number by number and curve by curve."""
+"""Compares two runs of the same networks, number by number and curve by curve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROBES = ["num_probes", "num_probes_reference"]
 _BESIDE = ["value", "error", "num_probes", "estimator", "dtype", "status", "config"]
 _GROUPS = ("model", "task", "state", "training")
 _FREE = ("n_layers",)  # a column of the table
-_FROM_FILES = ("path", "factory")  # settings that name a file, whose content only the column `config` tells
+_FROM_FILES = ("path", "factory")  # settings that name a file, whose content enters only the column `config`
 
 
 def compare_pairs(
@@ -69,7 +69,7 @@ def compare_pairs(
 
 
 def placed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with its places as text of nine digits: a sigma is one, however it was written."""
+    """Return the table with its places as text of nine digits, so that equal sigmas match however they are written."""
     return table.assign(**{f"{name}_text": table[name].map("{:.9g}".format) for name in _PLACES})
 
 
@@ -89,7 +89,7 @@ def _are_same(pairs: pd.DataFrame, ours: Mapping[str, Any], theirs: Mapping[str,
 
 
 def _are_rounded_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> bool:
-    """Whether the manifests tell two types: then weights differ by rounding, even where both norms are of float64."""
+    """Whether the manifests name two types: then weights differ by rounding, even if both norms are float64."""
     return len({config["dtype"] for config in (ours, theirs or {}) if "dtype" in config}) > 1
 
 
@@ -133,21 +133,21 @@ def _judged(pairs: pd.DataFrame, *, other_weights: bool, is_repeat: bool) -> pd.
 
 
 def _reach(probes: pd.Series, *, num_tests: int) -> np.ndarray:
-    """Return how many errors a difference may be: chance goes beyond in one of `num_tests` with probability POINTS."""
+    """Return how many errors a difference may be: chance exceeds this in one of `num_tests` with probability POINTS."""
     level, counts = 1 - POINTS / max(num_tests, 1), probes.clip(lower=2).fillna(0)
-    reach = {one: probe_deviate(one, level) if one else deviate(1e6, level) for one in counts.unique()}
+    reach = {count: probe_deviate(count, level) if count else deviate(1e6, level) for count in counts.unique()}
     return counts.map(reach).to_numpy(float)
 
 
 def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield every curve with its shift, the interval of it, and its verdict."""
+    """Yield every curve with its shift, the interval of the shift, and its verdict."""
     groups = list(points.groupby(CURVE, sort=False, dropna=False))
     for key, here in groups:
         of_seeds = here.groupby("seed")["log_ratio"].mean().dropna().to_numpy(float)
-        one = student_interval(of_seeds)
-        p = float(2 * stdtr(one.count - 1, -abs(one.mean) / one.se)) if one.se > 0 else np.nan
+        interval = student_interval(of_seeds)
+        p = float(2 * stdtr(interval.count - 1, -abs(interval.mean) / interval.se)) if interval.se > 0 else np.nan
         summary = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
-        summary |= {"shift": one.mean, "shift_low": one.low, "shift_high": one.high, "p": p}
+        summary |= {"shift": interval.mean, "shift_low": interval.low, "shift_high": interval.high, "p": p}
         summary |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
         yield {
             **dict(zip(CURVE, key, strict=True)),
@@ -193,7 +193,7 @@ class Paired:
 
     @cached_property
     def verdict(self) -> str:
-        """The verdict on all of it: identical only if every number is."""
+        """The verdict on all numbers: identical only if every number is."""
         verdicts = set(self.curves["verdict"])
         if DIFFERENT in verdicts:
             return AgreementVerdict.differs
@@ -202,7 +202,7 @@ class Paired:
         return AgreementVerdict.agrees if verdicts & {IDENTICAL, ROUNDED, AGREES} else AgreementVerdict.undecided
 
     def sentence(self) -> str:
-        """Return the verdict and what it rests on, in one line."""
+        """Return the verdict and its reasons in one line."""
         count, same = len(self.points), int(self.points["is_identical"].sum())
         if self.verdict == IDENTICAL:
             return f"identical: all {count} numbers are equal to the bit (difference 0)"
@@ -213,7 +213,7 @@ class Paired:
         return f"{self.verdict}: curves: {kinds}; {same} of {count} numbers equal to the bit; {largest}; {shift}"
 
     def notes(self) -> list[str]:
-        """Return a line for how it was compared, and one for what was not."""
+        """Return a line on the method of comparison, and one on numbers that were not compared."""
         seeds = self.points["seed"].nunique()
         return [
             f"same settings and {seeds} seed{'s' * (seeds != 1)} on both sides: compared number by number",

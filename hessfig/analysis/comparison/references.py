@@ -54,7 +54,9 @@ def read_columns(path: Path) -> pd.DataFrame:
     return pd.DataFrame({**texts, **{name: pd.Series(column, dtype=float) for name, column in floats.items()}})
 
 
-def refused(path: Path, what: str, *, got: object = None, allowed: str = "a CSV file in plain text") -> UserError:
+def unusable_reference(
+    path: Path, what: str, *, got: object = None, allowed: str = "a CSV file in plain text"
+) -> UserError:
     """Return the error for a file that cannot serve as a reference."""
     shown = None if got is None else plain(got)
     return UserError(f"reference {path}: {what}", got=shown, allowed=allowed, remedy="fix the file, or give another")
@@ -62,18 +64,18 @@ def refused(path: Path, what: str, *, got: object = None, allowed: str = "a CSV 
 
 def _opened(path: Path) -> TextIO:
     if not path.is_file():
-        raise refused(path, "is not a file", got="a device or a pipe")
+        raise unusable_reference(path, "is not a file", got="a device or a pipe")
     try:
         with path.open("rb") as handle:
             start = handle.read(8)
         size = path.stat().st_size
     except OSError as error:
-        raise refused(path, "cannot be read", got=error.strerror) from None
+        raise unusable_reference(path, "cannot be read", got=error.strerror) from None
     for magic, name in _COMPRESSED.items():
         if start.startswith(magic):
-            raise refused(path, "is compressed", got=name)
+            raise unusable_reference(path, "is compressed", got=name)
     if size > LARGEST_FILE:
-        raise refused(path, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_FILE} bytes")
+        raise unusable_reference(path, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_FILE} bytes")
     return path.open(encoding="utf-8-sig", newline="")
 
 
@@ -89,12 +91,12 @@ def _rows(path: Path, handle: TextIO) -> Iterator[tuple[int, list[str]]]:
             if len(cells) != len(header):
                 raise _bad(path, reader.line_num, f"{len(cells)} cells", allowed=f"{len(header)} cells")
             if number > MOST_ROWS:
-                raise refused(path, "is too long", got="more rows", allowed=f"at most {MOST_ROWS} rows")
+                raise unusable_reference(path, "is too long", got="more rows", allowed=f"at most {MOST_ROWS} rows")
             yield reader.line_num, cells
     except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise refused(path, "cannot be read as a table", got=error) from None
+        raise unusable_reference(path, "cannot be read as a table", got=error) from None
     if not header:
-        raise refused(path, "cannot be read as a table", got="an empty file")
+        raise unusable_reference(path, "cannot be read as a table", got="an empty file")
 
 
 def _lines(path: Path, handle: TextIO) -> Iterator[str]:
@@ -110,7 +112,7 @@ def _lines(path: Path, handle: TextIO) -> Iterator[str]:
 def _check_header(path: Path, header: list[str]) -> None:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise refused(path, "has two columns of one name", got=", ".join(twice))
+        raise unusable_reference(path, "has two columns of one name", got=", ".join(twice))
 
 
 def _word(path: Path, line: int, name: str, cell: str) -> str:
@@ -137,7 +139,7 @@ def _number(path: Path, line: int, name: str, cell: str, kind: str) -> float:
 
 
 def _bad(path: Path, line: int, got: str, *, allowed: str) -> UserError:
-    return refused(path, f"line {line} cannot be used", got=got, allowed=allowed)
+    return unusable_reference(path, f"line {line} cannot be used", got=got, allowed=allowed)
 
 
 _COLUMN_KINDS = {
@@ -148,12 +150,12 @@ _COLUMN_KINDS = {
 
 
 class NothingToCompare(UserError):
-    """A sweep and a reference that have nothing in common."""
+    """Raised for a sweep and a reference without common points."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a sweep is compared with: values in the columns NUMBER and `value`, and what to call them.
+    """A reference: values in the columns NUMBER and `value`, and its name.
 
     `run` and `config` are the table and the settings of another run, None where there is none, or no manifest; `aside`
     is the number of its rows that are no norm of a diagonal block of the plain variant.
@@ -167,7 +169,7 @@ class Reference:
 
 
 def reference_file(path: Path, sweep: str) -> Path:
-    """Return the file of a reference: of a folder `path`, the one that is named after a sweep.
+    """Return the file of a reference: in a folder `path`, the file named after the sweep.
 
     Raises UserError for a path that does not exist and for pickles, NothingToCompare for a folder without that file.
     """
@@ -221,7 +223,9 @@ def read_reference(path: Path, table: pd.DataFrame) -> Reference:
     values, depths = read_columns(path), table["num_layers"].unique()
     if "num_layers" not in values:
         if len(depths) != 1:
-            raise refused(path, "needs a column num_layers, for the sweep has several depths", got="no such column")
+            raise unusable_reference(
+                path, "needs a column num_layers, for the sweep has several depths", got="no such column"
+            )
         values = values.assign(num_layers=depths[0])
     return Reference(_checked(path, values))
 
@@ -233,7 +237,9 @@ def _other_run(path: Path) -> Reference:
     if path.name == TABLE and manifest.exists():
         size = manifest.stat().st_size
         if size > LARGEST_MANIFEST:
-            raise refused(manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes")
+            raise unusable_reference(
+                manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes"
+            )
         config = (read_manifest(path.parent) or {}).get("config")
     values = _checked(path, comparable(table))
     return Reference(values, f"the run in {plain(path.parent)}", table, config, aside=len(table) - len(values))
@@ -256,20 +262,20 @@ def comparable(table: pd.DataFrame) -> pd.DataFrame:
 def _check_columns(path: Path, names: Sequence[str]) -> None:
     missing = [name for name in (*NUMBER[1:], "value") if name not in names]
     if missing:
-        raise refused(path, f"lacks columns: {', '.join(missing)}", got=", ".join(names), allowed=_ALLOWED)
+        raise unusable_reference(path, f"lacks columns: {', '.join(missing)}", got=", ".join(names), allowed=_ALLOWED)
 
 
 def _checked(path: Path, values: pd.DataFrame) -> pd.DataFrame:
     if values.empty:
-        raise refused(path, "has no rows that can be compared", allowed=_ALLOWED)
+        raise unusable_reference(path, "has no rows that can be compared", allowed=_ALLOWED)
     unknown = sorted(set(values["part"]) - set(_PARTS))
     if unknown:
-        raise refused(path, "unknown part", got=", ".join(unknown), allowed=", ".join(_PARTS))
+        raise unusable_reference(path, "unknown part", got=", ".join(unknown), allowed=", ".join(_PARTS))
     twice = values.duplicated(NUMBER)
     if twice.any():
         row = values[twice].iloc[0]
         got = ", ".join(f"{name}={row[name]}" for name in NUMBER)
-        raise refused(path, "two rows claim to be the same number", got=got, allowed="one row a number")
+        raise unusable_reference(path, "two rows claim to be the same number", got=got, allowed="one row a number")
     whole = {name: int for name, kind in _KINDS.items() if kind == "count"}
     return values.astype(whole)[[*NUMBER, "value"]]
 

@@ -1,4 +1,4 @@
-"""A table and arrays measured again: which numbers came out equal, how nearly, and on which machines and versions."""
+"""Compares a table and its arrays with a repetition, number by number, and the machines and versions of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIFFERENT, MISSING = "different", "missing"
 VERDICTS = (IDENTICAL, ROUNDED, WITHIN, DIFFERENT, MISSING)
 _OF_A_SIZE, _NEGLIGIBLE = 100.0, 1e-6  # residual norms: their ratio, and their size beside the eigenvalue's
 _WRITTEN = ["value", "error", "num_probes", "estimator", "dtype", "status"]
-# What a manifest says of the machine and of the software behind a table, in words.
+# Entries of a manifest about machine and software, in words.
 _MADE_BY = {
     **{"hessfig": "hessfig", "git_commit": "commit", "versions.torch": "torch", "versions.numpy": "numpy"},
     **{"python": "Python", "platform": "platform", "cpu": "CPU", "device": "device"},
@@ -56,7 +56,7 @@ class Reproduction:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many numbers have each verdict."""
+        """The number of numbers per verdict."""
         counted = self.rows["verdict"].value_counts()
         return {verdict: int(counted.get(verdict, 0)) for verdict in VERDICTS}
 
@@ -73,7 +73,7 @@ class Reproduction:
         return str(self.rows.to_csv(index=False, lineterminator="\n"))
 
     def sentence(self, beside: Sequence[str] = ()) -> str:
-        """Return in one line whether the table was reproduced, and on what that rests.
+        """Return in one line whether the table was reproduced, and why.
 
         `beside` says what else of a bundle was not.
         """
@@ -90,8 +90,8 @@ class Reproduction:
         if unplanned := int((self.rows["verdict"].eq(MISSING) & self.rows["value"].isna()).sum()):
             lines.append(f"{unplanned} numbers that the plan has are not in the table")
         if worst["difference"] != 0:
-            told = [name for name in ("sigma", "step", "seed") if pd.notna(worst[name])]
-            place = ", ".join(f"{name}={worst[name]:.9g}" for name in told)
+            known = [name for name in ("sigma", "step", "seed") if pd.notna(worst[name])]
+            place = ", ".join(f"{name}={worst[name]:.9g}" for name in known)
             lines.append(f"largest difference {worst['difference']:+.3g} (relative): {curve_words(worst)}, {place}")
         if self.shifted:
             lines.append(f"shifted as a whole, beyond chance: {first_few(self.shifted, most=3)}")
@@ -136,7 +136,7 @@ def compare_repeat(first: RecordedRun, second: RecordedRun, *, is_repeat: bool) 
     matched = points[[*kept, "difference", "allowed", "z", "verdict", "departs"]]
     lost, more = _without_partner(first.table, second.table), _without_partner(second.table, first.table)
     unplanned = more.rename(columns={name: f"{name}_again" for name in _WRITTEN}) if is_repeat else more[:0]
-    alone = [one.assign(verdict=MISSING, departs="") for one in (lost, unplanned) if len(one)]
+    alone = [others.assign(verdict=MISSING, departs="") for others in (lost, unplanned) if len(others)]
     rows = pd.concat([matched, *alone], ignore_index=True) if alone else matched
     return Reproduction(rows, paired, extra=0 if is_repeat else len(more))
 
@@ -153,14 +153,14 @@ def _verdicts(points: pd.DataFrame) -> np.ndarray:
 
 
 def _departures(points: pd.DataFrame) -> list[str]:
-    """Return in words, for every number, what of it but the value is not that of the repetition."""
+    """Return in words, for every number, which columns other than the value differ in the repetition."""
     words = pd.Series("", index=points.index)
     for name in ("estimator", "num_probes", "dtype", "status"):
         first, again = (points[both].map(str) for both in (name, f"{name}_reference"))
         words = words.mask(first != again, words + f" {name} " + first + ", again " + again + ";")
     far = ~_have_one_error(points)
-    said = [points[name].map("{:.3g}".format) for name in ("error", "error_reference")]
-    words = words.mask(far, words + " error " + said[0] + ", again " + said[1] + ";")
+    errors = [points[name].map("{:.3g}".format) for name in ("error", "error_reference")]
+    words = words.mask(far, words + " error " + errors[0] + ", again " + errors[1] + ";")
     return [plain(text.strip(" ;")) for text in words]
 
 
@@ -182,15 +182,15 @@ def _have_one_error(points: pd.DataFrame) -> pd.Series:
 
 
 def _without_partner(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the first table whose number the second has not."""
+    """Return the rows of the first table without a number in the second."""
     keys = [f"{name}_text" if name in ("sigma", "step") else name for name in NUMBER]
-    there = placed(second)[keys].drop_duplicates()
-    merged = placed(first).merge(there, on=keys, how="left", indicator=True)
+    places = placed(second)[keys].drop_duplicates()
+    merged = placed(first).merge(places, on=keys, how="left", indicator=True)
     return merged.loc[merged["_merge"] == "left_only", [*NUMBER, *_WRITTEN]]
 
 
 def machines(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
-    """Return what two manifests say of machine and versions as a table for a terminal; differences are marked."""
+    """Return machine and versions of two manifests as a table for a terminal, with differences marked."""
     rows = []
     for key, words in _MADE_BY.items():
         before, after = (_said(manifest, key) for manifest in (first, second))
@@ -215,7 +215,7 @@ _NAMED = ("variant", "num_layers", "sigma", "step", "seed", "quantity")
 
 
 def unequal_arrays(first: Path, second: Path) -> tuple[int, list[str]]:
-    """Return how many files of arrays two sweeps' folders have, and in words those that are not equal in both.
+    """Return the number of files of arrays in two sweeps' folders, and in words those that differ.
 
     Raises UserError for a file that is damaged, or not the one of its manifest.
     """
@@ -227,7 +227,7 @@ def unequal_arrays(first: Path, second: Path) -> tuple[int, list[str]]:
 
 
 def _place(entry: Entry) -> tuple[str, ...]:
-    """Return what tells a file of arrays from the others; a place is a sigma to nine digits."""
+    """Return what identifies a file of arrays; a place is a sigma to nine digits."""
     return tuple(f"{name}={_text(entry[name])}" for name in _NAMED if entry[name] not in ("", None))
 
 

@@ -1,4 +1,4 @@
-"""The settings of one run of a command: its words, composed by Hydra and checked."""
+"""A job: the settings of one run of a command, composed by Hydra from its words and checked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from hessfig.config.checks import NETWORK_CHECKS, check
-from hessfig.config.compose.overrides import command_settings, for_hydra, quoted, runs
-from hessfig.config.compose.refusals import REFUSED, refusal
+from hessfig.config.checks import NETWORK_CHECKS, check_config
+from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted, runs
+from hessfig.config.compose.refusals import REFUSED, composition_error
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.given import GivenSetting, check_given
@@ -67,14 +67,18 @@ class Job:
 
     @cached_property
     def asked(self) -> list[GivenSetting]:
-        """What the user gives: words, what a sweep file of their own sets, and what the sweep varies, by variant."""
-        found = [_given(key, value, self.own) for key, value in self._of_user.items()]
+        """The settings given by the user: words, settings of their own sweep file, and varied settings, by variant."""
+        settings = [_given(key, value, self.own) for key, value in self._of_user.items()]
         choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
-        varied = {key: [place for place, one in enumerate(choices) if key in one] for one in choices for key in one}
-        return [*found, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
+        varied = {
+            key: [place for place, choice in enumerate(choices) if key in choice]
+            for choice in choices
+            for key in choice
+        }
+        return [*settings, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
 
     def check_read(self) -> None:
-        """Raise UserError for a setting that is given and that no network, data or state of the job reads."""
+        """Raise UserError for a given setting that no network, data or state of the job reads."""
         configs = [config for _, config in self.variants]
         unread = import_module(NETWORK_CHECKS).unread
         check_given(self.asked, len(configs), lambda place, key: unread(configs[place], key))
@@ -83,10 +87,10 @@ class Job:
     def implied(self) -> dict[str, list[str]]:
         """{setting: words} that settings of the user imply, where nothing that is given contradicts one of them."""
         given = self._of_user
-        found = {
+        implied = {
             key: settings()[key].says.implies.split() for key, value in given.items() if key in settings() and value
         }
-        missing = {key: [word for word in words if not self._is_made(word)] for key, words in found.items()}
+        missing = {key: [word for word in words if not self._is_made(word)] for key, words in implied.items()}
         return {key: words for key, words in missing.items() if words and not any(map(self._is_given, words))}
 
     @property
@@ -100,7 +104,7 @@ class Job:
         return [(low, high) for low, high in self.config.sweep.windows]
 
     def of_sweep(self, sweep: str) -> Job:
-        """Return what the same words ask of another sweep."""
+        """Return the job of the same words for another sweep."""
         kept = [word for word in self.words if not word.startswith(("sweep=", "figure="))]
         return compose([*kept, f"sweep={sweep}"], self.own)
 
@@ -137,11 +141,11 @@ class Job:
 
     @cached_property
     def _of_own_sweep(self) -> dict[str, Any]:
-        """What the sweep's file sets, where it is the user's own, besides the sweep itself."""
+        """The settings of the user's own sweep file, except those of the sweep itself."""
         name = self.given.get("sweep")
         is_own = self.own is not None and name is not None and name not in names("sweep")
-        found = settings_in("sweep", str(name), self.own) if is_own else {}
-        return {key: value for key, value in found.items() if not key.startswith("sweep")}
+        values = settings_in("sweep", str(name), self.own) if is_own else {}
+        return {key: value for key, value in values.items() if not key.startswith("sweep")}
 
     def _each(self) -> Iterator[tuple[str, Config]]:
         sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
@@ -156,28 +160,30 @@ class Job:
             try:
                 OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))
             except REFUSED as error:
-                raise refusal(error, [f"{key}={value}"], None) from error
+                raise composition_error(error, [f"{key}={value}"], None) from error
         return self._checked(changed)
 
     def _checked(self, composed: DictConfig) -> Config:
         try:
             config = OmegaConf.to_object(composed)
         except REFUSED as error:
-            raise refusal(error, self.words, self.own) from error
+            raise composition_error(error, self.words, self.own) from error
         assert isinstance(config, Config)
         check_shapes(config)
-        check(config)
+        check_config(config)
         return config
 
 
 def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     if key not in GROUPS:
         return GivenSetting(key, (key,))
-    return GivenSetting(f"{key}={value}", tuple(one for one in settings_in(key, str(value), own) if one not in GROUPS))
+    return GivenSetting(
+        f"{key}={value}", tuple(name for name in settings_in(key, str(value), own) if name not in GROUPS)
+    )
 
 
 def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
-    """Return the job that sound `words` stand for; with `several` (-m) one for each combination of key=a,b.
+    """Return the job of checked `words`; with `several` (-m), one job per combination of key=a,b.
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
@@ -188,7 +194,7 @@ def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False
 
 
 def _with_implied(job: Job) -> Job:
-    """Return the job with what its settings imply, which is said on stderr."""
+    """Return the job with the settings that its settings imply, which are printed on stderr."""
     for key, words in job.implied.items():
         print(f"note: {key} implies {' '.join(words)}", file=sys.stderr, flush=True)
     words = [word for implied in job.implied.values() for word in implied]
@@ -201,7 +207,7 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     try:
         composed = _hydra(words, own)
     except REFUSED as error:
-        raise refusal(error, words, own) from error
+        raise composition_error(error, words, own) from error
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = values_to_vary(vary, command_settings(words))
     composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), command_settings(words))
@@ -211,7 +217,7 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     return job
 
 
-def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None) -> Job:
+def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None) -> Job:
     """Return the job of the settings `made` that a manifest has; `words` (of no group) change some of them.
 
     Settings that it lacks are those of versions before they were added: they stand at their defaults. A relative path
@@ -220,9 +226,9 @@ def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path 
     """
     _check_references(words)
     try:
-        composed = OmegaConf.merge(_defaults(), _found_in(made, own), OmegaConf.from_dotlist(list(words)))
+        composed = OmegaConf.merge(_defaults(), _found_in(recorded, own), OmegaConf.from_dotlist(list(words)))
     except REFUSED as error:
-        raise refusal(error, words, own) from error
+        raise composition_error(error, words, own) from error
     assert isinstance(composed, DictConfig)
     composed.config_dir = str(own) if own else None
     return Job(composed, tuple(words), own)
@@ -230,13 +236,13 @@ def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path 
 
 @cache
 def _defaults() -> DictConfig:
-    """Return the schema's settings, which `merge` copies: to make them takes four times as long."""
+    """Return the schema's settings; `merge` copies them, which is four times as fast as making them."""
     return OmegaConf.structured(Config)
 
 
-def _found_in(made: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
+def _found_in(recorded: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
     """Return the settings of a table, with paths that lead into `own`; a pin of a path that is varied is left out."""
-    text = json.dumps({key: value for key, value in made.items() if key in top_level(*IN_MANIFEST)})
+    text = json.dumps({key: value for key, value in recorded.items() if key in top_level(*IN_MANIFEST)})
     if "${" in text:
         raise UserError(
             "the settings of a manifest refer to others",
@@ -260,8 +266,8 @@ def _found_in(made: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
 
 
 def _inside(path: Any, own: Path | None) -> Any:
-    there = own is not None and isinstance(path, str) and (own / path).exists()
-    return str((own or Path()) / path) if there else path
+    is_inside = own is not None and isinstance(path, str) and (own / path).exists()
+    return str((own or Path()) / path) if is_inside else path
 
 
 def _check_references(words: Sequence[str]) -> None:
@@ -281,7 +287,7 @@ def _register_figure(name: str) -> None:
 
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
-    """Return what words make of the files; where results lie is set last, since it makes no other composition."""
+    """Compose words and files; the output folder is set last, since it does not change the composition."""
     place = [word for word in words if word.startswith("output_dir=")]
     others = [word for word in words if word not in place]
     composed = _composed(tuple(others), own) if own else _shipped(tuple(others)).copy()
@@ -292,12 +298,12 @@ def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
 
 @lru_cache(maxsize=256)
 def _shipped(words: tuple[str, ...]) -> DictConfig:
-    """Return what words make of the shipped files, which do not change while hessfig runs."""
+    """Compose words and the shipped files, which do not change while hessfig runs."""
     return _composed(words, None)
 
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
-    searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []
+    searched = [f"hydra.searchpath=[{hydra_quoted(f'file://{own}')}]"] if own else []
     with _ONE_AT_A_TIME:
         _register_schema()
         for name in figures():

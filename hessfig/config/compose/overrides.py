@@ -1,4 +1,4 @@
-"""Overrides, the key=value words of a command: checked before anything is composed, so that a slip gets an answer."""
+"""Overrides, the key=value words of a command: checks them before composition, for better error messages."""
 
 import itertools
 import math
@@ -26,10 +26,10 @@ QUOTE = "'"
 MOST_ENTRIES, DEEPEST, MOST_RUNS = 2_000, 20, 200  # of one word; of one -m
 
 
-def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> None:
+def check_overrides(words: Sequence[str], own: Path | None, *, several: bool) -> None:
     """Raise UserError for the first word that is no key=value, or whose key or choice does not exist.
 
-    `several`: whether key=a,b asks for one run a value (-m).
+    `several`: whether key=a,b asks for one run per value (-m).
     """
     for word in words:
         _check_size(word)
@@ -43,7 +43,7 @@ def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> Non
 
 
 def command_settings(words: Sequence[str]) -> dict[str, Any]:
-    """Return {key: value} of words that are known to be sound; the last of equal keys counts."""
+    """Return {key: value} of checked words; the last of equal keys counts."""
     overrides = map(_override, words)
     return {override.key_or_group: override.value() for override in overrides}
 
@@ -68,14 +68,14 @@ def for_hydra(word: str) -> str:
 _TEXT = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(\s*:)?""")
 
 
-def _as_key(found: re.Match[str]) -> str:
+def _as_key(match: re.Match[str]) -> str:
     """Return a quoted text as it is; one that is the key of a value, without its quotes."""
-    if found[2] is None:
-        return found[0]
-    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", found[1][1:-1]) + found[2]
+    if match[2] is None:
+        return match[0]
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", match[1][1:-1]) + match[2]
 
 
-def quoted(text: str) -> str:
+def hydra_quoted(text: str) -> str:
     """Return any text as a value of Hydra's grammar, where a backslash is itself unless a quote follows it."""
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)\Z", r"\1\1", text)) + "'"
 
@@ -86,17 +86,17 @@ def as_word(key: str, value: Any) -> str:
 
 
 def _written(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_./:-]+", text) else quoted(text)
+    return text if re.fullmatch(r"[A-Za-z0-9_./:-]+", text) else hydra_quoted(text)
 
 
 @lru_cache(maxsize=1024)
 def _override(word: str) -> Override:
-    """Return a word as Hydra reads it, which for a long list takes its time: so each is read once."""
+    """Return a word as Hydra parses it; cached, since parsing a long list is slow."""
     return OverridesParser.create().parse_override(for_hydra(word))
 
 
 def _check_size(word: str) -> None:
-    """Raise UserError for a value that Hydra would not read in any time, or not without end."""
+    """Raise UserError for a value too long or too deeply nested for Hydra's parser."""
     entries, depth = word.count(",") + 1, _depth(word)
     if entries > MOST_ENTRIES or depth > DEEPEST:
         raise UserError(
@@ -165,7 +165,7 @@ def _check_choices(override: Override, own: Path | None, words: Sequence[str]) -
 
 
 def _was_run(group: str, choice: str, words: Sequence[str]) -> str:
-    """Return how to name a sweep of the user's own that has a table; nothing for anything else."""
+    """Return how to name a user's own sweep that has a table; nothing for other names."""
     root = next((word.partition("=")[2] for word in reversed(words) if word.startswith("output_dir=")), "outputs")
     if group != "sweep" or not NAME.fullmatch(choice) or not is_file(Path(root) / choice / TABLE):
         return ""

@@ -1,4 +1,4 @@
-"""The settings a table was made with, as its manifest has them, next to those of the present command."""
+"""Compares the settings in a table's manifest with those of the present command."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,32 +69,34 @@ def _is_window(window: Any) -> bool:
     return isinstance(window, list) and all(end is None or type(end) in (int, float) for end in window)
 
 
-def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[SettingDifference]:
-    """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
+def setting_differences(
+    recorded: Mapping[str, Any], job: Job, keys: Collection[str] | None = None
+) -> list[SettingDifference]:
+    """Return the settings that change numbers and differ from those of a table; only among `keys`, if given."""
     asked = as_plain(job.first)
     of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
-    vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
-    found = (
+    vary = {key: None for config in (recorded, asked) for key in (config["sweep"].get("vary") or {})}
+    compared = (
         SettingDifference(key, before, now)
         for key in dict.fromkeys([*of_numbers, *vary])
         if (keys is None or _is_named(key, keys, vary))
-        for before, now in [(_values(made, key), _values(asked, key))]
+        for before, now in [(_values(recorded, key), _values(asked, key))]
     )
     unasked = {
         key for key in with_role(Role.pin) if _values(asked, key) is None
     }  # whatever was there when the table was made
     return [
-        one
-        for one in found
-        if one.made is not _UNKNOWN and one.key not in unasked and not _agree(one, is_part=keys is not None)
+        setting
+        for setting in compared
+        if setting.made is not _UNKNOWN and setting.key not in unasked and not _agree(setting, is_part=keys is not None)
     ]
 
 
 def matching_folder(job: Job) -> Path:
-    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
+    """Return outputs/<sweep>. Raises UserError if a given setting differs from the one that made the table."""
     folder = Path(job.config.output_dir) / job.config.sweep.name
     manifest = manifest_of(folder)
-    other = differences(manifest["config"], job, set(job.given)) if manifest else []
+    other = setting_differences(manifest["config"], job, set(job.given)) if manifest else []
     if other:
         first = other[0]
         raise UserError(
@@ -107,7 +109,7 @@ def matching_folder(job: Job) -> Path:
 
 
 def table_folder(job: Job) -> Path:
-    """Return outputs/<sweep> with a table in it. Raises UserError where there is none, or one of other settings."""
+    """Return outputs/<sweep> with its table. Raises UserError if there is none, or one of other settings."""
     folder = matching_folder(job)
     if not is_file(folder / TABLE):
         raise UserError(
@@ -121,28 +123,28 @@ def table_folder(job: Job) -> Path:
 
 def departures(manifest: Path, sweep: str) -> list[str]:
     """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
-    made = (manifest_of(manifest.parent) or {"config": {}})["config"]
+    recorded = (manifest_of(manifest.parent) or {"config": {}})["config"]
     own = as_plain(compose([f"sweep={sweep}"]).first)
     return [
-        f"{group}.{key}={made[group][key]} (the paper: {value})"
+        f"{group}.{key}={recorded[group][key]} (the paper: {value})"
         for group in ("model", "task")
         for key, value in own[group].items()
         if f"{group}.{key}" not in (*_FREE, *with_role(Role.pin))
-        and made.get(group, {}).get(key, value) != value
+        and recorded.get(group, {}).get(key, value) != value
         and (value is not None or f"{group}.{key}" not in _FILLED)
     ]
 
 
-def _agree(one: SettingDifference, *, is_part: bool) -> bool:
+def _agree(setting: SettingDifference, *, is_part: bool) -> bool:
     """Whether the values are equal; a reader may ask for some of a table's quantities."""
-    some = is_part and one.key == "quantities" and bool(one.asked)
-    return set(one.asked) <= set(one.made) if some else one.made == one.asked
+    is_subset = is_part and setting.key == "quantities" and bool(setting.asked)
+    return set(setting.asked) <= set(setting.made) if is_subset else setting.made == setting.asked
 
 
 def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
     """Whether `key` is one of `keys`, in a group that is, or one of those varied where `sweep.vary` is among them."""
-    by_vary = key in vary and any(one.startswith(_VARY) for one in keys)
-    return by_vary or any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in keys)
+    by_vary = key in vary and any(name.startswith(_VARY) for name in keys)
+    return by_vary or any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in keys)
 
 
 def _values(config: Mapping[str, Any], key: str) -> Any:
@@ -150,14 +152,14 @@ def _values(config: Mapping[str, Any], key: str) -> Any:
     varied = (config["sweep"].get("vary") or {}).get(key)
     if varied is not None:
         return varied
-    found: Any = config
+    value: Any = config
     for name in key.split("."):
-        found = found.get(name, _UNKNOWN) if isinstance(found, Mapping) else _UNKNOWN
-    return added_defaults().get(key, _UNKNOWN) if found is _UNKNOWN else found
+        value = value.get(name, _UNKNOWN) if isinstance(value, Mapping) else _UNKNOWN
+    return added_defaults().get(key, _UNKNOWN) if value is _UNKNOWN else value
 
 
 def _run_command(job: Job) -> str:
-    """Return the command that measures what `job` asks for."""
+    """Return the command that measures the sweep of `job`."""
     sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
     kept = [
         word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in (Role.reading, Role.fit)
@@ -172,7 +174,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Preset:
-    """The sweep that a run began with, a line about it, and the settings in which the run is another.
+    """The sweep on which a run is based, a line about it, and the settings that the run changes.
 
     `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes.
     """
@@ -186,16 +188,18 @@ class Preset:
     def of_network(self) -> list[SettingDifference]:
         """The changed settings of network, task and state; a part of what the preset varies is no change."""
         return [
-            one for one in self.changed if one.key.startswith(_OF_NETWORK) and one.key != _DRAWS and not _is_part(one)
+            setting
+            for setting in self.changed
+            if setting.key.startswith(_OF_NETWORK) and setting.key != _DRAWS and not _is_part(setting)
         ]
 
     def words(self, name: str) -> str:
-        """Return a line about the run `name`: its preset's, and what it changes of that."""
+        """Return a line about the run `name`: its preset's line, and the changed settings."""
         about = plain(self.about)
         if self.says_itself or not self.changed:
             return about
-        said = first_few([plain(f"{one.key}={one.value}") for one in self.changed], most=_SHOWN)
-        return f"({'preset' if self.name == name else f'preset {self.name}'}: {about}) with {said}"
+        changes = first_few([plain(f"{setting.key}={setting.value}") for setting in self.changed], most=_SHOWN)
+        return f"({'preset' if self.name == name else f'preset {self.name}'}: {about}) with {changes}"
 
 
 def preset_in(folder: Path, own: Path | None) -> Preset | None:
@@ -234,17 +238,17 @@ def unchanged(preset: Preset | None) -> str:
 
 
 def title(job: Job) -> str:
-    """Return the first line on a run: its name, and what it is."""
+    """Return the first line about a run: its name and its description."""
     name = job.config.sweep.name
     words = _preset(job.words, _named(job.words), job.own, as_plain(job.first)).words(name)
     return f"sweep {name}{'' if words.startswith('(preset') else ':'} {words}"
 
 
-def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, made: Mapping[str, Any]) -> Preset:
+def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, recorded: Mapping[str, Any]) -> Preset:
     job = compose(named, own)
     sweep, says_itself = job.config.sweep, any(word.startswith("sweep.about=") for word in words)
-    about = str(made["sweep"].get("about") or "") if says_itself else sweep.about
-    return Preset(sweep.name, about, differences(made, job), says_itself)
+    about = str(recorded["sweep"].get("about") or "") if says_itself else sweep.about
+    return Preset(sweep.name, about, setting_differences(recorded, job), says_itself)
 
 
 def _named(words: Sequence[str]) -> list[str]:
@@ -252,6 +256,6 @@ def _named(words: Sequence[str]) -> list[str]:
     return [word for word in words if word.startswith("sweep=")][-1:]
 
 
-def _is_part(one: SettingDifference) -> bool:
-    made, usual = (value if isinstance(value, list) else [value] for value in (one.made, one.asked))
-    return isinstance(one.asked, list) and all(value in usual for value in made)
+def _is_part(setting: SettingDifference) -> bool:
+    recorded, usual = (value if isinstance(value, list) else [value] for value in (setting.made, setting.asked))
+    return isinstance(setting.asked, list) and all(value in usual for value in recorded)

@@ -1,4 +1,4 @@
-"""What Hydra, OmegaConf and YAML refuse, in our words: the key, the file where it was, what is allowed, what to do."""
+"""Turns errors of Hydra, OmegaConf and YAML into UserErrors: the key, its file, allowed values, and a remedy."""
 
 import difflib
 import itertools
@@ -18,8 +18,8 @@ from hessfig.errors import UserError, unknown_name
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 
 
-def refusal(error: BaseException, words: Sequence[str], own: Path | None) -> UserError:
-    """Return the error to show when composing `words` with the user's folder `own` failed with one of REFUSED."""
+def composition_error(error: BaseException, words: Sequence[str], own: Path | None) -> UserError:
+    """Return the UserError for one of REFUSED, raised when composing `words` with the user's folder `own`."""
     if isinstance(error, yaml.YAMLError):
         return _no_yaml(error)
     cause = _cause(error)
@@ -35,7 +35,7 @@ def refusal(error: BaseException, words: Sequence[str], own: Path | None) -> Use
 
 
 def lone_word(word: str, own: Path | None) -> UserError:
-    """Return the error to show for a word without a value: a group, a setting, or a choice without its group."""
+    """Return the error for a word without a value: a group, a setting, or a choice without its group."""
     if word in GROUPS:
         known = names(word, own)
         allowed, remedy = (f"key=value: {word}=NAME with one of {', '.join(known)}", f"for example {word}={known[0]}")
@@ -60,11 +60,11 @@ def _no_yaml(error: yaml.YAMLError) -> UserError:
 def _cause(error: BaseException) -> BaseException:
     """Return OmegaConf's own exception behind Hydra's, if there is one."""
     behind = (error, error.__cause__, error.__context__)
-    return next((one for one in behind if isinstance(one, OmegaConfBaseException)), error)
+    return next((cause for cause in behind if isinstance(cause, OmegaConfBaseException)), error)
 
 
 def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
-    """Return the user's file that Hydra blames: by name, or (for what the file chooses) the one that was chosen."""
+    """Return the user's file that Hydra's error names, or (for an error of the composition) the chosen file."""
     blamed = re.match(r"In '([^']+)'", text)
     if own is None or blamed is None:
         return None
@@ -117,8 +117,8 @@ def _value(cause: BaseException, file: Path | None, words: Sequence[str]) -> Use
 def _said(key: str, text: str) -> str:
     """Return the value that OmegaConf's message quotes."""
     value = re.search(r"[Vv]alue(?: '(.*)' of type|: (.*))|assign (\w+)", text)
-    said = next(filter(None, value.groups()), "") if value else text.splitlines()[0]
-    return f"{key}: {said}" if key else said
+    quoted = next(filter(None, value.groups()), "") if value else text.splitlines()[0]
+    return f"{key}: {quoted}" if key else quoted
 
 
 def _word(key: str, words: Sequence[str]) -> str | None:
@@ -131,7 +131,7 @@ def _example(key: str) -> str:
 
 
 def _whole(word: str, own: Path | None) -> str:
-    """Return the words that a lone one may stand for: a choice with its group, whichever have one of this name."""
+    """Return the words that a lone word may stand for: every group with a choice of this name."""
     groups = ("sweep", "figure", *(group for group in GROUPS if group not in ("sweep", "figure")))
     known = {group: names(group, own) for group in groups}
     close = [word] if any(word in those for those in known.values()) else []

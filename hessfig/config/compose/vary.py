@@ -1,4 +1,4 @@
-"""What a sweep varies: from the setting `sweep.vary` to every combination; and values that no setting can take."""
+"""Expands the setting `sweep.vary` into every combination, and checks its values."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from hessfig.errors import UserError, unknown_name
 
 
 def check_shapes(config: Config) -> None:
-    """Raise UserError for a value that is not of its setting's type, an axis that is not varied, and bad names."""
+    """Raise UserError for a value of a wrong type, an axis that is not varied, and invalid names."""
     for key, setting in settings().items():
         if not setting.takes(value := value_of(config, key)):
             raise wrong_kind(key, value)
@@ -73,8 +73,8 @@ def combinations(vary: Vary, variants: Collection[Mapping[str, Any]] = ()) -> It
             allowed=f"at most {MOST_VARIANTS} combinations",
             remedy="vary fewer settings at once, or split the sweep",
         )
-    for one, *values in itertools.product(variants or [{}], *vary.values()):
-        yield {**one, **dict(zip(vary, values, strict=True))}
+    for variant, *values in itertools.product(variants or [{}], *vary.values()):
+        yield {**variant, **dict(zip(vary, values, strict=True))}
 
 
 def changed(variants: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -83,16 +83,18 @@ def changed(variants: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises UserError for one that is no mapping, a key that is no setting or cannot vary, and a value that cannot name
     a variant.
     """
-    for one in variants:
-        if not isinstance(one, Mapping):
+    for variant in variants:
+        if not isinstance(variant, Mapping):
             raise UserError(
                 "sweep.variants: a variant is what it changes",
-                got=one,
+                got=variant,
                 allowed="a list of {setting: value}; {} changes nothing",
                 remedy="sweep.variants=[{}, {model.scores: cosine}]",
             )
-    kept = [{key: _values(key, value)[0] for key, value in _flat(one, "") if key not in given} for one in variants]
-    return [one for place, one in enumerate(kept) if one not in kept[:place]]
+    kept = [
+        {key: _values(key, value)[0] for key, value in _flat(variant, "") if key not in given} for variant in variants
+    ]
+    return [variant for place, variant in enumerate(kept) if variant not in kept[:place]]
 
 
 def variant_name(choice: Mapping[str, Any]) -> str:
@@ -126,11 +128,11 @@ def _values(key: str, value: Any) -> list[Any]:
     form = f"sweep.vary={{{key}: [VALUE, ...]}}"
     if not values:
         raise UserError(f"sweep.vary: {key} has no values", got=f"{key}: []", allowed=form, remedy="name a value")
-    for one in values:
-        if not isinstance(one, int | float | str | None) or set(str(one)) & set(",=\"'[]{}$\\"):
+    for entry in values:
+        if not isinstance(entry, int | float | str | None) or set(str(entry)) & set(",=\"'[]{}$\\"):
             raise UserError(
                 f"sweep.vary: a value of {key} cannot name a variant",
-                got=one,
+                got=entry,
                 allowed="numbers, true, false, null, and text without any of , = \" ' [ ] { } $ \\",
                 remedy="make it a sweep of its own",
             )
@@ -159,7 +161,7 @@ def _check_key(key: str) -> None:
 
 
 def _is_variable(key: str) -> bool:
-    """Whether a variant may differ in a setting: a variant is other networks, data, states or ways to measure."""
+    """Whether variants may differ in a setting: in networks, data, states or ways to measure."""
     return role_of(key) in VARIED
 
 

@@ -1,1 +1,1 @@
-"""Code, folders and bundles of the user's own."""
+"""Users' own code, folders and bundles."""

@@ -1,4 +1,4 @@
-"""Files that a user's code opens while it runs: noted by an audit hook, for the manifest, with their hashes."""
+"""Records the files that a user's code opens, by an audit hook, with their hashes for the manifest."""
 
 import os
 import sys
@@ -18,13 +18,13 @@ LIBRARIES = {
     ]
 }
 _OF_THE_MACHINE = [Path(folder) for folder in ("/proc", "/sys", "/dev", "/etc")]
-_NOTING: list[set[str]] = []  # what the runs under way have opened so far
+_NOTING: list[set[str]] = []  # the files that running blocks have opened so far
 _IS_HOOKED: list[bool] = []
 
 
 @contextmanager
 def noting(read: dict[Path, str]) -> Iterator[None]:
-    """Add the files that are opened for reading in the block, with the SHA-256 that they have at its end.
+    """Add the files opened for reading in the block, with their SHA-256 at its end.
 
     Python's own open() and os.open() are seen, in every thread; what compiled code opens by itself is not.
     Files of Python, of installed packages and of the operating system are left out.
@@ -38,19 +38,19 @@ def noting(read: dict[Path, str]) -> Iterator[None]:
         yield
     finally:
         _NOTING.remove(opened)
-        for path in sorted({Path(one).resolve() for one in opened}):
+        for path in sorted({Path(path).resolve() for path in opened}):
             if is_file(path) and not _is_of_no_user(path):
                 with suppress(OSError):
                     read[path] = fingerprint(path)
 
 
-def named(read: Mapping[Path, str], folders: list[Path]) -> dict[str, str]:
-    """Return hashes by names that say nothing of this machine: paths from one of `folders`, or the file's name."""
-    found = {}
+def hashes_by_name(read: Mapping[Path, str], folders: list[Path]) -> dict[str, str]:
+    """Return hashes by names without places of this machine: paths relative to one of `folders`, or the file's name."""
+    hashes = {}
     for path, sha256 in read.items():
         inside = [path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder)]
-        found[min(inside, key=len) if inside else path.name] = sha256
-    return dict(sorted(found.items()))
+        hashes[min(inside, key=len) if inside else path.name] = sha256
+    return dict(sorted(hashes.items()))
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:

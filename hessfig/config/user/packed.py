@@ -1,4 +1,4 @@
-"""The folder of a bundle: unpacked, its files those that its sums name; and the code that a manifest names."""
+"""Reads bundles: unpacks an archive, checks its files against their checksums, and checks the code that it names."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from hessfig.record import MANIFEST, TABLE
 OWN, FIGURES, BATCHES, SUMS, REQUIREMENTS = "own", "figures", "batch", "SHA256SUMS", "requirements.txt"
 CODE, RUN = "code", "run"  # the setting, and what allows code of the folder
 ARCHIVE = ".zip"
-_OF_BUNDLES = (OWN, BATCHES, REQUIREMENTS, "CITATION.cff")  # what no sweep's folder has
+_OF_BUNDLES = (OWN, BATCHES, REQUIREMENTS, "CITATION.cff")  # files that only bundles have
 _LARGEST_SUMS, _MOST_ENTRIES = 16 * 2**20, 50_000
 _LARGEST_FILE, _LARGEST_ARCHIVE = 2**30, 8 * 2**30  # bytes, unpacked
 _LARGEST_DIRECTORY, _END = 16 * 2**20, 22  # bytes of the list of entries, and of the record that ends an archive
@@ -36,7 +36,7 @@ _DAMAGES = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zi
 
 @contextmanager
 def unpacked_bundle(place: Path) -> Iterator[Path]:
-    """Give the folder or table that is named; of an archive the folder in it, unpacked for the while.
+    """Yield the named folder or table; for an archive, its folder, unpacked temporarily.
 
     Raises UserError for an archive that is damaged, too large, or holds anything else than one folder of plain files,
     and for the folder of a bundle whose files are not those that were packed.
@@ -53,21 +53,21 @@ def unpacked_bundle(place: Path) -> Iterator[Path]:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Return whether a folder is that of a bundle. Raises UserError for one whose files are not those of its sums."""
+    """Return whether a folder is an unpacked bundle. Raises UserError if its files do not match their checksums."""
     if not os.path.lexists(folder / SUMS):
         left = [name for name in _OF_BUNDLES if os.path.lexists(folder / name)]
         if left and os.path.lexists(folder / MANIFEST):
             raise _no_bundle(folder, f"{', '.join(left)}, but no {SUMS}")
         return False
-    sums, there = _sums(folder), set(_files(folder))
-    for what, odd in (("no sum names", there - sums.keys()), ("that is not there", sums.keys() - there)):
+    sums, files = _sums(folder), set(_files(folder))
+    for what, odd in (("no sum names", files - sums.keys()), ("that is not there", sums.keys() - files)):
         if odd:
             raise _no_bundle(folder, f"a file {what}: {first_few(sorted(map(plain, odd)), most=3)}")
     for name, packed in sums.items():
-        if (found := fingerprint(folder / name)) != packed:
+        if (actual := fingerprint(folder / name)) != packed:
             raise UserError(
                 f"{folder / plain(name)} is not the file that was packed",
-                got=found,
+                got=actual,
                 allowed=packed,
                 remedy="unpack the archive again",
             )
@@ -75,14 +75,14 @@ def is_bundle(folder: Path) -> bool:
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file by its name, as the sums have them."""
+    """Return the SHA-256 of every file by its name, from the file of checksums."""
     try:
         lines = read_small(folder / SUMS, _LARGEST_SUMS).decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise _no_bundle(folder, f"{SUMS}: {error}") from error
-    found = [_LINE.fullmatch(line) for line in lines]
-    odd = [line for line, match in zip(lines, found, strict=True) if not (match and _is_inside(match[2]))]
-    sums = {match[2]: match[1] for match in found if match}
+    matches = [_LINE.fullmatch(line) for line in lines]
+    odd = [line for line, match in zip(lines, matches, strict=True) if not (match and _is_inside(match[2]))]
+    sums = {match[2]: match[1] for match in matches if match}
     if odd or len(sums) < len(lines) or not {TABLE, MANIFEST} <= sums.keys():
         what = f"the line {plain(odd[0])!r}" if odd else f"{len(sums)} files in {len(lines)} lines"
         raise _no_bundle(folder, f"{SUMS} with {what}")
@@ -90,32 +90,32 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Yield every file in a folder but the sums. Raises UserError for a link, a pipe, a device."""
+    """Yield every file in a folder except the checksums. Raises UserError for a link, a pipe or a device."""
     for path, folders, names in os.walk(folder):
         for name in (*folders, *names):
             mode = (Path(path) / name).lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise _no_bundle(folder, f"a link, a pipe or a device: {plain(name)}")
-        yield from (found for name in names if (found := (Path(path) / name).relative_to(folder).as_posix()) != SUMS)
+        yield from (file for name in names if (file := (Path(path) / name).relative_to(folder).as_posix()) != SUMS)
 
 
 def requirements_of(manifest: Mapping[str, Any]) -> str:
-    """Return the versions that made a table, and that draws its figures, as pip reads them.
+    """Return the versions of packages that made a table, as requirements for pip.
 
     Raises UserError for what is no version: nothing else of a manifest is for pip to read.
     """
     named = manifest.get("versions") or {}
     versions = {"hessfig": manifest.get("hessfig"), **(named if isinstance(named, dict) else {"versions": named})}
-    found = {name: str(one).partition("+")[0] for name, one in versions.items() if one}
-    for name, one in found.items():
-        if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(one)):
+    packages = {name: str(number).partition("+")[0] for name, number in versions.items() if number}
+    for name, number in packages.items():
+        if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(number)):
             raise UserError(
                 f"{MANIFEST}: versions holds what is none",
-                got=plain(f"{name}: {one}"),
+                got=plain(f"{name}: {number}"),
                 allowed="packages and their versions, as `hessfig run` writes them",
                 remedy="measure it again (finished cells are reused)",
             )
-    return "".join(f"{name}=={one}\n" for name, one in {"matplotlib": version("matplotlib"), **found}.items())
+    return "".join(f"{name}=={number}\n" for name, number in {"matplotlib": version("matplotlib"), **packages}.items())
 
 
 def in_markdown(text: object) -> str:
@@ -223,15 +223,15 @@ def check_code(job: Job, given: str | None) -> list[str]:
             allowed=f"{CODE}={RUN}, for code in {job.own or 'a folder that --config-dir names'}; other code is named",
             remedy=f"read it, and if you trust it: {_allowing(files)}",
         )
-    found: dict[str, Path] = {}
+    code: dict[str, Path] = {}
     for spec in specs:
-        found |= _code(spec, job.own, is_named=spec in named)
-    files = [f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(found.items())]
+        code |= _code(spec, job.own, is_named=spec in named)
+    files = [f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(code.items())]
     return [f"code that is run ({CODE}={RUN}):", *map(plain, specs), *files] if specs else []
 
 
 def _allowing(files: Sequence[str]) -> str:
-    """Return the words that let code be run: files that are found from here by name, others by their folder."""
+    """Return the words that allow code to run: files found from here by name, others by their folder."""
     here = [spec for spec in files if is_file(Path(spec.rpartition(":")[0]))]
     lost = [plain(spec.rpartition(":")[0]) for spec in files if spec not in here]
     folder = f" --config-dir FOLDER, where {first_few(lost)} lies" if lost else ""
@@ -239,12 +239,12 @@ def _allowing(files: Sequence[str]) -> str:
 
 
 def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:
-    """Return the files behind code that a manifest names, those that it imports too, which all lie in `own`."""
+    """Return the files of code that a manifest names, and those that it imports, all inside `own`."""
     if is_named or _is_file_of(spec, own):
         with guarded(CODE, spec):
-            found = files_of(spec, str(own) if own else None)
-        if is_named or (own and found and all(_is_in(path, own) for path in found.values())):
-            return found
+            files = files_of(spec, str(own) if own else None)
+        if is_named or (own and files and all(_is_in(path, own) for path in files.values())):
+            return files
     raise UserError(
         "the manifest names code that is not in its own folder",
         got=plain(spec),
@@ -279,5 +279,5 @@ def places_of(config: Config) -> dict[str, str]:
 
 
 def _is_in(path: Path, folder: Path) -> bool:
-    """Whether a file or folder is there, and inside of a folder once links are followed."""
+    """Whether a file or folder exists, and is inside a folder once links are followed."""
     return path.exists() and path.resolve().is_relative_to(folder.resolve())

@@ -1,4 +1,4 @@
-"""Code of the user's own, named in a setting: FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package."""
+"""Loads a user's own code, named in a setting: FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import hessfig
-from hessfig.config.user.files_read import named, noting
+from hessfig.config.user.files_read import hashes_by_name, noting
 from hessfig.errors import UserError, did_you_mean
 from hessfig.files import fingerprint, identity, is_file
 
@@ -32,7 +32,7 @@ _READ: dict[str, dict[Path, str]] = {}  # the files that code opened while it ra
 
 
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
-    """Return what `spec` names, a file being looked for in `config_dir` first, then in the current folder.
+    """Return the object that `spec` names; a file is searched in `config_dir`, then in the current folder.
 
     `key` is the setting, for messages. Raises UserError when there is no such thing, or the code fails.
     """
@@ -40,12 +40,12 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
     with reading(spec):
         module = _module(key, place, config_dir)
     if not hasattr(module, name):
-        there = [word for word in vars(module) if not word.startswith("_")]
+        defined = [word for word in vars(module) if not word.startswith("_")]
         raise UserError(
             f"{key}: {place} has no {name!r}",
             got=spec,
-            allowed=", ".join(there) or "a module that defines something",
-            remedy=did_you_mean(name, there) or f"define {name} in {place}",
+            allowed=", ".join(defined) or "a module that defines something",
+            remedy=did_you_mean(name, defined) or f"define {name} in {place}",
         )
     return getattr(module, name)
 
@@ -60,11 +60,11 @@ def files_read(spec: str | None, config_dir: str | None) -> dict[str, str]:
     place, _ = _split("", spec)
     path = _file(place, config_dir)
     folders = [*([path.resolve().parent] if path else []), *([Path(config_dir)] if config_dir else []), Path()]
-    return named(_READ.get(place, {}), [folder.resolve() for folder in folders])
+    return hashes_by_name(_READ.get(place, {}), [folder.resolve() for folder in folders])
 
 
-def source(spec: str | None, config_dir: str | None) -> str:
-    """Return a hash of the code behind `spec`: another text makes other cells. It must have been found before.
+def code_hash(spec: str | None, config_dir: str | None) -> str:
+    """Return a hash of the code behind `spec`, so that changed code makes new cells; call `find` first.
 
     A file counts with the modules in its folder (or on PYTHONPATH) that it imports, wherever in its text; a module of
     an installed package with the whole package.
@@ -98,7 +98,7 @@ def _under(file: Path, home: Path) -> Path:
 
 
 def is_own(spec: str) -> bool:
-    """Whether a name is one of the user's own code."""
+    """Whether a name refers to the user's own code."""
     return ":" in spec
 
 
@@ -110,7 +110,7 @@ def specs_of(config: Config) -> list[str]:
 
 @contextmanager
 def guarded(key: str, place: str) -> Iterator[None]:
-    """Turn whatever the user's code raises, a call of sys.exit too, into a UserError that says where."""
+    """Turn any exception of the user's code, including sys.exit, into a UserError that says where."""
     try:
         yield
     except UserError:
@@ -120,7 +120,7 @@ def guarded(key: str, place: str) -> Iterator[None]:
 
 
 def failed(key: str, place: str, error: BaseException) -> UserError:
-    """Return the error to show when the user's code raises."""
+    """Return the error for an exception of the user's code."""
     code = place.partition(":")[0]
     run = f"python {code}" if code.endswith(".py") else f"python -c 'import {code}'"
     where = traceback.extract_tb(error.__traceback__)[-1]
@@ -163,11 +163,11 @@ def _candidates(place: str, config_dir: str | None) -> list[Path]:
 
 
 def _found(key: str, place: str, config_dir: str | None) -> Path:
-    found = _file(place, config_dir)
-    if found is None:
+    file = _file(place, config_dir)
+    if file is None:
         tried = " and ".join(str(path) for path in _candidates(place, config_dir))
         raise UserError(f"{key}: there is no such file", got=place, allowed=FORM, remedy=f"looked for {tried}")
-    return found.resolve()
+    return file.resolve()
 
 
 @cache
@@ -207,7 +207,7 @@ def _imported(path: Path) -> set[Path]:
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", own)]
     finder = ModuleFinder([str(path.parent), *others])
     finder.run_script(str(path))
-    files = (getattr(found, "__file__", None) for found in finder.modules.values())
+    files = (getattr(module, "__file__", None) for module in finder.modules.values())
     return {path, *(Path(file).resolve() for file in files if file)}
 
 

@@ -1,4 +1,4 @@
-"""A user's own folder of sweeps, figures, models, ... (--config-dir): found, and checked against the shipped names."""
+"""A user's own folder of sweeps, figures, models, ... (--config-dir): finds it and checks its names."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ def own_folder(text: str) -> Path:
 def check_references(text: str, where: str) -> None:
     """Raise UserError for a text that refers to anything else than a key: ${KEY}.
 
-    Neither the environment nor a function is asked, and nothing of what they would say is repeated.
+    References to the environment or to a function are not resolved, and not repeated in the message.
     """
     for place in (match.start() for match in re.finditer(r"\$\{", text)):
         if _REFERENCE.match(text, place) is None:
@@ -104,7 +104,7 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
 
 
 def _check_defaults(root: yaml.Node | None, path: Path) -> None:
-    """Raise UserError for a list of defaults that names files of no group, which nobody checks."""
+    """Raise UserError for a list of defaults that names files outside the groups, which are not checked."""
     entries = root.value if isinstance(root, yaml.MappingNode) else []
     for text in itertools.chain(*(_texts(value, set()) for key, value in entries if key.value == "defaults")):
         word = text.rpartition(" ")[2]
@@ -124,8 +124,8 @@ def _texts(node: yaml.Node | None, seen: set[int]) -> Iterator[str]:
     elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
         seen.add(id(node))
         for entry in node.value:
-            for one in entry if isinstance(entry, tuple) else (entry,):
-                yield from _texts(one, seen)
+            for child in entry if isinstance(entry, tuple) else (entry,):
+                yield from _texts(child, seen)
 
 
 def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
@@ -134,6 +134,6 @@ def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
         return 1
     if id(node) not in known:
         known[id(node)] = math.inf
-        inside = (one for entry in node.value for one in (entry if isinstance(entry, tuple) else (entry,)))
-        known[id(node)] = 1 + sum(_entries(one, known) for one in inside)
+        inside = (child for entry in node.value for child in (entry if isinstance(entry, tuple) else (entry,)))
+        known[id(node)] = 1 + sum(_entries(child, known) for child in inside)
     return known[id(node)]

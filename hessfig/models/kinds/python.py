@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
-from hessfig.config.user.user_code import find, guarded, reading, source
+from hessfig.config.user.user_code import code_hash, find, guarded, reading
 from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.models.protocol import NetworkKind
@@ -56,7 +56,7 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
 def source_of(config: Config) -> str:
     """Return a hash of the code behind the factory, as far as it is the user's own."""
     find_factory(config)
-    return source(config.model.factory, config.config_dir)
+    return code_hash(config.model.factory, config.config_dir)
 
 
 def layout(config: Config) -> Layout:

@@ -14,7 +14,7 @@ from hessfig.analysis.claims.effects import (
     LEAST_GAP,
     NORM,
     SMALL,
-    diagonal,
+    diagonal_rows,
     gaps,
     in_logs,
     least_squares,
@@ -68,7 +68,7 @@ def _of_variants(
         return judges.missing(f"norms of the blocks of W_Q and W_V for {', '.join(variants)} and the base")
     of = {name: gap.droplevel("variant") for name, gap in known.items()}
     samples = {name: of[name] if less is None else (of[name] - of[less]).dropna() for name in variants}
-    return judges.together(judges.alike(samples, judge))
+    return judges.together(judges.effects_by_name(samples, judge))
 
 
 @claim("ratio-training")
@@ -112,7 +112,7 @@ def gap(evidence: Evidence) -> judges.Finding:
     if both.empty:
         return judges.missing("losses of SGD and Adam with optima inside the grid, next to untrained ratios")
     absent = [f"{network} at scale {scale:g}" for network, scale in left_out(both, evidence)]
-    effects = judges.alike(slopes(both), judges.at_least(LEAST_BEHIND))
+    effects = judges.effects_by_name(slopes(both), judges.at_least(LEAST_BEHIND))
     return judges.together(effects, words=f"left out: {', '.join(absent)}" if absent else "")
 
 
@@ -140,7 +140,7 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _log_ratios(evidence: Evidence, *keys: str) -> pd.Series:
     """Return log10 of ||H(Q, Q)|| / ||H(V, V)||, the mean over layers, by network, scale, seed and further keys."""
-    rows = in_logs(diagonal(_named(norms(evidence, *_SETTINGS))))
+    rows = in_logs(diagonal_rows(_named(norms(evidence, *_SETTINGS))))
     place = [*_PLACE, *keys]
     query, value = (rows[rows["row"] == name].groupby([*place, "layer"])["value"].mean() for name in ("W_Q", "W_V"))
     return (query - value).dropna().groupby(place).mean().rename("ratio")

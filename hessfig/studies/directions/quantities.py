@@ -7,7 +7,7 @@ from hessfig.config.enums import SliceDirection
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
-from hessfig.measurements.requirements import MOST_DENSE, is_dense, leaves_the_weights
+from hessfig.measurements.requirements import MOST_DENSE, has_all_eigenvectors, leaves_the_weights
 from hessfig.measurements.settings_and_costs import OF_BLOCKS, reads
 from hessfig.studies.directions.row_names import ALONG, CRITICAL_POINT, DESCENT, NORM_SHARPNESS, SLICES
 from hessfig.terms import Group
@@ -24,7 +24,7 @@ def check_rules(config: Config, layout: Layout) -> None:
 def check_slices(config: Config, layout: Layout) -> None:
     """Raise UserError for a direction of the bulk in a network that is too large for a full eigendecomposition."""
     size, asked = layout.size(0, Group.all.value), {*config.directions.along, *config.directions.plane}
-    if not is_dense(size) and SliceDirection.bulk in asked:
+    if not has_all_eigenvectors(size) and SliceDirection.bulk in asked:
         others = ",".join(direction for direction in config.directions.along if direction != SliceDirection.bulk)
         raise UserError(
             "directions.along, directions.plane: an eigenvector of the bulk takes all eigenvectors of the Hessian",
@@ -38,7 +38,7 @@ def check_critical(config: Config, layout: Layout) -> None:
     """Raise UserError for a network that is too large for a search with the whole Hessian at every step."""
     del config
     size = layout.size(0, Group.all.value)
-    if not is_dense(size):
+    if not has_all_eigenvectors(size):
         raise UserError(
             "quantities=[critical_points]: every step of the search takes the whole Hessian",
             got=f"{size} weights",

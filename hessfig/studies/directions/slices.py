@@ -13,7 +13,7 @@ from hessfig.config.enums import SliceDirection
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, state_row, state_rows
-from hessfig.measurements.requirements import is_dense
+from hessfig.measurements.requirements import has_all_eigenvectors
 from hessfig.studies.directions.loss_surface import ExpansionRule, LossPoint, Surface
 from hessfig.terms import Group
 
@@ -60,7 +60,7 @@ class _Axes:
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor] | None:
         """All eigenvalues in ascending order with their vectors; None if the network is too large or not finite."""
-        if not is_dense(self.surface.dim):
+        if not has_all_eigenvectors(self.surface.dim):
             return None
         matrix = self.surface.hessian(self.surface.start)
         return tuple(torch.linalg.eigh(matrix)) if bool(matrix.isfinite().all()) else None
@@ -88,7 +88,7 @@ class _Axes:
             return torch.randn(self.surface.dim, dtype=torch.float64, generator=self.request.stream(0, "random"))
         if self.spectrum is not None:
             return self.spectrum[1][:, _place(ray, self.spectrum[0], self.request.spectrum.cut)]
-        if is_dense(self.surface.dim):  # not finite
+        if has_all_eigenvectors(self.surface.dim):  # not finite
             return torch.full_like(self.surface.start, torch.nan)
         generator = self.request.stream(0, Group.all.value)
         return self.surface.extreme(End(ray.value), self.request.spectrum, generator).vectors[:, 0]

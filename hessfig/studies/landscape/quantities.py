@@ -7,7 +7,7 @@ from hessfig.config.enums import Data, Method
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
-from hessfig.measurements.requirements import MATRIX_BYTES, entries_of, leaves_the_weights, num_matrices
+from hessfig.measurements.requirements import MATRIX_BYTES, entries_of_block, leaves_the_weights, num_matrices
 from hessfig.measurements.settings_and_costs import norm_settings, reads
 from hessfig.models.blocks import blocks_of
 from hessfig.terms import Group
@@ -56,7 +56,7 @@ def check_distance(config: Config, layout: Layout) -> None:
     if config.estimator.method != Method.dense:
         return
     for block in blocks_of(config.blocks, layout, config.model):
-        needed = 8 * entries_of(block, layout) * num_matrices(config.parts) * (config.landscape.points + 1)
+        needed = 8 * entries_of_block(block, layout) * num_matrices(config.parts) * (config.landscape.points + 1)
         if needed > MATRIX_BYTES:
             raise UserError(
                 f"quantities=[hessian_distance]: the matrices of block {block} at every k would take "

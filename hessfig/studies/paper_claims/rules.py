@@ -11,22 +11,22 @@ from hessfig.analysis.claims.effects import (
     LEAST_GAP,
     LEAST_SHARE,
     by_seed,
-    diagonal,
+    columns_of_level,
+    diagonal_rows,
     exponents,
     in_logs,
     norms,
     numbered,
-    wide,
 )
 from hessfig.analysis.claims.judges import (
     ClaimVerdict,
     Effect,
     Effects,
     Finding,
-    alike,
     at_least,
     by_conditions,
     each,
+    effects_by_name,
     in_parts,
     missing,
     near,
@@ -71,7 +71,7 @@ def temperature(evidence: Evidence) -> Finding:
             "share at the highest - 1/2": high - 0.5,
             "1/2 - share at the lowest": (0.5 - low)[: None if enough else 0],
         }
-        of[place] = alike(parts, at_least(LEAST_SHARE))
+        of[place] = effects_by_name(parts, at_least(LEAST_SHARE))
         rises[place] = Effect((along.iloc[:, -1] - along.iloc[:, 0]).dropna(), at_least(LEAST_SHARE))
         notes[place] = _crossing(along.mean()) + ("" if enough else ", t does not reach sigma^2 / 100")
     if not of:
@@ -83,7 +83,7 @@ def _along_temperature(evidence: Evidence) -> Iterator[tuple[str, float, pd.Data
     """Yield each network and sigma in words, the sigma, and the shares: seeds by rising temperatures."""
     shares = _at_scores(evidence)
     for (place, sigma), here in shares.groupby(level=["place", "sigma"], sort=False) if len(shares) else ():
-        along = wide(here.droplevel(["place", "sigma"]), "t").dropna(axis=1)  # one-hot: both norms may be 0
+        along = columns_of_level(here.droplevel(["place", "sigma"]), "t").dropna(axis=1)  # one-hot: both norms may be 0
         if along.shape[1] > 1:
             yield place, float(sigma), along
 
@@ -135,9 +135,9 @@ def _zero_entries(evidence: Evidence) -> Finding:
         return missing(f"zero_share of the attention's H_f for several values of {HEADS}")
     of: dict[str, Effects] = {}
     for sigma, here in rows.assign(heads=rows[HEADS].astype(float)).groupby("sigma"):
-        along = wide(by_seed(here, "heads"), "heads")
+        along = columns_of_level(by_seed(here, "heads"), "heads")
         parts = {"rise": along.iloc[:, -1] - along.iloc[:, 0], "share with the most - 1/2": along.iloc[:, -1] - 0.5}
-        of[f"sigma = {sigma:g}"] = alike(parts, at_least(LEAST_SHARE))
+        of[f"sigma = {sigma:g}"] = effects_by_name(parts, at_least(LEAST_SHARE))
     return by_conditions(of)
 
 
@@ -149,7 +149,7 @@ def _norms_by_heads(evidence: Evidence) -> Finding:
     for sigma, shares in along.groupby(level=X):
         fewest, most = shares.iloc[:, 0], shares.iloc[:, -1]
         parts = {"fall": (fewest - most).dropna(), "1/2 - share with the most": (0.5 - most).dropna()}
-        of[f"sigma = {sigma:g}"] = alike(parts, at_least(LEAST_SHARE))
+        of[f"sigma = {sigma:g}"] = effects_by_name(parts, at_least(LEAST_SHARE))
     return by_conditions(of)
 
 
@@ -217,7 +217,7 @@ def similar(evidence: Evidence) -> Finding:
     if plain.shape[1] < 2:
         return missing(f"norms of H_o of W_Q and W_V for several values of {CORRELATION}")
     falls = {"as it is": plain, "beyond the counted (1 - rho)^2": beyond}
-    samples = {name: (one.iloc[:, 0] - one.iloc[:, -1]).dropna() for name, one in falls.items()}
+    samples = {name: (decades.iloc[:, 0] - decades.iloc[:, -1]).dropna() for name, decades in falls.items()}
     return by_conditions(each(samples, at_least(LEAST_DECADES)), shown="as it is")
 
 
@@ -284,8 +284,8 @@ def _query_over_value(evidence: Evidence, setting: str, extra: Callable[[pd.Inde
 
 def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
     """Return the mean log10 of a quantity (of a weight's diagonal block): rows are seeds, columns ascending values."""
-    kept = in_logs(numbered(diagonal(rows[rows["row"] == row]) if row else rows, setting))
-    return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
+    kept = in_logs(numbered(diagonal_rows(rows[rows["row"] == row]) if row else rows, setting))
+    return columns_of_level(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
 
 
 @claim("values-trained")
@@ -300,14 +300,16 @@ def values_trained(evidence: Evidence) -> Finding:
     """
     ends = {AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)}
     sizes = {name: _norms_of_layers(end) for name, end in ends.items()}
-    if lacking := [name for name, one in sizes.items() if not {"W_Q", "W_K", "W_V"} <= set(one.columns)]:
+    if lacking := [name for name, norms in sizes.items() if not {"W_Q", "W_K", "W_V"} <= set(norms.columns)]:
         return missing(f"norms of the blocks of W_Q, W_K and W_V after a training: {', '.join(lacking)}")
-    samples = {name: np.log10(one["W_V"] / one[["W_Q", "W_K"]].max(axis=1)).dropna() for name, one in sizes.items()}
+    samples = {
+        name: np.log10(norms["W_V"] / norms[["W_Q", "W_K"]].max(axis=1)).dropna() for name, norms in sizes.items()
+    }
     return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=AFTER)
 
 
 def _norms_of_layers(evidence: Evidence) -> pd.DataFrame:
     """Return the norm of every diagonal block of a layer, averaged over layers in its logarithm: one row per seed."""
-    rows = diagonal(norms(evidence))
+    rows = diagonal_rows(norms(evidence))
     logs = in_logs(rows[rows["layer"] > 0], np.log)
     return np.exp(logs.pivot_table(index="seed", columns="row", values="value"))

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.claims import judges
-from hessfig.analysis.claims.effects import ATTENTION, LEAST_SHARE, NORM, by_seed, diagonal, exponents, numbered
+from hessfig.analysis.claims.effects import ATTENTION, LEAST_SHARE, NORM, by_seed, diagonal_rows, exponents, numbered
 from hessfig.analysis.claims.rule import Evidence, claim
 from hessfig.analysis.slopes.printed import WHOLE
 from hessfig.terms import Part
@@ -26,7 +26,7 @@ def indefinite(evidence: Evidence) -> judges.Finding:
     effect is above 0 and the mean at least 0.05, and does not when the interval is below 0.05. (Without a norm linear
     attention has H_f = 0 on the diagonal, Remark 4.1, and hence no negative eigenvalues: that half is a theorem's.)
     """
-    rows = diagonal(evidence.numbers("share_negative", ATTENTION, NORM, part=Part.H.value))
+    rows = diagonal_rows(evidence.numbers("share_negative", ATTENTION, NORM, part=Part.H.value))
     shares = by_seed(rows[rows["row"].isin(["W_Q", "W_K", "W_V"])], NORM, ATTENTION)
     if not {"softmax", "linear"} <= set(shares.index.get_level_values(ATTENTION)):
         return judges.missing(f"share_negative of the attention's blocks for {ATTENTION}=softmax and linear")
@@ -51,7 +51,7 @@ def size_spectrum(evidence: Evidence) -> judges.Finding:
         "along the depth": {end: (rows := deep.numbers(end)).assign(size=rows["num_layers"]) for end in _ENDS},
     }
     of = {name: _widening(ends) for name, ends in tables.items()}
-    known = {name: one for name, one in of.items() if len(one)}
+    known = {name: effects for name, effects in of.items() if len(effects)}
     if not known:
         return judges.missing("largest eigenvalues of the whole network against width or depth")
     lacking = [f"{end.replace('_', ' ')} {name}" for name in of for end in _ENDS if f"{end}, all sizes" not in of[name]]
@@ -67,8 +67,8 @@ def _widening(ends: Mapping[str, pd.DataFrame]) -> judges.Effects:
         for end, rows in logs.items()
         for words, sample in (_of_sizes(rows) if len(rows) else {"": pd.Series(dtype=float)}).items()
     }
-    some = any(len(one) for one in samples.values())
-    return judges.alike(samples, judges.at_least(LEAST_EXPONENT)) if some else {}
+    is_measured = any(len(exponents) for exponents in samples.values())
+    return judges.effects_by_name(samples, judges.at_least(LEAST_EXPONENT)) if is_measured else {}
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.claims.ledger import all_claims
 from hessfig.analysis.claims.rule import Claim, Evidence
 from hessfig.record import TABLE
 
@@ -17,7 +17,9 @@ import claim_nulls
 
 # Claims whose sweeps are measured in seconds; those of the others take minutes together.
 QUICK = {"softmax-heterogeneity", "similar-tokens", "wide-key", "heterogeneity-turned"}
-EVERY = [pytest.param(one, id=one.id, marks=[] if one.id in QUICK else pytest.mark.slow) for one in claims().values()]
+EVERY = [
+    pytest.param(one, id=one.id, marks=[] if one.id in QUICK else pytest.mark.slow) for one in all_claims().values()
+]
 TABLES = 12
 
 

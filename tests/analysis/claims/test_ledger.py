@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import hessfig
 from hessfig.analysis.claims import ledger
-from hessfig.analysis.claims.ledger import claim_of, claims, judge
+from hessfig.analysis.claims.ledger import all_claims, claim_of, judge_claims
 from hessfig.analysis.presented import between_marks, marked
 from hessfig.config.compose.job import compose
 from hessfig.config.presets import choices
@@ -38,21 +38,21 @@ def write_softmax(outputs: Path) -> Path:
 def test_a_claim_is_judged_when_all_its_tables_are_there(tmp_path: Path) -> None:
     both = tables.depths(48.0, 0.0, 0.1)
     write_sweep(both.table.assign(sweep="softmax"), tmp_path)
-    (lacking,) = judge([claim_of("depth-data")], tmp_path, none)
+    (lacking,) = judge_claims([claim_of("depth-data")], tmp_path, none)
     assert lacking.verdict == "follows from a theorem" and lacking.finding is None
     assert lacking.words == f"depth, mlp; hessfig run sweep=mlp output_dir={tmp_path}"
     write_sweep(both.other("mlp").table.assign(sweep="mlp"), tmp_path)
-    (found,) = judge([claim_of("depth-data")], tmp_path, none)
+    (found,) = judge_claims([claim_of("depth-data")], tmp_path, none)
     assert found.verdict == "follows from a theorem" and found.finding == claim_of("depth-data").judged(both)
 
 
 def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> None:
     write_softmax(tmp_path)
-    judged = judge(claims().values(), tmp_path, lambda folder, sweep: ["model.d_model=4"])
-    paths = ledger.write(judged, tmp_path)
+    judged = judge_claims(all_claims().values(), tmp_path, lambda folder, sweep: ["model.d_model=4"])
+    paths = ledger.write_ledger(judged, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["claims.csv", "claims.md", "eq5"]
     frame = pd.read_csv(paths[0], keep_default_na=False).set_index("id")
-    assert list(frame.index) == list(claims()) and list(frame.columns) == ledger.COLUMNS[1:]
+    assert list(frame.index) == list(all_claims()) and list(frame.columns) == ledger.COLUMNS[1:]
     one = frame.loc["softmax-heterogeneity"]
     assert (
         one["verdict"] == "follows from a theorem"
@@ -65,18 +65,18 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     assert frame.loc["depth-data", "run"].count("hessfig run sweep=") == 2
     assert frame.loc["depth-data", "effect"] == "" and frame.loc["depth-data", "departures"] == ""
     text = paths[1].read_text()
-    free = sum(bool(claim.follows) for claim in claims().values())
-    assert f"{len(claims())} claims: " in text and f", {len(claims()) - free} not run. Of 0 verdicts" in text
+    free = sum(bool(claim.follows) for claim in all_claims().values())
+    assert f"{len(all_claims())} claims: " in text and f", {len(all_claims()) - free} not run. Of 0 verdicts" in text
     assert frame.loc["layers", "verdict"] == "not run"
     assert frame.loc["layers", "run"].startswith("hessfig run sweep=")
-    assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
+    assert all(f"## {name}\n" in text and f"(#{name})" in text for name in all_claims())
     assert "| softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
     assert all(line.count("|") - line.count("\\|") in (7,) for line in text.splitlines() if line.startswith("| "))
 
 
 def test_tables_for_the_terminal(tmp_path: Path) -> None:
     write_softmax(tmp_path)
-    judged = judge([claim_of("softmax-heterogeneity"), claim_of("values-trained")], tmp_path, none)
+    judged = judge_claims([claim_of("softmax-heterogeneity"), claim_of("values-trained")], tmp_path, none)
     table = ledger.verdict_table(judged)
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["softmax-heterogeneity", "values-trained"]
@@ -95,7 +95,7 @@ def test_tables_for_the_terminal(tmp_path: Path) -> None:
 
 
 def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
-    for claim in claims().values():
+    for claim in all_claims().values():
         assert set(claim.sweeps) <= set(choices("sweep")), claim.id
         assert claim.figure in set(choices("figure")), claim.id
 
@@ -104,7 +104,7 @@ def test_the_pages_of_claims_are_written_from_the_records() -> None:
     for page, name, text in claims_page.parts(None):
         assert marked(page.read_text(), name, claims_page.COMMAND) == text, f"behind: run {claims_page.COMMAND}"
     text, rules = claims_page.PAGE.read_text(), claims_page.RULES.read_text()
-    assert all(f"| {name} |" in text and f"- **{name}**: " in rules for name in claims())
+    assert all(f"| {name} |" in text and f"- **{name}**: " in rules for name in all_claims())
     with pytest.raises(ValueError, match="lacks the marks"):
         between_marks("no marks", "rules", "", claims_page.COMMAND)
 
@@ -133,21 +133,21 @@ def one_line(lines: list[str], name: str) -> str:
 
 @pytest.mark.long
 def test_the_record_fixes_the_seeds_that_the_sweeps_have_and_quotes_at_most_25_words() -> None:
-    for claim in claims().values():
+    for claim in all_claims().values():
         assert claim.seeds == tuple(compose([f"sweep={sweep}"]).config.seeds for sweep in claim.sweeps), claim.id
         assert len(claim.words.split()) <= 25 and bool(claim.words) == bool(claim.where), claim.id
     files = Path(hessfig.__file__).parent.rglob("claims.toml")
-    assert {name for file in files for name in tomllib.loads(file.read_text())} == set(claims())
+    assert {name for file in files for name in tomllib.loads(file.read_text())} == set(all_claims())
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no such folder"):
-        judge(claims().values(), tmp_path / "nowhere", none)
+        judge_claims(all_claims().values(), tmp_path / "nowhere", none)
     folder = write_softmax(tmp_path)
     (folder / "table.csv").write_text("sweep,variant\na,b\n")
     (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"lacks columns"):
-        judge(claims().values(), tmp_path, none)
+        judge_claims(all_claims().values(), tmp_path, none)
 
 
 def test_claims_are_judged_without_torch(tmp_path: Path) -> None:

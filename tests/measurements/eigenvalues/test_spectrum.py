@@ -14,7 +14,7 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
-from hessfig.sweep.measure import draw_problem, measure, request_of
+from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Part
@@ -34,7 +34,7 @@ def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
 
 
 def found(name: str, model: ModelConfig, **settings: Any) -> Measured:
-    return measure(cell(name, model, **settings))
+    return compute_cell(cell(name, model, **settings))
 
 
 def by_place(measured: Measured, quantity: str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -205,7 +205,7 @@ def test_vectors_are_kept_for_warm_starts() -> None:
     from hessfig.models.routes import Engines
 
     asked = cell("largest_eigenvalue", ARCHITECTURES["softmax"], blocks=["W_Q"], parts=["H"])
-    kept = measure(asked).arrays
+    kept = compute_cell(asked).arrays
     problem = draw_problem(asked)
     (block,) = request_of(asked, problem).blocks
     engines = Engines(problem, asked.config.model, asked.config.estimator.products)

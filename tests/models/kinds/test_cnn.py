@@ -19,7 +19,7 @@ from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.kinds.cnn import is_structural_zero
 from hessfig.models.networks import ConvolutionalNetwork
 from hessfig.states.initialised import build_network
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Matrix, Part
@@ -110,7 +110,7 @@ def config(**settings: object) -> Config:
 def test_groups_and_norms_are_measured_and_sigma_means_nothing() -> None:
     chosen = config(blocks=["mlp", "norms", "biases", "W_U", "all"], model=replace(CNN, norm=Norm.post), parts=[Part.H])
     assert Variant("", chosen).sigmas() == [None]
-    found = measure(Cell(Variant("", chosen), None, 1)).rows
+    found = compute_cell(Cell(Variant("", chosen), None, 1)).rows
     assert {(row["row"], row["layer"]) for row in found} >= {("mlp", 6), ("norms", 1), ("biases", 3), ("all", 0)}
     assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
 

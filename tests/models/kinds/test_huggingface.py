@@ -25,7 +25,7 @@ from hessfig.models.kinds.huggingface import _marks
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
@@ -205,7 +205,7 @@ def test_the_command_and_the_python_interface_agree(home: Path) -> None:
         saved("gpt2", home), estimator=EstimatorConfig(method=Method.dense), blocks=blocks, quantities=["frobenius"]
     )
     (cell,) = Sweep([("", config)]).cells
-    rows = {(r["layer"], r["row"], r["col"], r["part"]): r["value"] for r in measure(cell).rows}
+    rows = {(r["layer"], r["row"], r["col"], r["part"]): r["value"] for r in compute_cell(cell).rows}
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(config.model.path, dtype=torch.float64).eval()
@@ -306,7 +306,7 @@ def test_the_words_of_padding_have_derivatives_like_any_other(home: Path, tmp_pa
     for place in (str(saved("llama", home).model.path), str(tmp_path / "padded")):
         config = dense_of(config_of(Path(place), home / "ids.npy"), ["W_E"])
         (cell,) = Sweep([("", config)]).cells
-        values += [row["value"] for row in measure(cell).rows]
+        values += [row["value"] for row in compute_cell(cell).rows]
         keys += [KIND.source(config)]
     assert values[:3] == values[3:]
     np.save(tmp_path / "none.npy", np.ones((4, CONTEXT), dtype=int))
@@ -354,7 +354,7 @@ def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_ano
     key, before = cell.key, values_of(cell)
     REPLACED[what](model)
     with pytest.raises(hessfig.errors.UserError, match="is not the one that was planned"):
-        measure(cell)
+        compute_cell(cell)
     (again,) = Sweep([("", config)]).cells
     shutil.copytree(model, tmp_path / "fresh")
     fresh = replace(config.model, path=str(tmp_path / "fresh"))
@@ -365,4 +365,4 @@ def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_ano
 
 
 def values_of(cell: Cell) -> list[float]:
-    return [row["value"] for row in measure(cell).rows]
+    return [row["value"] for row in compute_cell(cell).rows]

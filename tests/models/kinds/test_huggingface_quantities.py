@@ -15,7 +15,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.stored.token_batches import Plan
 from hessfig.states.point import drawn
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from tests.models.tiny_models import SEQUENCES, config_of, save, save_ids
 
@@ -45,7 +45,7 @@ def saved(name: str, home: Path) -> Config:
 
 def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
     (cell,) = Sweep([("", replace(saved(name, home), quantities=[quantity]))]).cells
-    rows = measure(cell).rows
+    rows = compute_cell(cell).rows
     assert rows and all(row["status"] == "ok" for row in rows)
     return {(row["quantity"], row["layer"], row["row"], row["part"]): row["value"] for row in rows}
 
@@ -85,7 +85,7 @@ def test_what_needs_a_task_or_a_training_is_refused(quantity: str, message: str,
 def test_the_landscape_is_of_one_batch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(saved("gpt2", home), quantities=["stationarity"])
     (cell,) = Sweep([("", config)]).cells
-    assert measure(cell).rows
+    assert compute_cell(cell).rows
     one_by_one(monkeypatch)
     with pytest.raises(UserError, match=r"4 batches[\s\S]*a larger memory="):
-        measure(cell)
+        compute_cell(cell)

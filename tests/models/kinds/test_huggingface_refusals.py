@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
@@ -346,10 +346,10 @@ def test_the_memory_that_is_said_to_be_needed_is_enough(home: Path) -> None:
 
 def test_tokens_and_huggingface_belong_together(home: Path) -> None:
     config = settings(home)
-    check(config)
+    check_config(config)
     config.task.data = "addition"  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"tokens with huggingface[\s\S]*remedy: *task=tokens"):
-        check(config)
+        check_config(config)
 
 
 def test_bytes() -> None:

@@ -151,10 +151,10 @@ def test_auto_probes_it_and_exact_is_refused() -> None:
 
 
 def test_the_whole_hessian_has_every_parameter() -> None:
-    from hessfig.sweep.measure import measure
+    from hessfig.sweep.measure import compute_cell
 
     config = Config(model=DEEP, task=toy_task(DEEP), blocks=["W_in"], quantities=["hessian"], seeds=1)
-    arrays = measure(Cell(Variant("", config), 0.5, 1, "hessian")).arrays
+    arrays = compute_cell(Cell(Variant("", config), 0.5, 1, "hessian")).arrays
     problem = toy_problem(DEEP)
     assert sum(arrays["sizes"]) == len(arrays["hessian"]) == sum(w.size for w in problem.layout.weights)
     assert arrays["names"] == ["W_E", "W_in_1", "b_in_1", "W_2", "b_2", "W_3", "b_3", "W_U", "b_U"]

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import Products
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
@@ -26,7 +26,7 @@ from hessfig.models.routes import Engines
 from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
 from hessfig.models.stored.lens_settings import sizes_of
 from hessfig.states.point import drawn
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
@@ -173,9 +173,9 @@ def test_cells_are_measured_and_keyed_by_content(home: Path, tmp_path: Path) -> 
     tensors = {name: one.contiguous() for name, one in state(GPT2).items()}
     folder = written(tmp_path / "one", GPT2, tensors, "state.safetensors")
     asked = replace(config(folder, home / "ids.npy"), blocks=["W_Q.head2", "W_V"])
-    check(asked)
+    check_config(asked)
     (cell,) = Sweep([("", asked)]).cells
-    rows = measure(cell).rows
+    rows = compute_cell(cell).rows
     assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"} and all(row["value"] > 0 for row in rows)
     moved = written(tmp_path / "two", {**GPT2, "seed": 3}, tensors, "state.safetensors")
     model = replace(asked.model, path=str(moved / "state.safetensors"))
@@ -259,7 +259,7 @@ def test_folders_that_hold_no_state(home: Path, tmp_path: Path) -> None:
 def test_settings_of_another_kind_are_refused(changes: dict[str, Any], home: Path, tmp_path: Path) -> None:
     folder = written(tmp_path / "gpt2", GPT2, state(GPT2))
     with pytest.raises(UserError, match=rf"model\.{next(iter(changes))}: kind=transformer_lens (does not read|reads)"):
-        check(config(folder, home / "ids.npy", model=changes))
+        check_config(config(folder, home / "ids.npy", model=changes))
 
 
 def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_another_key(
@@ -273,10 +273,10 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
         if keys:
             written(folder, settings, tensors)
             with pytest.raises(UserError, match="is not the one that was planned"):
-                measure(cell)
+                compute_cell(cell)
         (cell,) = Sweep([("", asked)]).cells
         keys.append(cell.key)
-        values.append([row["value"] for row in measure(cell).rows])
+        values.append([row["value"] for row in compute_cell(cell).rows])
     assert len({*keys}) == len({str(value) for value in values}) == 3
 
 

@@ -21,7 +21,7 @@ from hessfig.models.networks import VisionTransformer
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.states.initialised import build_network
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Part
@@ -140,7 +140,7 @@ def config(**settings: object) -> Config:
 @pytest.mark.long
 def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> None:
     cell = Cell(Variant("", config(quantities=["hessian"])), 0.5, 1, "hessian")
-    arrays = measure(cell).arrays
+    arrays = compute_cell(cell).arrays
     problem = toy_problem(VIT, TASK, sigma=0.5, seed=1)
     parameters = dict(problem.network.named_parameters())
     assert arrays["names"] == [weight.name for weight in problem.layout.weights]
@@ -155,7 +155,7 @@ def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it()
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 def test_groups_and_norms_are_measured() -> None:
     blocks = ["attention", "mlp", "norms", "biases", "biases@0", "embeddings", "ln1_gain", ["W_patch", "W_U"]]
-    found = measure(Cell(Variant("", config(blocks=blocks)), 0.5, 1)).rows
+    found = compute_cell(Cell(Variant("", config(blocks=blocks)), 0.5, 1)).rows
     assert {(row["row"], row["layer"]) for row in found} >= {("biases", 0), ("biases", 1), ("norms", 1)}
     assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
 

@@ -24,7 +24,7 @@ from hessfig.states.training.checkpoints import COLUMNS, Folder
 from hessfig.states.training.loop import Diverged, ensure
 from hessfig.states.training.step_rules import learning_rate
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.measure import measure
+from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.tasks.examples import training_batch
@@ -312,11 +312,11 @@ def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole: Trajectory) -> No
     config = replace(whole.config, dtype=DType.float64)
     path = Folder(whole).weights_path(30)
     file = replace(config, state=StateConfig(State.loaded, str(path)))
-    found = [row["value"] for row in measure(Cell(Variant("", config), 0.3, 1, step=30)).rows]
-    assert [row["value"] for row in measure(Cell(Variant("", file), None, 1)).rows] == found
+    found = [row["value"] for row in compute_cell(Cell(Variant("", config), 0.3, 1, step=30)).rows]
+    assert [row["value"] for row in compute_cell(Cell(Variant("", file), None, 1)).rows] == found
 
 
 def test_measuring_a_state_trains_for_it(tmp_path: Path) -> None:
     config: Config = training_config(tmp_path, step=2)
-    assert measure(Cell(Variant("", config), 0.3, 1, step=2)).rows
+    assert compute_cell(Cell(Variant("", config), 0.3, 1, step=2)).rows
     assert Folder(Trajectory(config, 0.3, 1)).missing([2]) == []

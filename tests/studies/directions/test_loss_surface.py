@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import MLP, DType, Kind, Norm, Products, SliceDirection
 from hessfig.config.enums import SliceDirection as Along
 from hessfig.config.of_quantities import DirectionsConfig
@@ -191,7 +191,7 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay: float, 
 def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(monkeypatch: pytest.MonkeyPatch) -> None:
     along = [Along.largest, Along.smallest]
     dense = numbers(found(quadratic(), "slices", along=along, points=3))
-    monkeypatch.setattr("hessfig.studies.directions.slices.is_dense", lambda size: False)
+    monkeypatch.setattr("hessfig.studies.directions.slices.has_all_eigenvectors", lambda size: False)
     sparse = numbers(found(quadratic(), "slices", along=along, points=3))
     assert "flat_directions" in dense and "flat_directions" not in sparse
     for ray in along:
@@ -211,4 +211,4 @@ def test_networks_that_are_too_large_are_refused(name: str, message: str) -> Non
 )
 def test_settings_of_directions_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"directions.{next(iter(wrong))}"):
-        check(toy_config(directions=DirectionsConfig(**wrong)))
+        check_config(toy_config(directions=DirectionsConfig(**wrong)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hessfig.config.checks import check
+from hessfig.config.checks import check_config
 from hessfig.config.enums import Loss, Method, Norm, SampleDirection
 from hessfig.config.of_quantities import LandscapeConfig
 from hessfig.config.schema import Config
@@ -16,7 +16,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError
-from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from tests.toys import toy_config
@@ -40,12 +40,12 @@ def cell(settings: Config, quantity: str) -> Cell:
 
 
 def numbers(settings: Config, quantity: str, name: str = "", part: str = "") -> dict[Any, float]:
-    rows = measure(cell(settings, quantity)).rows
+    rows = compute_cell(cell(settings, quantity)).rows
     return {row["index"]: row["value"] for row in rows if row["quantity"] == (name or quantity) and row["part"] == part}
 
 
 def test_at_the_state_itself_differences_are_those_of_its_losses() -> None:
-    found = measure(cell(config(), "landscape_difference"))
+    found = compute_cell(cell(config(), "landscape_difference"))
     losses = found.arrays["losses"]
     assert losses.mean() == pytest.approx(LossGradient(draw_problem(cell(config(), "landscape_difference"))).loss)
     null = {row["index"]: row["value"] for row in found.rows if row["quantity"] == "landscape_null"}
@@ -82,7 +82,7 @@ def test_integrals_of_a_vanishing_spread_are_the_differences_themselves() -> Non
 
 def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_ones() -> None:
     every = cell(config(permutations=100), "stationarity")
-    by_name = {(row["quantity"], row["index"]): row for row in measure(every).rows}
+    by_name = {(row["quantity"], row["index"]): row for row in compute_cell(every).rows}
     whole = float(LossGradient(draw_problem(every)).flat.norm())
     assert by_name["stationarity", COUNT]["value"] == pytest.approx(whole, rel=1e-10)
     for k in (1, 2, 5):
@@ -109,7 +109,7 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
     whole = block(COUNT)
     at_v = [
         row
-        for row in measure(cell(settings, "hessian_distance")).rows
+        for row in compute_cell(cell(settings, "hessian_distance")).rows
         if (row["row"], row["col"], row["part"]) == ("W_V", "W_V", "H")
     ]
     by_name = {(row["quantity"], row["index"]): row["value"] for row in at_v}
@@ -124,9 +124,9 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
 
 
 def test_shared_test_vectors_estimate_the_distance() -> None:
-    exact = measure(cell(config(first=2), "hessian_distance")).rows
+    exact = compute_cell(cell(config(first=2), "hessian_distance")).rows
     probed = replace(config(first=2), estimator=EstimatorConfig(Method.hutchinson, num_probes=200))
-    found = measure(cell(probed, "hessian_distance")).rows
+    found = compute_cell(cell(probed, "hessian_distance")).rows
     place = ("quantity", "row", "col", "part", "index")
     truth = {tuple(row[name] for name in place): row["value"] for row in exact}
     compared = [row for row in found if row["quantity"] in ("hessian_distance", "subset_norm") and row["value"]]
@@ -151,10 +151,10 @@ def test_samples_that_are_not_there(settings: Config, message: str, quantity: st
 @pytest.mark.parametrize("distance", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_distance_is_positive(distance: float) -> None:
     with pytest.raises(UserError, match=r"landscape.distance[\s\S]*> 0; null is w\* itself"):
-        check(config(distance=distance))
+        check_config(config(distance=distance))
 
 
 @pytest.mark.parametrize("setting", [{"permutations": 1}, {"points": 1}, {"first": 0}, {"samples": 1}, {"spread": 0.0}])
 def test_settings_that_mean_nothing(setting: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"landscape.{next(iter(setting))}"):
-        check(config(**setting))
+        check_config(config(**setting))

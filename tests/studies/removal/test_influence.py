@@ -19,7 +19,7 @@ from hessfig.rng import probe_stream
 from hessfig.states.initialised import initialised
 from hessfig.studies.removal.influence import retrained, score
 from hessfig.studies.removal.row_names import INFLUENCES
-from hessfig.sweep.measure import draw_problem, measure, request_of
+from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.tasks.examples import unseen_batch
 from hessfig.terms import Optimiser, Part
@@ -78,7 +78,7 @@ def slopes_of(objective: Objective, batch: Batch) -> Tensor:
 
 def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path: Path) -> None:
     cell = cell_of(config(tmp_path))
-    found = measure(cell)
+    found = compute_cell(cell)
     problem = draw_problem(cell)
     request = request_of(cell, problem)
     tests = unseen_batch(cell.config.task, 4, DType.float64)
