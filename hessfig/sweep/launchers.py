@@ -34,7 +34,7 @@ LAUNCHERS = {
 }
 
 
-class Launcher(Protocol):
+class SweepLauncher(Protocol):
     """Measures the sweep of a job; its settings are checked when it is made, before anything is planned."""
 
     def __init__(self, job: Job) -> None: ...
@@ -46,12 +46,12 @@ class Launcher(Protocol):
         """
 
 
-def launcher_of(job: Job) -> Launcher:
+def launcher_of(job: Job) -> SweepLauncher:
     """Return the launcher that the settings choose. Raises UserError for settings that it cannot serve."""
     config = job.first
     is_ranked = config.ranks and config.launcher.kind == "local"
     module, _, name = LAUNCHERS["ranks" if is_ranked else config.launcher.kind].partition(":")
-    launcher: Launcher = getattr(import_module(module), name)(job)
+    launcher: SweepLauncher = getattr(import_module(module), name)(job)
     return launcher
 
 
