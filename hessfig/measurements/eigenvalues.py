@@ -248,7 +248,7 @@ def extremes_of(
 
 def outer_estimate(found: Extremes) -> Estimate:
     """Return the outermost eigenvalue with its residual; one that has not converged is rough."""
-    return Estimate(float(found.values[0]), float(found.residuals[0]), 0, _LANCZOS, is_rough=not found.converged)
+    return Estimate(float(found.values[0]), float(found.residuals[0]), 0, _LANCZOS, is_unreliable=not found.converged)
 
 
 def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:

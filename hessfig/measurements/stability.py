@@ -60,7 +60,7 @@ def critical_step(objective: Objective, request: Request) -> Measured:
     the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
     """
     found = crossing_step(objective, request.at)
-    found = replace(found, by="losses", is_rough=not found.error > 0)
+    found = replace(found, by="losses", is_unreliable=not found.error > 0)
     sharpness = 2 / found.value if found.value else float("nan")
     beside = sharpness * found.error / found.value if found.value else float("nan")
     sharp = replace(found, value=sharpness, error=beside)
