@@ -139,12 +139,12 @@ class _Outer:
 def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]], at: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept."""
     pairs = [(value, vector) for value, vector in zip(values, vectors, strict=True) if value.requires_grad]
-    found: Sequence[Tensor | None] = [None] * len(at)
+    grads: Sequence[Tensor | None] = [None] * len(at)
     if pairs:
         kept, along = zip(*pairs, strict=True)
-        found = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        grads = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=True)
     count = len(vectors[0])
-    return [leaf.new_zeros(count, *leaf.shape) if one is None else one for leaf, one in zip(at, found, strict=True)]
+    return [leaf.new_zeros(count, *leaf.shape) if grad is None else grad for leaf, grad in zip(at, grads, strict=True)]
 
 
 def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
@@ -160,10 +160,10 @@ def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k
     def alone(one: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
         return torch.cat([piece.flatten() for piece in gradients(outputs, at, one.view(outputs.shape))])
 
-    found = torch.cat([together(some) for some in vectors.split(AT_ONCE)])
+    pulled = torch.cat([together(chunk) for chunk in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
-    off = norm(factors @ found - alone(factors @ vectors))
-    return found if off <= OUTPUTS.of(found.dtype) * norm(found) else torch.stack([*map(alone, vectors)])
+    off = norm(factors @ pulled - alone(factors @ vectors))
+    return pulled if off <= OUTPUTS.of(pulled.dtype) * norm(pulled) else torch.stack([*map(alone, vectors)])
 
 
 class BatchedColumn(SidedColumn):
@@ -210,5 +210,5 @@ class BatchedColumn(SidedColumn):
         names = [self._network.names[parameter] for parameter in self.parameters]
         places = {self.places[weight.parameter] for weight in self.col}
         columns = {names[place]: spread[place].movedim(-1, 0) for place in sorted(places)}
-        found = {part: self._network.products(part, columns, names) for part in asked}
-        return completed(self.gathered({part: [p.movedim(0, -1) for p in found[part]] for part in asked}), parts)
+        products = {part: self._network.products(part, columns, names) for part in asked}
+        return completed(self.gathered({part: [p.movedim(0, -1) for p in products[part]] for part in asked}), parts)

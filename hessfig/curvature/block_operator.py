@@ -159,8 +159,8 @@ class BlockOperator(ImplicitMatrix):
             pieces = zip(wanted, slopes.split(self.shape[0]), strict=True)
             return torch.stack([self.T._products(piece, [part])[part] for part, piece in pieces]).sum(dim=0)
 
-        found = self._applied(x, forth, back, count=len(wanted))
-        return {part.value: one for part, one in zip(wanted, found, strict=True)}
+        products = self._applied(x, forth, back, count=len(wanted))
+        return {part.value: product for part, product in zip(wanted, products, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " m"]:
         """Return the vector, to be multiplied, of tensors by the names of the columns' weights."""

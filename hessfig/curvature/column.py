@@ -138,10 +138,10 @@ def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
 def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
     """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
     rows = products.T.contiguous()
-    found = rows.square().sum(dim=1)
-    is_usual = torch.finfo(found.dtype).tiny <= float(found.max()) < math.inf
+    sums = rows.square().sum(dim=1)
+    is_usual = torch.finfo(sums.dtype).tiny <= float(sums.max()) < math.inf
     unit = 1.0 if is_usual else unit_of(rows)
-    return Squares(found) if unit == 1.0 else Squares((rows.double() / unit).square().sum(dim=1), unit)
+    return Squares(sums) if unit == 1.0 else Squares((rows.double() / unit).square().sum(dim=1), unit)
 
 
 class SidedColumn:
@@ -173,11 +173,11 @@ class SidedColumn:
 
     def gathered(self, products: Mapping[Part, Sequence[Tensor]]) -> Products:
         """Read the products of every row off those of the parameters, keyed (row, part)."""
-        found: dict[tuple[Hashable, Part], Tensor] = {}
+        by_row: dict[tuple[Hashable, Part], Tensor] = {}
         for key, row in self.rows.items():
             for part, product in products.items():
-                found[key, part] = self._gather(product, row)
-        return found
+                by_row[key, part] = self._gather(product, row)
+        return by_row
 
     def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
         views = [view_of(products[self.places[weight.parameter]], weight) for weight in row]
@@ -221,10 +221,10 @@ class DecayedColumn:
         }
 
     def _decayed(self, product: Tensor, probes: Tensor, shared: list[tuple[slice, slice]]) -> Tensor:
-        found = product.clone()
-        for there, here in shared:
-            found[there] += self.decay * probes[here].to(found)
-        return found
+        decayed = product.clone()
+        for target, here in shared:
+            decayed[target] += self.decay * probes[here].to(decayed)
+        return decayed
 
 
 def _spans(side: Sequence[Weight]) -> dict[str, slice]:

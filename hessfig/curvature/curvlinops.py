@@ -68,8 +68,8 @@ class ColumnOperator(SidedColumn):
         columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
-            found = {part: operator @ columns for part, operator in operators.items()}
-        return completed(self.gathered(found), parts)
+            products = {part: operator @ columns for part, operator in operators.items()}
+        return completed(self.gathered(products), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone).

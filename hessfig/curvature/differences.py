@@ -88,12 +88,12 @@ class DifferencedColumn(SidedColumn):
 
     def _products(self, probes: Tensor, parts: Sequence[Part], stretch: float) -> Products:
         here = torch.cat([parameter.detach().flatten() for parameter in self._own()])
-        spread, found = self.spread(probes), {}
+        spread, products = self.spread(probes), {}
         steps = [stretch * step(here, probe) for probe in probes.T]
         for part in parts:
-            each = [self._product([one[..., k] for one in spread], h, part) for k, h in enumerate(steps)]
-            found[part] = [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
-        return self.gathered(found)
+            each = [self._product([direction[..., k] for direction in spread], h, part) for k, h in enumerate(steps)]
+            products[part] = [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
+        return self.gathered(products)
 
     def _own(self) -> list[Tensor]:
         flat = [parameter.detach().unsqueeze(-1) for parameter in self.parameters]

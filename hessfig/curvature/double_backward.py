@@ -55,12 +55,12 @@ class DoubleBackward:
         leaf, cotangent = outputs.detach().requires_grad_(), torch.zeros_like(outputs).requires_grad_()
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
         pulled = of_second_order(gradients(outputs, self._at, cotangent, create_graph=True))
-        found = []
+        products = []
         for vector in vectors:
             (tangent,) = gradients(inner(pulled, vector), [cotangent])
             (curved,) = gradients(inner([slope], [tangent]), [leaf])
-            found.append(gradients(outputs, self._at, curved))
-        return found
+            products.append(gradients(outputs, self._at, curved))
+        return products
 
 
 def gradients(
@@ -338,10 +338,10 @@ def _off(one: Tensor, other: Tensor, floor: float) -> float:
 
 def length(tensors: Iterable[Tensor]) -> float:
     """Return the norm over all entries that are finite, without under- or overflow."""
-    held = [one.detach().double() for one in tensors if one.numel()]
-    plain_norm = float(torch.stack([torch.linalg.vector_norm(one).cpu() for one in held]).norm()) if held else 0.0
+    parts = [tensor.detach().double() for tensor in tensors if tensor.numel()]
+    plain_norm = float(torch.stack([torch.linalg.vector_norm(part).cpu() for part in parts]).norm()) if parts else 0.0
     if _SAFE < plain_norm < 1 / _SAFE:
         return plain_norm
-    kept = [one[one.isfinite()] for one in held]
-    largest = max((float(one.abs().max()) for one in kept if one.numel()), default=0.0)
-    return largest * sum(float((one / largest).square().sum()) for one in kept) ** 0.5 if largest else 0.0
+    kept = [part[part.isfinite()] for part in parts]
+    largest = max((float(part.abs().max()) for part in kept if part.numel()), default=0.0)
+    return largest * sum(float((part / largest).square().sum()) for part in kept) ** 0.5 if largest else 0.0

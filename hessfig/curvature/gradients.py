@@ -41,8 +41,8 @@ class LossGradient:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))
 
-        held = objective.network.named_parameters()
-        self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
+        parameters = objective.network.named_parameters()
+        self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in parameters}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
             self._loss = functional_call(Evaluated(objective.network, loss_in), inside, ())
@@ -154,15 +154,15 @@ def is_finite(objective: Objective) -> bool:
 
     Where the head is taken in chunks, outputs are made sample by sample, and all must be finite, for then the loss is.
     """
-    held = {weight.parameter for weight in objective.layout.weights}
-    if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in held):
+    names = {weight.parameter for weight in objective.layout.weights}
+    if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in names):
         return False
     with evaluating(objective.network):
         if objective.is_headed:
-            pieces = (piece for one in objective.batches for piece in one.inputs.split(1))
-            made = (scored_outputs(objective.network, piece, objective.batch.scored) for piece in pieces)
-            return all(bool(outputs.isfinite().all()) for outputs in made)
-        return all(_is_finite_on(objective, one) for one in objective.batches if one.size)
+            pieces = (piece for batch in objective.batches for piece in batch.inputs.split(1))
+            outputs_of = (scored_outputs(objective.network, piece, objective.batch.scored) for piece in pieces)
+            return all(bool(outputs.isfinite().all()) for outputs in outputs_of)
+        return all(_is_finite_on(objective, batch) for batch in objective.batches if batch.size)
 
 
 def _is_finite_on(objective: Objective, batch: Batch) -> bool:
@@ -217,9 +217,9 @@ class Samples:
 
     def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
         """Return l_i at a point, w* by default."""
-        held = {name: one.detach().requires_grad_() for name, one in (at or self.at).items()}
+        leaves = {name: weight.detach().requires_grad_() for name, weight in (at or self.at).items()}
         with evaluating(self._body.network):
-            pieces = [self._losses(held, *rows).detach() for rows in self._pieces()]
+            pieces = [self._losses(leaves, *rows).detach() for rows in self._pieces()]
         return torch.cat(pieces)
 
     def along(self, direction: Point) -> Along:
@@ -236,14 +236,14 @@ class Samples:
 
     def summed_gradient(self, order: Tensor) -> Float[Tensor, " n"]:
         """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order."""
-        found = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
+        total_gradient = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
         for chosen in order.split(AT_ONCE):
-            at = {name: one.clone().requires_grad_() for name, one in self.at.items()}
+            at = {name: weight.clone().requires_grad_() for name, weight in self.at.items()}
             with torch.enable_grad():
                 total = self._losses(at, self._batch.inputs[chosen], self._batch.targets[chosen]).sum()
                 pieces = gradients(total, list(at.values()))
-            found += torch.cat([piece.flatten() for piece in pieces]).double()
-        return found
+            total_gradient += torch.cat([piece.flatten() for piece in pieces]).double()
+        return total_gradient
 
     def gradient_lengths(self) -> Float[Tensor, " samples"]:
         """Return |grad l_i|^2 of every sample: torch.func.grad, mapped over samples.
@@ -257,13 +257,13 @@ class Samples:
         try:
             with torch.enable_grad(), differentiable_twice():
                 pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(at_once)]
-            found = torch.cat(pieces)
-            off = (found[0] - first).abs()
-            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * found.max() else ""
+            lengths = torch.cat(pieces)
+            off = (lengths[0] - first).abs()
+            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * lengths.max() else ""
         except Exception as error:  # a plain gradient was found: it is vmap that fails
             why = plain(f"{type(error).__name__}: {error}")
         if not why:
-            return found
+            return lengths
         warnings.warn(f"gradients of single samples under vmap: {why}; one by one", RuntimeWarning, stacklevel=2)
         return torch.stack([first, *(self._gradient_length(sample) for sample in range(1, self.count))])
 

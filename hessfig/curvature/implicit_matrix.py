@@ -176,17 +176,17 @@ class ImplicitMatrix(ABC):
             given = _tensor(b)
             x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
             return Solution(x.numpy(force=True), residual)
-        told: list[Tensor] = []
+        reported: list[Tensor] = []
 
         def inverted(columns: Tensor) -> Tensor:
             x, residuals = self._in_units(columns, damping, tolerance, preconditioner)
-            told.append(residuals)
+            reported.append(residuals)
             return x
 
         columns = _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
         with made_on(torch.device("cpu")):
             x = _Linear.apply(columns, inverted, inverted) if columns.shape[1] else columns
-        residuals = told[0] if told else torch.zeros(0, dtype=torch.float64, device="cpu")
+        residuals = reported[0] if reported else torch.zeros(0, dtype=torch.float64, device="cpu")
         if bool((residuals > tolerance).any()):
             largest = f"the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
             warnings.warn(f"solve: {largest}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=2)
@@ -332,8 +332,8 @@ class _Damped:
         self._operator = sparse.LinearOperator(matrix.shape, matvec=self._times, dtype=np.float64)
 
     def _times(self, x: Array) -> Array:
-        found: Array = ((self._matrix @ x).astype(np.float64) + self._damping * x) / self._unit
-        return found
+        product: Array = ((self._matrix @ x).astype(np.float64) + self._damping * x) / self._unit
+        return product
 
     def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
         """Return x and its relative residual; a matrix whose squares under- or overflow is taken in its unit."""
@@ -363,8 +363,8 @@ class _Damped:
 
     def _round(self, b: Array, tolerance: float) -> Array:
         given = {"rtol": tolerance, "maxiter": _STEPS * len(b), "M": self._inverse}
-        found: Array = self._method(self._operator, b, **given)[0]
-        return found
+        solution: Array = self._method(self._operator, b, **given)[0]
+        return solution
 
 
 def _inverse_of(preconditioner: Any, damping: float, dim: int) -> sparse.LinearOperator | None:

@@ -30,8 +30,8 @@ class OutputCurvature:
         """Return B V."""
         self.products += vectors.shape[1]
         with torch.enable_grad():
-            found = [self._times(vector) for vector in vectors.T]
-        return torch.stack(found, dim=1)
+            products = [self._times(vector) for vector in vectors.T]
+        return torch.stack(products, dim=1)
 
     def _times(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         along = (self._slope.flatten() * vector.to(self._leaf)).sum()
@@ -68,10 +68,10 @@ def why_no_split(objective: Objective) -> str:
         try:
             with differentiable_twice():
                 operator, generator = OutputCurvature(objective, batch), stream(0, "convexity")
-                found = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+                lowest_pair = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
         except RuntimeError as error:
             return plain(f"the loss has no second derivative in the outputs: {error}")
-        if float(found.values[0]) < -2 * _TOLERANCE * found.scale:
-            lowest = float(found.values[0])
+        if float(lowest_pair.values[0]) < -2 * _TOLERANCE * lowest_pair.scale:
+            lowest = float(lowest_pair.values[0])
             return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
     return ""

@@ -234,8 +234,8 @@ def _shown_weights(
         return sizes, True
     if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces)):
         return shown, False
-    said = first_few([f"{one:.6g}" for one, _ in singles])
-    raise _apart(loss, f"{whole:.6g} of all samples, {said} of the {what}", what)
+    values = first_few([f"{value:.6g}" for value, _ in singles])
+    raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
 
 
 def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:

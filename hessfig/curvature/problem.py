@@ -126,9 +126,9 @@ def check_same(objective: Objective, outputs: Tensor, engine: str) -> None:
     with torch.no_grad():
         network, inputs = objective.layered, objective.batch.inputs[:SEQUENCES]
         own = network.from_hidden(network.hidden(inputs, 0), 0, objective.batch.scored)
-    found = outputs[: len(own)].reshape(own.shape).to(own)
-    finite = own.isfinite() & found.isfinite()
-    off = float((own - found).abs()[finite].max()) if finite.any() else 0.0
+    other = outputs[: len(own)].reshape(own.shape).to(own)
+    finite = own.isfinite() & other.isfinite()
+    off = float((own - other).abs()[finite].max()) if finite.any() else 0.0
     scale = float(own.abs()[finite].max()) if finite.any() else 0.0
     if off > OUTPUTS.of(own.dtype) * scale:
         raise OtherNetwork(
@@ -285,9 +285,9 @@ class Objective:
     @property
     def layers(self) -> nn.ModuleList:
         """The layers of a layered network."""
-        found = self.network.layers
-        assert isinstance(found, nn.ModuleList)
-        return found
+        layers = self.network.layers
+        assert isinstance(layers, nn.ModuleList)
+        return layers
 
     @property
     def layered(self) -> Layered:

@@ -84,16 +84,16 @@ def singles(objective: Objective) -> tuple[list[Single], float]:
     """
     apart, weighed = by_sample(objective), [(batch, counted(objective, batch)) for batch in objective.batches]
     sizes = [1.0 if objective.loss.reduction == "sum" else batch.size for batch in objective.batches]
-    masses = [size * (float(one.weights.sum()) / one.divisor) for size, (_, one) in zip(sizes, weighed, strict=True)]
-    count = sum(int(one.weights.count_nonzero()) for _, one in weighed)
-    found = []
-    for size, (batch, one) in zip(sizes, weighed, strict=True):
+    masses = [size * (float(own.weights.sum()) / own.divisor) for size, (_, own) in zip(sizes, weighed, strict=True)]
+    count = sum(int(own.weights.count_nonzero()) for _, own in weighed)
+    samples = []
+    for size, (batch, own) in zip(sizes, weighed, strict=True):
         targets = batch.targets.split(len(batch.targets) // len(batch.inputs))
-        for row in one.weights.nonzero().flatten().tolist():
-            factor = size * float(one.weights[row]) * count / (sum(masses) * one.divisor)
+        for row in own.weights.nonzero().flatten().tolist():
+            factor = size * float(own.weights[row]) * count / (sum(masses) * own.divisor)
             single = Batch(batch.inputs[row : row + 1], targets[row], batch.scored)
-            found.append(Single(replace(apart, batch=single, more=()), factor))
-    return found, sum(masses) / (1.0 if objective.loss.reduction == "sum" else sum(sizes))
+            samples.append(Single(replace(apart, batch=single, more=()), factor))
+    return samples, sum(masses) / (1.0 if objective.loss.reduction == "sum" else sum(sizes))
 
 
 def single_gradients(objective: Objective, most: int | None = None) -> Iterator[Float[Tensor, " n"]]:
@@ -103,17 +103,17 @@ def single_gradients(objective: Objective, most: int | None = None) -> Iterator[
     package's networks, whose samples never meet, no more are made than are yielded.
     """
     whole, (every, scale) = LossGradient(objective).gradient, singles(objective)
-    lengths = [one.numel() for one in whole.values()]
+    lengths = [slope.numel() for slope in whole.values()]
     total, sizes = torch.zeros(()), torch.zeros(len(lengths))
-    for number, one in enumerate(every):
+    for number, sample in enumerate(every):
         is_wanted = most is None or number < most
         if not is_wanted and isinstance(objective.network, Layered):
             return
         with alone():
-            found = LossGradient(one.problem).flat.double() * one.factor
-        total, sizes = total + found, sizes + torch.stack([piece.norm().cpu() for piece in found.split(lengths)])
+            gradient = LossGradient(sample.problem).flat.double() * sample.factor
+        total, sizes = total + gradient, sizes + torch.stack([piece.norm().cpu() for piece in gradient.split(lengths)])
         if is_wanted:
-            yield found
+            yield gradient
     mean = scale / len(every)
     check_sum(whole, dict(zip(whole, (mean * total).split(lengths), strict=True)), (mean * sizes).tolist())
 
@@ -139,14 +139,14 @@ def check_sum(whole: Mapping[str, Tensor], total: Mapping[str, Tensor], sizes: S
     `sizes` are the sums of the lengths of those that are added up, parameter by parameter: rounding is relative to
     these. Where the gradient is not finite there is nothing to tell.
     """
-    if not all(bool(one.isfinite().all()) for one in whole.values()):
+    if not all(bool(gradient.isfinite().all()) for gradient in whole.values()):
         return
     noise = _NOISE * torch.finfo(next(iter(whole.values())).dtype).eps * sum(sizes)
     wrong = dict[str, float]()
-    for (name, one), size in zip(whole.items(), sizes, strict=True):
-        off = float((one.double().flatten() - total[name].to(one.device).flatten()).norm())
-        if not off <= SINGLES.of(one.dtype) * size + noise:
-            wrong[name] = off / max(float(one.norm()), torch.finfo(torch.float64).tiny)
+    for (name, gradient), size in zip(whole.items(), sizes, strict=True):
+        off = float((gradient.double().flatten() - total[name].to(gradient.device).flatten()).norm())
+        if not off <= SINGLES.of(gradient.dtype) * size + noise:
+            wrong[name] = off / max(float(gradient.norm()), torch.finfo(torch.float64).tiny)
     if wrong:
         shares = [f"{name} by {share:.2g} of its length" for name, share in wrong.items()]
         raise met(f"the gradients of single samples do not add up to that of the loss: off in {first_few(shares)}")

@@ -131,9 +131,9 @@ class Features(nn.Module):
         """
         depth = self.depth or 0
         hidden = self.network.hidden(start, 0) if self.depth is None else start
-        found = self.network.features(hidden, depth, self.scored).flatten(0, 1)
-        found = found if kept.all() else found[kept]
-        return F.pad(found, (0, 1), value=1.0) if self.ones else found
+        features = self.network.features(hidden, depth, self.scored).flatten(0, 1)
+        features = features if kept.all() else features[kept]
+        return F.pad(features, (0, 1), value=1.0) if self.ones else features
 
 
 class Graphs:
@@ -161,8 +161,8 @@ class Graphs:
             cotangent = self.readout.cotangent(self.value).requires_grad_()
             self._split = (cotangent, self._pulled(cotangent))
         cotangent, pulled = self._split
-        found = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
-        return found[0], found[1:]
+        slopes = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
+        return slopes[0], slopes[1:]
 
     def multiply(
         self, direction: Sequence[Tensor], unembedding: Tensor | None, *, with_weight: bool
@@ -220,9 +220,9 @@ class _Slope(torch.autograd.Function):
         weight = None if ctx.seen.unembedding is None else ctx.seen.unembedding.unsqueeze(0)
         tangents = Tangents(tangent.unsqueeze(0), weight)
         with torch.no_grad():
-            found, to_weight = ctx.readout.products(features, tangents, Part.H, with_weight=ctx.seen.with_weight)
+            products, to_weight = ctx.readout.products(features, tangents, Part.H, with_weight=ctx.seen.with_weight)
         ctx.seen.to_weight = None if to_weight is None else to_weight[0]
-        return found[0], None, None
+        return products[0], None, None
 
 
 class Totals:
@@ -241,13 +241,13 @@ class Totals:
 
     def add(self, place: int, k: int, piece: Tensor) -> None:
         """Add direction k's piece."""
-        held = self._sums[place]
+        total = self._sums[place]
         if self._width == 1:
-            self._sums[place] = piece.unsqueeze(-1) if held is None else held + piece.unsqueeze(-1)
+            self._sums[place] = piece.unsqueeze(-1) if total is None else total + piece.unsqueeze(-1)
             return
-        if held is None:
-            held = self._sums[place] = self._empty[place]()
-        held[..., k] += piece
+        if total is None:
+            total = self._sums[place] = self._empty[place]()
+        total[..., k] += piece
 
     def tensors(self) -> list[Tensor]:
         """Return the sums, zeros where nothing was added."""
@@ -319,21 +319,21 @@ class HeadedColumn(SidedColumn):
         """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
         columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
-        found = self._of_batches(range(len(self._batches)), columns, wanted)
+        sums = self._of_batches(range(len(self._batches)), columns, wanted)
         del columns  # as large as the products, which are read off next
-        products = {part: totals.tensors() for part, totals in found.items()}
+        products = {part: totals.tensors() for part, totals in sums.items()}
         return completed(self.gathered(products), parts)
 
     def _of_batches(self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]) -> dict[Part, Totals]:
         """Return the sums of the products of some batches."""
-        found = {part: Totals(columns) for part in wanted}
+        sums = {part: Totals(columns) for part in wanted}
         for number in numbers:
             graphs = self._graphs(number)
             if wanted == [Part.H] and self._body:
-                self._add_whole(found[Part.H], columns, graphs)
+                self._add_whole(sums[Part.H], columns, graphs)
             else:
-                self._add(found, columns, graphs)
-        return found
+                self._add(sums, columns, graphs)
+        return sums
 
     def _graphs(self, number: int) -> Graphs:
         """Return the graphs of a batch: kept where it is the only one, made anew else."""
@@ -405,10 +405,10 @@ class HeadedColumn(SidedColumn):
         if not self._heads:
             return None
         lead = columns[0].shape[: columns[0].ndim - self.parameters[0].ndim]
-        held = {id(self.parameters[place]): columns[place] for place in self._heads}
+        directions = {id(self.parameters[place]): columns[place] for place in self._heads}
         parts = [
-            held[id(one)] if id(one) in held else one.new_zeros(*lead, *one.shape)
-            for one in unembedding_of(self._network)
+            directions[id(parameter)] if id(parameter) in directions else parameter.new_zeros(*lead, *parameter.shape)
+            for parameter in unembedding_of(self._network)
         ]
         return _side_by_side(parts, len(lead))
 

@@ -93,16 +93,16 @@ def derivatives(
     total: Derivatives | None = None
     with torch.enable_grad(), differentiable_twice():
         for term in terms:
-            one = _of_term(term, at, vectors, order)
-            total = one if total is None else _added(total, one)
+            piece = _of_term(term, at, vectors, order)
+            total = piece if total is None else _added(total, piece)
     assert total is not None
     return total
 
 
 def leaves_of(objective: Objective, names: Iterable[str]) -> dict[str, Tensor]:
     """Return copies of some parameters of a problem that may be differentiated in."""
-    held = dict(objective.network.named_parameters(remove_duplicate=False))
-    return {name: held[name].detach().clone().requires_grad_() for name in names}
+    parameters = dict(objective.network.named_parameters(remove_duplicate=False))
+    return {name: parameters[name].detach().clone().requires_grad_() for name in names}
 
 
 def terms_of(objective: Objective, at: Mapping[str, Tensor]) -> list[Callable[[], Tensor]]:
@@ -122,25 +122,25 @@ def _of_term(
 ) -> Derivatives:
     value = term()
     if not order or not value.requires_grad:
-        zeros = {name: torch.zeros_like(one) for name, one in at.items()} if order else {}
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in at.items()} if order else {}
         return Derivatives(value.detach(), zeros, [zeros] * len(vectors) if order > 1 else ())
     try:
         slopes, reached = _slopes(value, at, create_graph=order > 1)
-        found = [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
+        products = [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
     except (RuntimeError, NotImplementedError) as error:
         if order < 2:
             raise
         return _without_products(term, at, error)
-    return Derivatives(value.detach(), _by_name(at, slopes), found, reached)
+    return Derivatives(value.detach(), _by_name(at, slopes), products, reached)
 
 
 def _slopes(value: Tensor, at: Mapping[str, Tensor], *, create_graph: bool) -> tuple[list[Tensor], frozenset[str]]:
     """Return the gradient, zeros where the value does not depend on a leaf, and the names of the leaves it reaches."""
     leaves = list(at.values())
     ones = torch.ones_like(value, requires_grad=create_graph)  # as double_backward.gradients has it
-    found = torch.autograd.grad(value, leaves, ones, create_graph=create_graph, retain_graph=True, allow_unused=True)
-    reached = frozenset(name for name, one in zip(at, found, strict=True) if one is not None)
-    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)], reached
+    grads = torch.autograd.grad(value, leaves, ones, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    reached = frozenset(name for name, grad in zip(at, grads, strict=True) if grad is not None)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)], reached
 
 
 def _without_products(term: Callable[[], Tensor], at: Mapping[str, Tensor], error: Exception) -> Derivatives:

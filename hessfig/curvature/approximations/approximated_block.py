@@ -74,15 +74,15 @@ class ApproximatedBlock(ImplicitMatrix):
         return spectral_function(self._product, function, self.shape[0])
 
     def _inverted(self, values: Float[Tensor, "*shape"], damping: float) -> Float[Tensor, "*shape"]:
-        found = 1 / (values + damping)
-        if not bool(found.isfinite().all()):
+        inverse = 1 / (values + damping)
+        if not bool(inverse.isfinite().all()):
             raise UserError(
                 f"solve: {self.name} is singular",
                 got=f"damping={damping!r}",
                 allowed="a damping that keeps A + damping I away from zero",
                 remedy="damping=1e-3",
             )
-        return found
+        return inverse
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
         return self._product.matmat(vectors)

@@ -41,8 +41,8 @@ class SampleGradients:
     @cached_property
     def true(self) -> dict[str, Tensor]:
         """Each sample's share of the gradient, by parameter: their sum is the gradient. Of those alone that count."""
-        counted, found = self.output_side.counted.cpu(), self.output_side.gradients_of_samples(self.output_side.slopes)
-        return found if bool(counted.all()) else {name: one[counted] for name, one in found.items()}
+        counted, shares = self.output_side.counted.cpu(), self.output_side.gradients_of_samples(self.output_side.slopes)
+        return shares if bool(counted.all()) else {name: share[counted] for name, share in shares.items()}
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:
@@ -70,8 +70,8 @@ class Material:
 
     def approximation(self, name: Approximation) -> Product:
         """Return the approximation called `name`."""
-        found: Product = getattr(self, f"_{name}")()
-        return found
+        approximation: Product = getattr(self, f"_{name}")()
+        return approximation
 
     @cached_property
     def shampoo_basis(self) -> Basis:
@@ -167,8 +167,8 @@ class Material:
         square = self._second_moment.reshape(*self.shape)
         along = square.T if self.weights[0].name == "W_O" else square
         heads = along.reshape(self.heads, -1).mean(dim=1).sqrt()
-        held = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(along.shape)
-        return Diagonal((held.T if self.weights[0].name == "W_O" else held).flatten())
+        scales = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(along.shape)
+        return Diagonal((scales.T if self.weights[0].name == "W_O" else scales).flatten())
 
     def _empirical_fisher(self) -> LowRank:
         return LowRank(self.samples.output_side.terms**0.5 * self._shares)

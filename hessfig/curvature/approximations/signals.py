@@ -77,8 +77,8 @@ class OutputSide:
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
             roots = chances.sqrt()
-            found = (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
-            return self._weighted(found.flatten(2)).view_as(found)
+            root = (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
+            return self._weighted(root.flatten(2)).view_as(root)
         hessian = self._hessian(self.raw)
         values, vectors = torch.linalg.eigh(hessian)
         if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()):
@@ -130,10 +130,10 @@ class OutputSide:
     def terms(self) -> float:
         """The number of terms of the loss: what its mean divides by, or 1 for a sum."""
         loss, targets = self.problem.loss, self.problem.batch.targets
-        found = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
-        if found is None:
+        count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
+        if count is None:
             raise self._refusal("is of a type whose number of terms is not known")
-        return found
+        return count
 
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"]
@@ -142,20 +142,20 @@ class OutputSide:
 
         Raises UserError where these do not add up to what is sent back through the whole batch: samples see each other.
         """
-        held = {f"network.{name}": one for name, one in self.problem.network.named_parameters()}
+        parameters = {f"network.{name}": p for name, p in self.problem.network.named_parameters()}
         _check_bytes(
-            len(sent) * sum(one.numel() * one.element_size() for one in held.values()), "gradients of single samples"
+            len(sent) * sum(p.numel() * p.element_size() for p in parameters.values()), "gradients of single samples"
         )
-        at = {name: one.detach().clone().requires_grad_() for name, one in held.items()}
+        at = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
         body, inputs = Evaluated(by_sample(self.problem).network, self._by_position), self.problem.batch.inputs
         with torch.enable_grad(), differentiable_twice(), alone():
-            found = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
-        stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*found, strict=True)]
+            of_samples = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
+        stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*of_samples, strict=True)]
         each = dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
         with torch.enable_grad(), differentiable_twice():
             whole = dict(zip(each, _pulled(self.body, at, inputs, sent), strict=True))
-        sizes = [float(one.reshape(len(one), -1).norm(dim=1).sum()) for one in each.values()]
-        check_sum(whole, {name: one.sum(dim=0) for name, one in each.items()}, sizes)
+        sizes = [float(gradient.reshape(len(gradient), -1).norm(dim=1).sum()) for gradient in each.values()]
+        check_sum(whole, {name: gradient.sum(dim=0) for name, gradient in each.items()}, sizes)
         return each
 
     @property
@@ -221,12 +221,12 @@ class OutputSide:
         parts = [(numbers >> digit) % 2 == side for digit in range((count - 1).bit_length()) for side in (0, 1)]
         is_apart = not any(len(call) % count for call in calls)
         for chosen in parts if is_apart else ():
-            found = gradients((outputs * factors)[chosen].sum(), calls)
-            is_apart = is_apart and not any(bool(one.reshape(count, -1)[~chosen].any()) for one in found)
+            slopes = gradients((outputs * factors)[chosen].sum(), calls)
+            is_apart = is_apart and not any(bool(slope.reshape(count, -1)[~chosen].any()) for slope in slopes)
         if not is_apart:
             raise UserError(
                 f"quantities=[approximations]: the inputs of {weight.parameter} are not one sample after the other",
-                got=f"calls of shape {', '.join(str(tuple(one.shape)) for one in calls)} for {count} samples",
+                got=f"calls of shape {', '.join(str(tuple(call.shape)) for call in calls)} for {count} samples",
                 allowed="linear maps whose inputs have the samples as their first axis, each apart from the others",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
@@ -234,10 +234,10 @@ class OutputSide:
     def _check_gradient(self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], weight: Weight) -> None:
         """Raise UserError where the sum of g x^T over all uses is not the gradient: the weight acts elsewhere, too."""
         factors = _factors(outputs)
-        held = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
+        leaf = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
         body = Evaluated(self.problem.network, partial(self._by_position, everywhere=True))
-        again = functional_call(body, {f"network.{weight.parameter}": held}, (self.problem.batch.inputs,))
-        (whole,), sent = gradients((again * factors).sum(), [held]), gradients((outputs * factors).sum(), calls)
+        again = functional_call(body, {f"network.{weight.parameter}": leaf}, (self.problem.batch.inputs,))
+        (whole,), sent = gradients((again * factors).sum(), [leaf]), gradients((outputs * factors).sum(), calls)
         pairs = [(back.flatten(0, -2), given.flatten(0, -2)) for back, given in zip(sent, inputs, strict=True)]
         size = sum(float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs)
         off = float((torch.stack([back.T @ given for back, given in pairs]).sum(dim=0) - whole).norm())
@@ -254,14 +254,14 @@ class OutputSide:
         with torch.enable_grad():
             value = self.problem.loss(leaf, self.problem.batch.targets)
             (slope,) = gradients(value, [leaf], create_graph=True)
-            rows = [gradients(slope[..., one].sum(), [leaf])[0] for one in range(leaf.shape[-1])]
+            rows = [gradients(slope[..., place].sum(), [leaf])[0] for place in range(leaf.shape[-1])]
             factors = torch.linspace(-1, 1, leaf.numel(), dtype=leaf.dtype, device=leaf.device).view_as(leaf)
             (product,) = gradients((slope * factors).sum(), [leaf])
-        found = torch.stack(rows, dim=-2)
-        off = (found @ factors[..., None]).squeeze(-1) - product
-        if norm(off) > LOSS.of(found.dtype) * norm(found) * factors.numel() ** 0.5:
+        hessian = torch.stack(rows, dim=-2)
+        off = (hessian @ factors[..., None]).squeeze(-1) - product
+        if norm(off) > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5:
             raise self._refusal("couples positions, or its classes are not the last axis")
-        return found.reshape(*self.outputs.shape, -1)
+        return hessian.reshape(*self.outputs.shape, -1)
 
     def _refusal(self, what: str) -> UserError:
         return UserError(

@@ -25,18 +25,18 @@ def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> d
 
     Raises ArithmeticError for a part that is not symmetric up to rounding. The matrices must be known to fit.
     """
-    made = _matrices(column, row, to_multiply(parts))
-    finite = {part: bool(np.isfinite(matrix.sum())) for part, matrix in made.items()}
-    for part, matrix in made.items():
+    matrices = _matrices(column, row, to_multiply(parts))
+    finite = {part: bool(np.isfinite(matrix.sum())) for part, matrix in matrices.items()}
+    for part, matrix in matrices.items():
         if finite[part]:
             _symmetrise(matrix, Square(column, row, part))
-    found: dict[Part, Matrix | None] = {}
-    if Part.H in parts and Part.H not in made:
-        outer, functional = (made[part] for part in split_in(made))
-        found[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
-    for part in list(made):
-        found[part] = _eigenvalues(made.pop(part)) if finite[part] else None
-    return {part: found[part] for part in parts}
+    values: dict[Part, Matrix | None] = {}
+    if Part.H in parts and Part.H not in matrices:
+        outer, functional = (matrices[part] for part in split_in(matrices))
+        values[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
+    for part in list(matrices):
+        values[part] = _eigenvalues(matrices.pop(part)) if finite[part] else None
+    return {part: values[part] for part in parts}
 
 
 def dense_matrix(square: Square) -> Matrix:
@@ -71,17 +71,17 @@ def eigenvalues(matrix: Tensor) -> Tensor:
 
 def _matrices(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, Matrix]:
     dim = column.dim
-    made = {part: np.empty((dim, dim), order="F") for part in parts}
+    matrices = {part: np.empty((dim, dim), order="F") for part in parts}
     at = 0
     while at < dim:
         unit = torch.zeros(dim, min(COLUMNS_AT_ONCE, dim - at), dtype=column.dtype)
         unit[range(at, at + unit.shape[1]), range(unit.shape[1])] = 1.0
         for chunk in chunks(unit, column, COLUMNS_AT_ONCE):
             products = column.split_matmat(chunk, parts=parts)
-            for part, matrix in made.items():
+            for part, matrix in matrices.items():
                 matrix[:, at : at + chunk.shape[1]] = products[row, part].cpu().double().numpy()
             at += chunk.shape[1]
-    return made
+    return matrices
 
 
 def _symmetrise(matrix: Matrix, square: Square) -> None:
@@ -112,10 +112,10 @@ def _eigenvalues(matrix: Matrix) -> Matrix:
     """Return the eigenvalues; the lower triangle and the diagonal are destroyed."""
     if not matrix.any():
         return np.zeros(len(matrix))
-    found: Matrix = scipy.linalg.eigh(
+    values: Matrix = scipy.linalg.eigh(
         matrix, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="ev"
     )
-    return found
+    return values
 
 
 BASIS_BYTES = 2**30  # of the vectors that the runs at once keep

@@ -62,13 +62,13 @@ def certify(
     pieces = [before.vectors, *(outer(run, end, k) for run in runs), _longest(runs, end, k)]
     product = operator.matmat(torch.cat(pieces, dim=1))
     *images, image = product.split([piece.shape[1] for piece in pieces], dim=1)
-    *found, peak = pieces
-    alone = [pairs(v, p, end, k) for v, p in zip(found, images, strict=True) if v.numel()]
-    together = pairs(torch.cat(found, dim=1), torch.cat(images, dim=1), end, k)
+    *bases, peak = pieces
+    alone = [pairs(v, p, end, k) for v, p in zip(bases, images, strict=True) if v.numel()]
+    together = pairs(torch.cat(bases, dim=1), torch.cat(images, dim=1), end, k)
     sizes = (peak * image).sum(dim=0).abs().tolist()
-    scale = max([before.scale, *(one.scale for one in (together, *alone)), *sizes])
+    scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
     claims = alone[:1] if before.vectors.numel() else alone
-    agree = all(_agree(one, together, tolerance * scale) for one in claims)
+    agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
     best = min(claims, key=lambda one: float(one.residuals.max())) if agree else together
     small = bool((best.residuals <= tolerance * scale).all())
     return replace(best, scale=scale, converged=agree and small)
@@ -88,9 +88,9 @@ def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End
     values, coefficients = torch.linalg.eigh((basis.T @ image + image.T @ basis) / 2)
     order = end.order(values)[:k]
     chosen = coefficients[:, order]
-    found = basis @ chosen
-    residuals = (image @ chosen - found * values[order]).norm(dim=0)
-    return Extremes(values[order], residuals, found, float(values.abs().max()))
+    ritz_vectors = basis @ chosen
+    residuals = (image @ chosen - ritz_vectors * values[order]).norm(dim=0)
+    return Extremes(values[order], residuals, ritz_vectors, float(values.abs().max()))
 
 
 def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p"]:
@@ -305,14 +305,14 @@ def extremes(
     fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
     goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products
     starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
-    found, spent = nothing_found(operator.dim), 0
+    best, spent = nothing_found(operator.dim), 0
     if low_precision is not None:
-        found, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
-    if not found.converged:
-        seen = replace(goal, fewest=0) if spent and found.vectors.numel() else goal
-        found = _in_full_precision(operator, seen, starts, generator)
-    found = replace(found, products=operator.products - before, rough_products=spent)
-    return found if operator.unit in (0.0, 1.0) else _times(found, operator.unit)
+        best, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
+    if not best.converged:
+        seen = replace(goal, fewest=0) if spent and best.vectors.numel() else goal
+        best = _in_full_precision(operator, seen, starts, generator)
+    best = replace(best, products=operator.products - before, rough_products=spent)
+    return best if operator.unit in (0.0, 1.0) else _times(best, operator.unit)
 
 
 def _times(found: Extremes, unit: float) -> Extremes:
@@ -328,19 +328,19 @@ def _in_full_precision(
     """
     none = nothing_found(operator.dim)
     runs = begin(goal, starts, generator, none.vectors)
-    found = _converged(operator, goal, none, runs)
-    if found.converged and (more := _unseen(runs, goal, found, operator)) is not None:
+    best = _converged(operator, goal, none, runs)
+    if best.converged and (more := _unseen(runs, goal, best, operator)) is not None:
         runs = begin(goal, starts_of(operator.dim, generator, more.sum(dim=1)), generator, none.vectors)
-        found = _converged(operator, goal, none, runs)
-    if found.converged or unfinished(runs, goal):
-        return found
-    found, goal = none, replace(goal, strict=True)
+        best = _converged(operator, goal, none, runs)
+    if best.converged or unfinished(runs, goal):
+        return best
+    best, goal = none, replace(goal, strict=True)
     for _ in range(_ROUNDS):
-        found = _converged(operator, goal, found, runs)
-        if found.converged or unfinished(runs, goal) or found.vectors.shape[1] == operator.dim:
+        best = _converged(operator, goal, best, runs)
+        if best.converged or unfinished(runs, goal) or best.vectors.shape[1] == operator.dim:
             break
-        runs = begin(goal, starts_of(operator.dim, generator, None), generator, found.vectors)
-    return found
+        runs = begin(goal, starts_of(operator.dim, generator, None), generator, best.vectors)
+    return best
 
 
 def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: Sequence[LanczosRun]) -> Extremes:
@@ -370,9 +370,9 @@ def _in_low_precision(
         run_until_converged(runs, low_precision, replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)))
     except ArithmeticError:
         return none, starts, low_precision.products - before
-    found = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
-    if found.converged and (more := _unseen(runs, goal, found, low_precision)) is not None:
+    best = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
+    if best.converged and (more := _unseen(runs, goal, best, low_precision)) is not None:
         starts = starts_of(operator.dim, generator, more.sum(dim=1))
-        return replace(found, converged=False), starts, low_precision.products - before
+        return replace(best, converged=False), starts, low_precision.products - before
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
-    return found, warm, low_precision.products - before
+    return best, warm, low_precision.products - before

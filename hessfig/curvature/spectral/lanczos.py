@@ -272,16 +272,16 @@ class LanczosRun:
             rest = rest - known[-1] * self.basis[j - 1]
         for _ in range(3):
             before = float(rest.norm())
-            inside, found = self._inside(rest, j + 1)
-            rest, coefficients = rest - inside, coefficients + found
+            inside, overlaps = self._inside(rest, j + 1)
+            rest, coefficients = rest - inside, coefficients + overlaps
             if float(rest.norm()) > _FEWER * before:
                 break
         return rest, coefficients
 
     def _inside(self, vector: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
         basis = self.basis[: self.length if count is None else count]
-        found = basis @ vector
-        return basis.T @ found, found
+        overlaps = basis @ vector
+        return basis.T @ overlaps, overlaps
 
     def _unlocked(self, vector: Tensor) -> Tensor:
         if self._locked is None or not self._locked.shape[1]:
