@@ -64,8 +64,8 @@ def layer_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of one layer of a transformer."""
     gate = [Matrix.W_gate] * (model.mlp in GATED)
     mlp = [] if model.mlp == MLP.none else [*gate, Matrix.W_in, Matrix.W_out]
-    held = attention_matrices(model)
-    return [*held[: held.index(Matrix.W_V) + 1], Matrix.W_O, *held[held.index(Matrix.W_V) + 1 :], *mlp]
+    names = attention_matrices(model)
+    return [*names[: names.index(Matrix.W_V) + 1], Matrix.W_O, *names[names.index(Matrix.W_V) + 1 :], *mlp]
 
 
 def transformer_matrices(model: ModelConfig) -> list[Matrix]:
@@ -202,15 +202,15 @@ def _named_like(name: str, layout: Layout) -> list[str]:
     bare = _SHORT.sub(r"\1.head\2", bare)
     if not set("*?[") & set(bare):
         return [f"{bare}{at}{layer}"]
-    found = [one for one in names if fnmatchcase(one, bare)]
-    if not found:
+    matches = [known for known in names if fnmatchcase(known, bare)]
+    if not matches:
         raise UserError(
             f"blocks: no weight matches {name!r}",
             got=name,
             allowed=_allowed(layout),
             remedy="for example blocks=['*.weight'], or ['W_*'] for the weights of the paper's networks",
         )
-    return [f"{one}{at}{layer}" for one in found]
+    return [f"{match}{at}{layer}" for match in matches]
 
 
 def _check_number(number: int) -> None:
@@ -242,9 +242,9 @@ def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
 def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> None:
     bare, at, layer = str(name).partition(AT)
     layers = layout.layers_of(bare)
-    for one in layers:
-        if not at or layer in (ANY, str(one)):
-            _check_apart(bare, one, layout)
+    for number in layers:
+        if not at or layer in (ANY, str(number)):
+            _check_apart(bare, number, layout)
     if not layers:
         is_other = name in list(Matrix) and matrices_of(model)
         raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
@@ -271,13 +271,13 @@ def _check_apart(name: str, layer: int, layout: Layout) -> None:
 
 
 def _layer_by_layer(pairs: Sequence[Pair], layout: Layout) -> list[Block]:
-    found: dict[int, list[Block]] = {0: []}
+    blocks: dict[int, list[Block]] = {0: []}
     for row, col in pairs:
         layers = {*layout.layers_of(row), *layout.layers_of(col)} - {0}
         for layer in layers or {0}:
             if not layer or _is_there(layer, (row, col), layout):
-                found.setdefault(layer, []).append(Block(layer, row, col))
-    return [block for layer in sorted(found) for block in found[layer]]
+                blocks.setdefault(layer, []).append(Block(layer, row, col))
+    return [block for layer in sorted(blocks) for block in blocks[layer]]
 
 
 def _is_there(layer: int, pair: Pair, layout: Layout) -> bool:

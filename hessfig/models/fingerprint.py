@@ -47,11 +47,11 @@ def fingerprint(
     """
     order = 0 if is_far else order
     try:
-        found = {_digest(objective, key, order, is_far) for _ in range(1 + twice)}
+        digests = {_digest(objective, key, order, is_far) for _ in range(1 + twice)}
     except Exception as error:  # whatever the user's code raises is the reason
         what = ("its loss", "its gradient", "a product with its Hessian")[order] + " away from its weights" * is_far
         return _none(f"{what} cannot be computed", error)
-    return Fingerprint(found.pop()) if len(found) == 1 else _none("two calls with the same weights differ")
+    return Fingerprint(digests.pop()) if len(digests) == 1 else _none("two calls with the same weights differ")
 
 
 def _none(why: str, error: Exception | None = None) -> Fingerprint:
@@ -60,7 +60,7 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
 
 
 def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with one_thread() if is_small(objective.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
         suffix = Suffix(objective, None)
         own = {
@@ -69,8 +69,8 @@ def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
         vector = {name: _signs(key, name, p) for name, p in own.items()}
         for at in _far(key, own, vector) if is_far else _beside(own, vector):
             for number in _numbers(suffix, at, list(vector.values()), order):
-                found.update(tensor_bytes(number))
-    return found.hexdigest()
+                digest.update(tensor_bytes(number))
+    return digest.hexdigest()
 
 
 def _beside(own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -90,8 +90,8 @@ def _numbers(suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], or
     """Return the loss, its gradient and H v at a point: the sums over batches, one graph at a time."""
     total: list[Tensor] = []
     for start, scalar in suffix.terms(Part.H):
-        one = _of_batch(suffix, start, scalar, at, vector, order)
-        total = [held + more for held, more in zip(total, one, strict=True)] if total else one
+        piece = _of_batch(suffix, start, scalar, at, vector, order)
+        total = [summed + more for summed, more in zip(total, piece, strict=True)] if total else piece
     return total
 
 

@@ -113,13 +113,13 @@ class _Named:
 
     def _weights(self) -> Iterator[Weight]:
         """Yield every weight in the order of the parameters."""
-        for one in self.held.values():
-            if not one.layer:
-                yield self.outside.weight(one)
-            elif one.role in ("", OTHER):
-                yield views.own(one)
+        for entry in self.held.values():
+            if not entry.layer:
+                yield self.outside.weight(entry)
+            elif entry.role in ("", OTHER):
+                yield views.own(entry)
             else:
-                yield from views.named(one)
+                yield from views.named(entry)
 
     def _ask(self) -> None:
         """Raise UserError for the matrices in layers that have no role, with the reasons and an answer."""
@@ -144,11 +144,11 @@ class _Named:
     def _check_attention(self) -> None:
         """Keep the names of attentions that were used as they say, one of a kind in a layer."""
         groups = defaultdict[tuple[str, int, str], list[Held]](list)
-        for one in self._matrices(_IN_ATTENTION):
-            if one.is_of_attention:
-                groups[one.stack, one.layer, one.module].append(one)
+        for entry in self._matrices(_IN_ATTENTION):
+            if entry.is_of_attention:
+                groups[entry.stack, entry.layer, entry.module].append(entry)
         verdicts = {
-            key: tried_names.attention(self.trial, self._parts(one), self._biases(one)) for key, one in groups.items()
+            key: tried_names.attention(self.trial, self._parts(own), self._biases(own)) for key, own in groups.items()
         }
         suffixes = {key: _suffix(groups[key], verdict) for key, verdict in verdicts.items()}
         for key, members in groups.items():
@@ -157,14 +157,14 @@ class _Named:
             if suffixes[key] is None:
                 verdict = Verdict(reason=f"{key[2]} has the name of attention to other inputs, and the same inputs")
             elif len(twins) > 1:
-                verdict = Verdict(reason=f"{' and '.join(one[2] for one in twins)} are alike in one layer")
+                verdict = Verdict(reason=f"{' and '.join(twin[2] for twin in twins)} are alike in one layer")
             self._take(members, verdict, suffixes[key] or "")
 
     def _check_mlps(self) -> None:
         groups = defaultdict[tuple[str, int, str, str], list[Held]](list)
-        for one in self._matrices(_IN_MLP):
-            if not one.is_of_attention:
-                groups[one.stack, one.layer, one.suffix, one.module].append(one)
+        for entry in self._matrices(_IN_MLP):
+            if not entry.is_of_attention:
+                groups[entry.stack, entry.layer, entry.suffix, entry.module].append(entry)
         for key, members in groups.items():
             twins = [other for other in groups if other[:3] == key[:3]]
             verdict = tried_names.mlp(self.trial, self._parts(members), self._biases(members))
@@ -173,25 +173,25 @@ class _Named:
             self._take(members, verdict, key[2])
 
     def _check_routers(self) -> None:
-        for one in list(self._matrices((ROUTER,))):
+        for router in list(self._matrices((ROUTER,))):
             beside = [
                 other
                 for other in self._matrices((Matrix.W_in,))
-                if (other.stack, other.layer, other.suffix) == (one.stack, one.layer, one.suffix)
+                if (other.stack, other.layer, other.suffix) == (router.stack, router.layer, router.suffix)
             ]
             lists = {other.module for other in beside}
             experts = (
-                1 if one.suffix else max([len(lists), *(other.shape[0] for other in beside if len(other.shape) > 2)])
+                1 if router.suffix else max([len(lists), *(other.shape[0] for other in beside if len(other.shape) > 2)])
             )
-            (part,) = self._parts([one])
+            (part,) = self._parts([router])
             self._take(
-                [one], tried_names.router(self.trial, part, [other.path for other in beside], experts), one.suffix
+                [router], tried_names.router(self.trial, part, [other.path for other in beside], experts), router.suffix
             )
 
     def _matrices(self, names: Sequence[str]) -> Iterator[Held]:
-        for one in self.held.values():
-            if one.layer and not one.is_bias and {*one.names} & {*names}:
-                yield one
+        for entry in self.held.values():
+            if entry.layer and not entry.is_bias and {*entry.names} & {*names}:
+                yield entry
 
     def _parts(self, members: Sequence[Held]) -> list[MatrixPart]:
         return [part for one in members for part in _parts_of(one)]
@@ -206,13 +206,13 @@ class _Named:
     def _take(self, members: Sequence[Held], verdict: Verdict, suffix: str) -> None:
         """Keep roles that were used or given, and heads that were used."""
         if not verdict.is_used:
-            given = ", ".join(f"{one.where.partition('.')[2]} as {one.role}" for one in members if one.given)
+            given = ", ".join(f"{m.where.partition('.')[2]} as {m.role}" for m in members if m.given)
             self.reasons.append(verdict.reason + f" with {given}" * bool(given))
-        for one in self._same_modules(members):
-            role = one.role if verdict.is_used or one.given else ""
-            heads = verdict.heads or (one.given and one.has_heads)
-            self.held[one.path] = replace(
-                one, role=role, has_heads=heads, suffix=suffix if verdict.is_used else one.suffix
+        for member in self._same_modules(members):
+            role = member.role if verdict.is_used or member.given else ""
+            heads = verdict.heads or (member.given and member.has_heads)
+            self.held[member.path] = replace(
+                member, role=role, has_heads=heads, suffix=suffix if verdict.is_used else member.suffix
             )
 
 

@@ -37,10 +37,10 @@ def identity(*things: Any, without: Iterable[Tensor] = ()) -> str:
     Code counts by its instructions, constants, defaults, closures and the globals that it names; that of libraries by
     its name. What Python does not show (compiled code, files, generators) counts by its type.
     """
-    found = _Walk({id(one): "a tensor of its own" for one in without})
+    walk = _Walk({id(tensor): "a tensor of its own" for tensor in without})
     for thing in things:
-        found.take(thing)
-    return found.hash.hexdigest()
+        walk.take(thing)
+    return walk.hash.hexdigest()
 
 
 def identities(network: nn.Module, **things: Any) -> dict[str, str]:
@@ -72,9 +72,9 @@ def content_of(drawn: Objective) -> str:
 
     What it computes is told by its fingerprint (hessfig.models.fingerprint).
     """
-    held = ((name, tensor_bytes(one)) for name, one in drawn.network.named_parameters(remove_duplicate=False))
+    parameters = ((name, tensor_bytes(p)) for name, p in drawn.network.named_parameters(remove_duplicate=False))
     parts = identities(drawn.network, **{"the loss": drawn.loss})
-    return _hash(chain(held, parts.items(), [("data", data_content(drawn))]))
+    return _hash(chain(parameters, parts.items(), [("data", data_content(drawn))]))
 
 
 def data_content(drawn: Objective) -> str:
@@ -86,11 +86,11 @@ def data_content(drawn: Objective) -> str:
 
 
 def _hash(parts: Iterable[tuple[str, Any]]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for label, thing in parts:
-        found.update(f"{label}\n".encode())
-        found.update(thing if isinstance(thing, bytes) else f"{thing}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{label}\n".encode())
+        digest.update(thing if isinstance(thing, bytes) else f"{thing}\n".encode())
+    return digest.hexdigest()
 
 
 class _Walk:
@@ -130,8 +130,8 @@ class _Walk:
     def _take(self, thing: Any) -> None:
         if isinstance(thing, nn.Module):
             self.module(thing)
-            for held in (thing._parameters, thing._buffers, thing._modules):
-                self._all("held", held.values())
+            for part in (thing._parameters, thing._buffers, thing._modules):
+                self._all("held", part.values())
         elif isinstance(thing, Tensor) and thing.grad_fn is not None:
             self._say("a result of a computation")
         elif isinstance(thing, Tensor):
@@ -158,10 +158,10 @@ class _Walk:
         return walk.hash.hexdigest()[:16]
 
     def _all(self, kind: str, things: Iterable[Any]) -> None:
-        held = list(things)
-        self._say(f"{kind} of {len(held)}")
-        for one in held:
-            self.take(one)
+        members = list(things)
+        self._say(f"{kind} of {len(members)}")
+        for member in members:
+            self.take(member)
 
     def _say(self, words: str) -> None:
         self.hash.update(f"{words}\n".encode("utf-8", "surrogatepass"))
@@ -210,10 +210,10 @@ def _of_object(thing: Any) -> Iterator[Any]:
     kind = type(thing)
     named = str(getattr(thing, "__name__", ""))
     yield from (kind, named)
-    slots = [slot for one in kind.__mro__ for slot in _slots(one)]
-    held = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
+    slots = [slot for base in kind.__mro__ for slot in _slots(base)]
+    entries = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
     whole = not is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
-    yield {name: value for name, value in sorted(held.items()) if whole or (_is_plain(value) and "hash" not in name)}
+    yield {name: value for name, value in sorted(entries.items()) if whole or (_is_plain(value) and "hash" not in name)}
 
 
 _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (

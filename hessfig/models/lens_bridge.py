@@ -26,20 +26,20 @@ def wrapped(bridge: Any) -> nn.Module:
     model = copied(bridge.original_model, "the network").eval()
     for module in model.modules():
         _set_free(module)
-    parameters = {path: one for path, one in model.named_parameters() if one.is_floating_point()}
-    trained = {path: one.requires_grad for path, one in parameters.items()}
+    parameters = {path: parameter for path, parameter in model.named_parameters() if parameter.is_floating_point()}
+    trained = {path: parameter.requires_grad for path, parameter in parameters.items()}
     with torch.enable_grad():
-        for one in parameters.values():
-            one.requires_grad_()
+        for parameter in parameters.values():
+            parameter.requires_grad_()
         logits = _logits(model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)))
         slopes = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
-    for (path, one), slope in zip(parameters.items(), slopes, strict=True):
-        one.requires_grad_(trained[path])
+    for (path, parameter), slope in zip(parameters.items(), slopes, strict=True):
+        parameter.requires_grad_(trained[path])
         if slope is None and ".qkv." in path:
             place, _, name = path.rpartition(".")
             module = model.get_submodule(place)
             del module._parameters[name]
-            module.register_buffer(name, one.detach())
+            module.register_buffer(name, parameter.detach())
     return model
 
 

@@ -73,13 +73,13 @@ def _never_idle() -> tuple[str, ...]:
 
     Sizes, and the settings of data that version 0.1 had, are in presets and sweeps whose network may be another.
     """
-    told = {
+    counts = {
         "model": lambda one: one.key not in (*_SIZES, *_BY_SIZE),
         "state": lambda one: True,
         "task": lambda one: one.added,
     }
-    found = (one for one in settings().values() if one.role in VARIED and one.key.partition(".")[0] in told)
-    return tuple(one.key for one in found if told[one.key.partition(".")[0]](one))
+    idle = (entry for entry in settings().values() if entry.role in VARIED and entry.key.partition(".")[0] in counts)
+    return tuple(entry.key for entry in idle if counts[entry.key.partition(".")[0]](entry))
 
 
 def check_idle(config: Config) -> None:
@@ -106,13 +106,13 @@ def _check_sink(model: ModelConfig) -> None:
 
 def _check_scaled(model: ModelConfig, known: NetworkKind) -> None:
     """Raise UserError for a weight that this network has not."""
-    held = _scalable(known.matrices(model))
-    if model.scaled_weight is not None and model.scaled_weight not in held:
+    scalable = _scalable(known.matrices(model))
+    if model.scaled_weight is not None and model.scaled_weight not in scalable:
         raise UserError(
             f"model.scaled_weight: this network (model.kind={model.kind}) draws no weight {model.scaled_weight}",
             got=model.scaled_weight,
-            allowed=", ".join(held) or "null",
-            remedy=f"model.scaled_weight={held[0] if held else 'null'}",
+            allowed=", ".join(scalable) or "null",
+            remedy=f"model.scaled_weight={scalable[0] if scalable else 'null'}",
         )
 
 

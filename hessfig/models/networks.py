@@ -291,8 +291,8 @@ class Convolution(nn.Module):
         images = rows.transpose(1, 2).unflatten(2, (side, side))
         images = F.avg_pool2d(images, 2) if self.halves else images
         kernel = self.conv.weight.unflatten(1, (-1, 3, 3))
-        found = self.act(self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1)))
-        return found.flatten(2).transpose(1, 2)
+        activations = self.act(self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1)))
+        return activations.flatten(2).transpose(1, 2)
 
 
 class ConvolutionalNetwork(nn.Module):

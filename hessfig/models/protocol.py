@@ -113,8 +113,8 @@ def kinds() -> list[str]:
 def kinds_where(fact: Callable[[NetworkKind], bool]) -> list[str]:
     """Return the names of the kinds of which `fact` is true, the shipped ones in their order."""
     shipped = [name.value for name in Shipped]
-    found = [name for name in kinds() if fact(kind(name))]
-    return sorted(found, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
+    matching = [name for name in kinds() if fact(kind(name))]
+    return sorted(matching, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
 
 
 @cache
@@ -124,6 +124,6 @@ def kind(name: str) -> NetworkKind:
     if name not in known:
         otherwise = "your own: model=python model.factory=FILE.py:FUNCTION"
         raise unknown_name("model.kind: there is no such kind of network", name, known, otherwise)
-    found = import_module(f"{folder.__name__}.{name}").KIND
-    assert isinstance(found, NetworkKind)
-    return found
+    record = import_module(f"{folder.__name__}.{name}").KIND
+    assert isinstance(record, NetworkKind)
+    return record

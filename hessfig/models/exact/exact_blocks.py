@@ -36,15 +36,15 @@ class ExactEngine:
     def column(self, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part]) -> Norms:
         """Return the norms of the blocks (row, col) of `layer`. Raises UserError where there is no exact norm."""
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
-        found: Norms = {}
+        norms: Norms = {}
         for row in rows:
             others = [part for part in parts if part != Part.H_fT]
             with flush_denormals(self.given_dtype):
                 values = self._block(Block(layer, row, col), others) if others else {}
                 if Part.H_fT in parts:
                     values[Part.H_fT] = self._at_scores(Block(layer, row, col))
-            found.update({(row, part): values[part] for part in parts})
-        return found
+            norms.update({(row, part): values[part] for part in parts})
+        return norms
 
     @torch.no_grad()
     def traces(self, layer: int, name: str, parts: Sequence[Part]) -> dict[Part, float]:

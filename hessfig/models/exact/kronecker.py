@@ -68,13 +68,13 @@ class ItemMatrices:
 
     def traces(self) -> Float[Tensor, "#n"]:
         """Return tr M_n of square matrices."""
-        found = [
+        traces = [
             right.diagonal(dim1=1, dim2=2).sum(-1) if left is None else (left * right).sum(dim=(1, 2))
             for left, right in self.terms
         ]
         if self.diagonal is not None:
-            found.append(self.diagonal.sum(dim=1))
-        return sum(found[1:], start=found[0])
+            traces.append(self.diagonal.sum(dim=1))
+        return sum(traces[1:], start=traces[0])
 
     def after(self, rows: Float[Tensor, "#n k rows"]) -> Float[Tensor, "#n k cols"]:
         """Return rows M_n (rows may have one item for all)."""

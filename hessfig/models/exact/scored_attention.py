@@ -196,11 +196,11 @@ class LastLayer:
 
     def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[ScoredPlace, Tensor]:
         if self.tail is None:
-            found = {ScoredPlace.mixed: of_outputs}
+            slopes = {ScoredPlace.mixed: of_outputs}
         else:
-            found = self.tail.gradients(of_outputs)
-            found[ScoredPlace.mixed] = found[ScoredPlace.attended] @ self._output_weight
-        return {**found, ScoredPlace.scores: self.mixing.pull(found[ScoredPlace.mixed][:, None])[:, 0]}
+            slopes = self.tail.gradients(of_outputs)
+            slopes[ScoredPlace.mixed] = slopes[ScoredPlace.attended] @ self._output_weight
+        return {**slopes, ScoredPlace.scores: self.mixing.pull(slopes[ScoredPlace.mixed][:, None])[:, 0]}
 
     def _jacobian(self, place: ScoredPlace) -> Tensor:
         if place == ScoredPlace.scores:

@@ -201,15 +201,15 @@ class Tail:
         """Return dl/d(place) for every place from the logits back to a."""
         final = of_logits @ self.head.weight
         output = self.second.pull(final[:, None])[:, 0]
-        found = {ScoredPlace.logits: of_logits, ScoredPlace.final: final, ScoredPlace.output: output}
+        slopes = {ScoredPlace.logits: of_logits, ScoredPlace.final: final, ScoredPlace.output: output}
         normed = output if self.carries_normed else torch.zeros_like(output)
         if self.mlp is not None:
-            found[ScoredPlace.active] = output @ self.mlp.fc_out.weight
-            found[ScoredPlace.hidden] = found[ScoredPlace.active] * self.slope
-            normed = normed + found[ScoredPlace.hidden] @ self.mlp.fc_in.weight
+            slopes[ScoredPlace.active] = output @ self.mlp.fc_out.weight
+            slopes[ScoredPlace.hidden] = slopes[ScoredPlace.active] * self.slope
+            normed = normed + slopes[ScoredPlace.hidden] @ self.mlp.fc_in.weight
         entering = self.first.pull(normed[:, None])[:, 0]
-        found[ScoredPlace.attended] = entering if self.carries_normed else entering + output
-        return {**found, ScoredPlace.normed: normed}
+        slopes[ScoredPlace.attended] = entering if self.carries_normed else entering + output
+        return {**slopes, ScoredPlace.normed: normed}
 
     def curvature(self, gradients: dict[ScoredPlace, Float[Tensor, "n _"]]) -> Float[Tensor, "#n d d"] | None:
         """Return d2<dl/df, f>/da2 from dl/d(place), or None where it vanishes.

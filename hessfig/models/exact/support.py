@@ -92,15 +92,15 @@ def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Par
     """Raise UserError for the first part of a block that has no exact norm."""
     for block in blocks:
         for part in parts:
-            found = exactness(model, block, part)
-            if found.level == Level.unsupported:
+            verdict = exactness(model, block, part)
+            if verdict.level == Level.unsupported:
                 raise UserError(
-                    f"estimator.method=exact: no exact {part} of block {block}: {found.reason}",
+                    f"estimator.method=exact: no exact {part} of block {block}: {verdict.reason}",
                     got=f"model.kind={model.kind}, model.n_layers={model.n_layers}, part {part}",
                     allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings"
                     if is_counted(model)
                     else f"model.kind={', '.join(kinds_where(lambda one: one.structure is not None))}",
-                    remedy=found.remedy,
+                    remedy=verdict.remedy,
                 )
 
 

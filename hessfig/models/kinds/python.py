@@ -22,15 +22,15 @@ KEY = "model.factory"
 
 def find_factory(config: Config) -> Callable[..., Any]:
     """Return the function that model.factory names. Raises UserError when there is none."""
-    found = find(KEY, config.model.factory, config.config_dir)
-    if not callable(found):
+    factory = find(KEY, config.model.factory, config.config_dir)
+    if not callable(factory):
         raise UserError(
             f"{KEY}: {config.model.factory} is no function",
-            got=type(found).__name__,
+            got=type(factory).__name__,
             allowed="a function that returns (network, inputs, targets, loss) or (..., weights), or a hessfig.Problem",
             remedy="write def make(): return network, inputs, targets, loss",
         )
-    return found
+    return factory
 
 
 def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
@@ -73,8 +73,8 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     from hessfig.rng import one_thread
 
     with one_thread():  # weights that the factory trains, say, have the same bits in every process
-        made = call_factory(config, sigma, seed)
-        drawn = factory_objective(made, dtype=config.dtype, source=str(config.model.factory))
+        returned = call_factory(config, sigma, seed)
+        drawn = factory_objective(returned, dtype=config.dtype, source=str(config.model.factory))
     check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
     return drawn
 

@@ -43,20 +43,20 @@ def _weights(config: Config) -> Iterator[Weight]:
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    held, place, is_sandwich = blocks.layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
+    matrices, place, is_sandwich = blocks.layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
     if model.norm != Norm.none:
         yield from _norm(model, "ln1", f"{place}.ln1", layer)
     for matrix, path in _ATTENTION.items():
-        if matrix in held:
+        if matrix in matrices:
             yield from _linear(config, matrix, f"attn.{path}", layer, attention_groups(matrix))
     yield from attention_gains(model, f"{place}.attn.", layer, model.d_head or 0)
-    if Matrix.W_G in held:
+    if Matrix.W_G in matrices:
         yield from _linear(config, Matrix.W_G, "attn.g", layer, attention_groups(Matrix.W_G))
     if model.mlp != MLP.none:
         if model.norm != Norm.none:
             yield from _norm(model, "ln2", f"{place}.ln2", layer)
         for matrix, path in _MLP.items():
-            if matrix in held:
+            if matrix in matrices:
                 yield from _linear(config, matrix, f"mlp.{path}", layer, (Group.mlp.value,))
     if is_sandwich:
         yield from _norm(model, "ln1_post", f"{place}.ln1_post", layer)

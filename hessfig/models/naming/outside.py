@@ -95,10 +95,10 @@ def _differ(one: Tensor, two: Tensor) -> bool:
 
 def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:
     """Return every name of a module that holds a parameter, and what it is to a model of transformers, by its path."""
-    paths = {id(one): path for path, one in network.named_parameters()}
+    paths = {id(p): path for path, p in network.named_parameters()}
     names: dict[str, list[str]] = {path: [] for path in paths.values()}
-    for path, one in network.named_parameters(remove_duplicate=False):
-        names[paths[id(one)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
+    for path, tensor in network.named_parameters(remove_duplicate=False):
+        names[paths[id(tensor)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
     for word, parameter in trial.tables():
         names[paths[id(parameter)]].append(word)
     return names

@@ -122,15 +122,15 @@ class Places:
         config: Any = getattr(network, "config", None) or getattr(network, "cfg", None)
         self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.type, self.width = str(getattr(self.config, "model_type", "")), first(self.config, WIDTHS)
-        named = [(path, tuple(one.shape)) for path, one in network.named_parameters() if one.is_floating_point()]
+        named = [(path, tuple(p.shape)) for path, p in network.named_parameters() if p.is_floating_point()]
         self._lists = _nested_lists([path for path, _ in named])
         placed = [self._placed(path, shape) for path, shape in named]
         self.shapes = defaultdict[tuple[str, int], dict[str, tuple[int, ...]]](dict)  # of each layer's matrices
-        self._outputs = {(one.stack, one.layer, one.where): one.outputs for one in placed if not one.is_bias}
-        for one in placed:
-            if not one.is_bias:
-                self.shapes[one.stack, one.layer][one.where] = one.shape
-        self.held = _counted([self._with_role(one) if one.layer else one for one in placed])
+        self._outputs = {(w.stack, w.layer, w.where): w.outputs for w in placed if not w.is_bias}
+        for weight in placed:
+            if not weight.is_bias:
+                self.shapes[weight.stack, weight.layer][weight.where] = weight.shape
+        self.held = _counted([self._with_role(weight) if weight.layer else weight for weight in placed])
 
     @property
     def has_layers(self) -> bool:

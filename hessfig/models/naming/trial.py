@@ -69,8 +69,8 @@ class Watch(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._held = defaultdict[int, list[tuple[str, Tensor]]](list)
-        for path, one in parameters.items():
-            self._held[one.untyped_storage().data_ptr()].append((path, one))
+        for path, tensor in parameters.items():
+            self._held[tensor.untyped_storage().data_ptr()].append((path, tensor))
         self._kept, self._changes, self._blank = kept, changes or {}, blank
         self._numbers = Counter[tuple[str, int]]()
         self.uses: list[Use] = []
@@ -299,11 +299,11 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield from (thing,) if thing.is_floating_point() else ()
     elif isinstance(thing, Mapping):
-        for one in thing.values():
-            yield from tensors_in(one)
+        for entry in thing.values():
+            yield from tensors_in(entry)
     elif isinstance(thing, tuple | list):
-        for one in thing:
-            yield from tensors_in(one)
+        for entry in thing:
+            yield from tensors_in(entry)
 
 
 def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
@@ -335,14 +335,14 @@ def call_of(inputs: Any, network: nn.Module) -> Call:
 def made_up(network: nn.Module) -> Iterator[Call]:
     """Yield small inputs of a network: tokens, then vectors, then pictures, in every place that it asks for."""
     signature = inspect.signature(network.forward).parameters.values()
-    asked = [one.name for one in signature if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    named = {one.name for one in signature}
+    asked = [p.name for p in signature if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {p.name for p in signature}
     config = getattr(network, "config", None)
     has_cross = "encoder_hidden_states" in named and any(is_cross(path) for path, _ in network.named_parameters())
     words: dict[str, Any] = {"use_cache": False} if "use_cache" in named else {}
-    for one, second in _pairs(network):
-        arguments = [None if "mask" in name else second if place else one for place, name in enumerate(asked)]
-        given = tuple(arguments) or (one,)
+    for example, second in _pairs(network):
+        arguments = [None if "mask" in name else second if place else example for place, name in enumerate(asked)]
+        given = tuple(arguments) or (example,)
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
             yield given, {**words, "decoder_input_ids": second}
         if has_cross:
@@ -353,20 +353,20 @@ def made_up(network: nn.Module) -> Iterator[Call]:
 
 def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield what is made up, and a shorter one for what further inputs a network has."""
-    lengths = list(dict.fromkeys([_LENGTH, *(one.shape[-2] for one in _outside(network) if 1 < one.shape[-2] < _MOST)]))
+    lengths = list(dict.fromkeys([_LENGTH, *(p.shape[-2] for p in _outside(network) if 1 < p.shape[-2] < _MOST)]))
     for length in lengths:
         if words := _words(network):
             yield _tokens(network, length, words), _tokens(network, length - 1, words)
             yield (_tokens(network, length, words),) * 2
-    matrices = [one for one in network.parameters() if one.ndim > 1]
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     for width in dict.fromkeys(matrices[0].shape[::-1] if matrices else ()):
         for length in lengths:
             yield _vectors(network, length, width), _vectors(network, length - 1, width)
             yield (_vectors(network, length, width),) * 2
-    filters = [one for one in network.parameters() if one.ndim == 4][:1]
-    for one, side in product(filters, _sides(network)):
-        picture = torch.randn(_SAMPLES, one.shape[1], side, side, generator=torch.Generator().manual_seed(1))
-        yield (picture.to(one),) * 2
+    filters = [parameter for parameter in network.parameters() if parameter.ndim == 4][:1]
+    for kernel, side in product(filters, _sides(network)):
+        picture = torch.randn(_SAMPLES, kernel.shape[1], side, side, generator=torch.Generator().manual_seed(1))
+        yield (picture.to(kernel),) * 2
 
 
 def _outside(network: nn.Module) -> list[Tensor]:

@@ -157,8 +157,8 @@ def _are_mixed(runs: _Runs, usual: Tensor) -> bool:
 def _act_where_they_should(runs: _Runs, usual: Tensor) -> bool:
     def reach(name: str) -> list[int]:
         rows = len(runs.given(name))
-        found = (runs.entering(**{name: Put(other=True, rows=[row])}) for row in {0, rows // 2, rows - 1})
-        return [int((~_same_rows(one, usual)).sum()) for one in found]
+        outputs = (runs.entering(**{name: Put(other=True, rows=[row])}) for row in {0, rows // 2, rows - 1})
+        return [int((~_same_rows(output, usual)).sum()) for output in outputs]
 
     return max(reach("W_Q")) == 1 and max(reach("W_K")) > 1 and max(reach("W_V")) > 1
 

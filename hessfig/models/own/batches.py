@@ -110,9 +110,9 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         goals = [targets] * len(every) if named else list(keep_batches(targets, "targets"))
         if len(goals) != len(every):
             raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
-        for one, goal in zip(every, goals, strict=True):
-            is_pair = named and isinstance(one, tuple | list) and len(one) == 2
-            yield tuple(one) if is_pair else (one, goal)
+        for batch, goal in zip(every, goals, strict=True):
+            is_pair = named and isinstance(batch, tuple | list) and len(batch) == 2
+            yield tuple(batch) if is_pair else (batch, goal)
     else:
         raise _unknown("inputs and targets are of another kind", inputs, targets)
 

@@ -112,11 +112,11 @@ class OwnFunction:
     @contextmanager
     def _moved(self) -> Iterator[None]:
         """Move the user's own weights by a step, in place, and put them back by their bytes."""
-        before = {name: one.detach().clone() for name, one in self.parameters.items()}
+        before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         try:
-            for name, one in self.parameters.items():
-                one.data.add_(self.directions.step[name])
+            for name, parameter in self.parameters.items():
+                parameter.data.add_(self.directions.step[name])
             yield
         finally:
-            for name, one in self.parameters.items():
-                one.data.copy_(before[name])
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(before[name])

@@ -73,28 +73,28 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 @contextmanager
 def laid_out(network: nn.Module) -> Iterator[None]:
     """Have parameters and buffers in row-major order: torch's batch norms misread others in their backward pass."""
-    others = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
+    others = [(t, t.data) for t in (*network.parameters(), *network.buffers()) if not is_row_major(t)]
     try:
         lay_out(network)
         yield
     finally:
-        for one, data in others:
-            one.data = data
+        for tensor, data in others:
+            tensor.data = data
 
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Have parameters require gradients and no hook of theirs change them: hooks are no part of a function."""
     leaves = list(parameters)
-    flags, hooks = [one.requires_grad for one in leaves], [_taken(one._backward_hooks) for one in leaves]
+    flags, hooks = [leaf.requires_grad for leaf in leaves], [_taken(leaf._backward_hooks) for leaf in leaves]
     try:
-        for one in leaves:
-            one.requires_grad_()
+        for leaf in leaves:
+            leaf.requires_grad_()
         yield
     finally:
-        for one, flag, own in zip(leaves, flags, hooks, strict=True):
-            one.requires_grad_(flag)
-            (one._backward_hooks or {}).update(own)
+        for leaf, flag, own in zip(leaves, flags, hooks, strict=True):
+            leaf.requires_grad_(flag)
+            (leaf._backward_hooks or {}).update(own)
 
 
 def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:

@@ -27,8 +27,8 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     A parameter that has several names is held under the first of them; one without entries (LoRA of rank 0) has none.
     Raises UserError for misfits, and for a group that holds an entry twice.
     """
-    held = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
-    whole = every_parameter((name, p.numel()) for name, p in held)
+    parameters = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
+    whole = every_parameter((name, p.numel()) for name, p in parameters)
     if weights is None or weights == TRAINABLE:
         return whole
     if isinstance(weights, Layout):

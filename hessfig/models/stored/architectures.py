@@ -96,16 +96,16 @@ def architecture(model_type: str, key: str) -> StoredArchitecture:
 def sizes_of(settings: Settings, where: str) -> ModelSizes:
     """Return the sizes that a config.json (or settings like it) means. Raises UserError for what is no size."""
     known = architecture(str(settings.get("model_type", "")), where)
-    found = {word: settings.get(*place) for word, place in known.sizes.items()}
-    heads, width = (count_of(found[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
+    sizes = {word: settings.get(*place) for word, place in known.sizes.items()}
+    heads, width = (count_of(sizes[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
     whole = {
-        **found,
-        "kv_heads": found.get("kv_heads") or heads,
-        "d_head": found.get("d_head") or width // heads,
-        "d_mlp": found["d_mlp"] or 4 * width,
+        **sizes,
+        "kv_heads": sizes.get("kv_heads") or heads,
+        "d_head": sizes.get("d_head") or width // heads,
+        "d_mlp": sizes["d_mlp"] or 4 * width,
     }
     numbers = {word: count_of(value, word, where) for word, value in whole.items() if word != "is_tied"}
-    if not found.get("d_head") and width % heads:
+    if not sizes.get("d_head") and width % heads:
         raise UserError(
             f"{where}: the heads do not divide the width",
             got=f"{heads} heads, width {width}",
@@ -116,7 +116,7 @@ def sizes_of(settings: Settings, where: str) -> ModelSizes:
     biases = {place: bool(settings.get(*switch)) for place, switch in known.biases.items()}
     if known.names.encoder:
         numbers |= _of_encoder(known.names.encoder, settings.get("pad_token_id", known.padding), numbers, where)
-    is_tied = bool(found["is_tied"])
+    is_tied = bool(sizes["is_tied"])
     return ModelSizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
 
 

@@ -54,9 +54,9 @@ class CausalNetwork(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """The layers, in order."""
-        found = self.model.get_submodule(self._names.layers)
-        assert isinstance(found, nn.ModuleList)
-        return found
+        layers = self.model.get_submodule(self._names.layers)
+        assert isinstance(layers, nn.ModuleList)
+        return layers
 
     @property
     def unembedding(self) -> nn.Parameter:
@@ -171,9 +171,9 @@ def _encoder(config: Config) -> Encoder | None:
 
 def check_layout(model: transformers.PreTrainedModel, layout: Layout, where: str) -> None:
     """Raise UserError when the model's parameters are not those of the layout."""
-    held = {f"model.{name}": p.numel() for name, p in model.named_parameters()}
+    counts = {f"model.{name}": p.numel() for name, p in model.named_parameters()}
     named = {weight.parameter: weight.size for weight in layout.parameters}
-    odd = [name for name in {**named, **held} if named.get(name) != held.get(name)]
+    odd = [name for name in {**named, **counts} if named.get(name) != counts.get(name)]
     if odd:
         raise UserError(
             f"{where}: the model's parameters are not those that its config.json calls for",
@@ -188,10 +188,10 @@ def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
     tokens = tokens[:_SEQUENCES]
     try:
         with torch.no_grad():
-            found, own = network(tokens), network.whole(tokens)
+            logits, own = network(tokens), network.whole(tokens)
     except _ODD as error:
         raise _unmade(where, error) from error
-    off, scale = float((found - own).abs().max()), float(own.abs().max())
+    off, scale = float((logits - own).abs().max()), float(own.abs().max())
     if not off <= OUTPUTS.of(own.dtype) * scale:
         raise UserError(
             f"{where}: layer by layer the logits differ from the model's own; this architecture does more between its "
@@ -236,21 +236,21 @@ def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
     words = public(settings, where)
     try:
         with alone():
-            found = transformers.AutoConfig.for_model(model_type, **words)
+            configuration = transformers.AutoConfig.for_model(model_type, **words)
     except _ODD as error:
         raise _unmade(where, error) from error
-    _check_sizes(found, settings, where)
-    return found, where
+    _check_sizes(configuration, settings, where)
+    return configuration, where
 
 
 def _check_sizes(found: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
     """Raise UserError for sizes under two names, and for rotary positions beyond a head: before anything is made."""
     for key, default in architecture(str(settings["model_type"]), where).sizes.values():
-        said = settings.get(key, default)
-        if type(said) is int and getattr(found, key, said) != said:
+        value = settings.get(key, default)
+        if type(value) is int and getattr(found, key, value) != value:
             raise UserError(
                 f"{where}: {key} has two values",
-                got=f"{said} and {getattr(found, key)}",
+                got=f"{value} and {getattr(found, key)}",
                 allowed="one of them",
                 remedy="fix the file",
             )
@@ -271,13 +271,13 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     known, _ = _configuration(config)
     encoder = _encoder(config)
     models = transformers.MODEL_FOR_MASKED_LM_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    held = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
+    weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
     try:
         with alone():
             model, report = models[type(known)].from_pretrained(
                 None,
                 config=known,
-                state_dict=held,
+                state_dict=weights,
                 local_files_only=True,
                 attn_implementation="eager",
                 dtype=getattr(torch, config.dtype),
@@ -286,7 +286,7 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
             )
     except _ODD as error:
         raise _unmade(str(place), error) from error
-    odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in held}
+    odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in weights}
     check_report(str(place), report, odd)
     check_finite(model, str(place))
     surplus = listed_names(report["unexpected_keys"])

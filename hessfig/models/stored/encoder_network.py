@@ -30,10 +30,10 @@ class EncoderNetwork(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """The layers with weights of their own, in order."""
-        held = self.model.get_submodule(self._sizes.names.layers)
-        assert isinstance(held, nn.ModuleList)
+        layers = self.model.get_submodule(self._sizes.names.layers)
+        assert isinstance(layers, nn.ModuleList)
         inner = self._paths.inner
-        return nn.ModuleList(one.get_submodule(inner) for one in held) if inner else held
+        return nn.ModuleList(layer.get_submodule(inner) for layer in layers) if inner else layers
 
     @property
     def unembedding(self) -> nn.Parameter:

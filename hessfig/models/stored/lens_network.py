@@ -192,8 +192,8 @@ def shapes_of(sizes: LensSizes) -> dict[str, tuple[int, ...]]:
     """Return every parameter of HookedTransformer by name, with its shape."""
     with torch.device("meta"):
         network = HookedNetwork(sizes)
-    found = {name: tuple(parameter.shape) for name, parameter in network.named_parameters() if name != HEAD}
-    return found | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters() if name != HEAD}
+    return shapes | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
 
 
 def _named(found: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str, Tensor]]:
@@ -208,8 +208,8 @@ def _named(found: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str,
 
 def _of_bridge(name: str) -> str | None:
     """Return HookedTransformer's name for one of the bridge's; None for other names."""
-    found = next((last for last in _BRIDGE if name.endswith(last)), None)
-    return None if found is None else name.removesuffix(found) + _BRIDGE[found]
+    ending = next((last for last in _BRIDGE if name.endswith(last)), None)
+    return None if ending is None else name.removesuffix(ending) + _BRIDGE[ending]
 
 
 def _turned(name: str, tensor: Tensor, sizes: LensSizes) -> Tensor:

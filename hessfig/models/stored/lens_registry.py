@@ -55,8 +55,8 @@ def drawn_at_random(config: Config, seed: int, ids: Ids, at_once: int) -> Object
     """Return the network with weights drawn from `seed`, its sequences in batches of `at_once`, and cross-entropy."""
     batches = list(torch.tensor(ids).split(at_once))
     targets = [following(batch) for batch in batches]
-    for one in targets:
-        one[:, : config.task.first_scored] = -100
+    for goals in targets:
+        goals[:, : config.task.first_scored] = -100
     return witnessed(open_request(_bridge(config, seed), batches, targets, "cross_entropy"), config.dtype)
 
 

@@ -71,19 +71,19 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
     heads = settings.get("n_heads")
     head = settings.get("d_head") or (width // heads if type(heads) is int and heads > 0 else None)
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
-    found = {name: count_of(given.get(name), name, where) for name in _COUNTS}
-    check_pieces(found["n_layers"], found["n_heads"], where)
+    counts = {name: count_of(given.get(name), name, where) for name in _COUNTS}
+    check_pieces(counts["n_layers"], counts["n_heads"], where)
     return LensSizes(
-        n_layers=found["n_layers"],
-        n_heads=found["n_heads"],
+        n_layers=counts["n_layers"],
+        n_heads=counts["n_heads"],
         d_model=width,
-        d_head=found["d_head"],
-        d_mlp=0 if settings.get("attn_only") else found["d_mlp"],
-        vocabulary=found["d_vocab"],
-        context=found["n_ctx"],
+        d_head=counts["d_head"],
+        d_mlp=0 if settings.get("attn_only") else counts["d_mlp"],
+        vocabulary=counts["d_vocab"],
+        context=counts["n_ctx"],
         activation=str(settings.get("act_fn")),
         norm=_norm(settings),
-        scale=_scale(settings, found["d_head"], where),
+        scale=_scale(settings, counts["d_head"], where),
         eps=_eps(settings, where),
     )
 

@@ -39,11 +39,11 @@ def settings_of(config: Config) -> tuple[dict[str, Any], str]:
     if model.path is None:
         return {**_sized(config), **model.options}, "model.architecture"
     path = folder(str(model.path), model.download) / CONFIG
-    found = json_of(path)
+    settings = json_of(path)
     if not model.random:
-        return found, str(path)
-    check_pin(path.parent, KEY, found=digest(found, ()), planned=pin_of(config, 0))
-    return {**found, **model.options}, str(path)
+        return settings, str(path)
+    check_pin(path.parent, KEY, found=digest(settings, ()), planned=pin_of(config, 0))
+    return {**settings, **model.options}, str(path)
 
 
 def is_random(config: Config) -> bool:
@@ -85,14 +85,14 @@ def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
             remedy="name the folder itself, or save the model with its config",
         )
     try:
-        found = _parsed(path, identity(path))
+        content = _parsed(path, identity(path))
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(
             f"{KEY}: {path} cannot be read", got=str(error)[:200], allowed="JSON", remedy="save it again"
         ) from error
-    if not isinstance(found, dict):
-        raise UserError(f"{KEY}: {path} is no object", got=type(found).__name__, allowed=form, remedy="save it again")
-    return dict(found)
+    if not isinstance(content, dict):
+        raise UserError(f"{KEY}: {path} is no object", got=type(content).__name__, allowed=form, remedy="save it again")
+    return dict(content)
 
 
 def files(config: Config) -> str:
@@ -113,10 +113,10 @@ def fingerprint(config: Config) -> str:
 
 def digest(settings: Any, weights: Iterable[str]) -> str:
     """Return one hash of settings and of the hashes of files."""
-    found = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for one in weights:
-        found.update(one.encode())
-    return found.hexdigest()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for hashed in weights:
+        digest.update(hashed.encode())
+    return digest.hexdigest()
 
 
 def joined(config: Config, place: Path, own: str) -> str:
@@ -140,8 +140,8 @@ def tokenizer_files(place: Path | None) -> dict[str, bytes]:
         return {}
     own = json_of(place / CONFIG)
     chosen = {key: own[key] for key in ("model_type", "tokenizer_class") if isinstance(own.get(key), str)}
-    held = {name: (place / name).read_bytes() for name in _TOKENIZER if is_file(place / name)}
-    return {CONFIG: json.dumps(chosen).encode(), **held}
+    files = {name: (place / name).read_bytes() for name in _TOKENIZER if is_file(place / name)}
+    return {CONFIG: json.dumps(chosen).encode(), **files}
 
 
 def hash_of_tokenizer(held: dict[str, bytes]) -> str:
@@ -168,8 +168,8 @@ def weight_files(place: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    found = json_of(index).get("weight_map")
-    names = list(found.values()) if isinstance(found, dict) else []
+    weight_map = json_of(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     odd = [name for name in names if not _is_plain(name, index)]
     if odd or not names:
         raise UserError(

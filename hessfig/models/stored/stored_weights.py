@@ -16,22 +16,22 @@ from hessfig.models.stored.weight_files import hashed, tensors_of
 
 def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder, parsed from the bytes that are hashed; a file's are freed before the next."""
-    found: dict[str, Tensor] = {}
+    every: dict[str, Tensor] = {}
     hashes = []
     for path in model_folder.weight_files(place):
         content, own = hashed(path, model_folder.KEY)
         hashes.append(own)
         tensors = tensors_of(content, path, model_folder.KEY)
         del content
-        _check_once([*found], [*tensors], path)
-        found |= tensors
+        _check_once([*every], [*tensors], path)
+        every |= tensors
     check_pin(
         place,
         model_folder.KEY,
         found=model_folder.digest(model_folder.json_of(place / model_folder.CONFIG), hashes),
         planned=model_folder.pin_of(config, 0),
     )
-    return found
+    return every
 
 
 def _check_once(before: list[str], now: list[str], path: Path) -> None:

@@ -52,8 +52,8 @@ class Plan:
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
-        held = f"in {number} micro-batches of {self.sequences}" if number > 1 else "at once"
-        return f"{self.total} sequences {held}, about {self.bytes / 1e9:.2g} GB"
+        batches = f"in {number} micro-batches of {self.sequences}" if number > 1 else "at once"
+        return f"{self.total} sequences {batches}, about {self.bytes / 1e9:.2g} GB"
 
 
 def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
@@ -81,10 +81,10 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
 
 def bytes_of(text: str) -> float:
     """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
         raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
-    return float(found[1]) * _UNITS[found[2].upper()]
+    return float(match[1]) * _UNITS[match[2].upper()]
 
 
 def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:
@@ -160,8 +160,8 @@ class Stored:
             return padded_lines(config.task, encode(), **words, padding=padding)
         if is_masked and config.task.path is None:  # any word but that of padding
             words["vocabulary"] -= 1
-            found = sequences(config.task, **words, encode=encode)
-            return found + (found >= padding)
+            ids = sequences(config.task, **words, encode=encode)
+            return ids + (ids >= padding)
         return sequences(config.task, **words, encode=encode)
 
     def source(self, config: Config) -> str:
@@ -172,8 +172,8 @@ class Stored:
         plan = self.plan(config)
         batches = [] if plan.sequences == plan.total else [plan.sequences]
         encoded = [hashlib.sha256(self.ids(config).tobytes()).hexdigest()] if is_text(config.task) else []
-        found = [self.weights(config), source_of_tokens(config.task), *encoded, *batches, *self.marks(config)]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        parts = [self.weights(config), source_of_tokens(config.task), *encoded, *batches, *self.marks(config)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def about(self, config: Config) -> str:
         """Return how the sequences are held."""

@@ -38,13 +38,13 @@ def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerB
     transformers makes it in a folder of its own, of the files that were hashed and without what names code or other
     files. Raises UserError when there is none, and when it is not that of `sha256`.
     """
-    held = model_folder.tokenizer_files(place)
-    if not held:  # transformers would make an empty one
+    files = model_folder.tokenizer_files(place)
+    if not files:  # transformers would make an empty one
         raise _no_tokenizer(place, "no vocabulary")
-    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(held), planned=sha256)
+    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(files), planned=sha256)
     try:
         with alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
-            for name, content in held.items():
+            for name, content in files.items():
                 (Path(copy) / name).write_bytes(content)
             _write_plain(Path(copy) / "tokenizer_config.json")
             return AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
@@ -57,10 +57,10 @@ def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerB
 def _write_plain(path: Path) -> None:
     """Take out of a tokenizer_config.json what names code, or files next to those that were hashed."""
     if path.exists():
-        found = model_folder.json_of(path)
+        settings = model_folder.json_of(path)
         kept = {
             key: value
-            for key, value in found.items()
+            for key, value in settings.items()
             if not (key in _LEADING or key.startswith("_") or key.endswith("_file"))
         }
         path.write_text(json.dumps(kept), "utf-8")

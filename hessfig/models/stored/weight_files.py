@@ -32,16 +32,16 @@ def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> d
 
     Raises UserError when it is not such a file, or when its SHA-256 is not `sha256`.
     """
-    content, found = hashed(path, key)
-    check_pin(path, key, found=found, planned=sha256)
+    content, sha256_read = hashed(path, key)
+    check_pin(path, key, found=sha256_read, planned=sha256)
     return tensors_of(content, path, key)
 
 
 def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
     """Return the bytes of a file of weights and their SHA-256. Raises UserError when it cannot be read."""
-    there = existing_file(key, FORMS, path)
+    file = existing_file(key, FORMS, path)
     try:
-        content = there.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise _unreadable(path, key, str(error)) from error
     return content, hashlib.sha256(content).hexdigest()
@@ -49,12 +49,12 @@ def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
 
 def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]:
     """Return the tensors in the content of `path`. Raises UserError when it is anything else."""
-    found = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
-    if not isinstance(found, Mapping) or not found or not all(isinstance(t, Tensor) for t in found.values()):
+    tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
+    if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise _unreadable(path, key, "it holds something else than named tensors")
-    if odd := [name for name, tensor in found.items() if not _is_whole(tensor)]:
+    if odd := [name for name, tensor in tensors.items() if not _is_whole(tensor)]:
         raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
-    return {str(name): row_major(tensor) for name, tensor in found.items()}
+    return {str(name): row_major(tensor) for name, tensor in tensors.items()}
 
 
 def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Objective:

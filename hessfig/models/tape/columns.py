@@ -67,8 +67,8 @@ class LinearisedNetwork:
         weights = [*side(layer, col), *(weight for at in sides.values() for weight in side(*at))]
         tape = self.tape if all(weight.is_main for weight in weights) else self.merged
         cols = [_key(weight) for weight in side(layer, col)]
-        held = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
-        return LinearisedColumn(tape, self.dtype, self.problem.loss, cols, held)
+        row_weights = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
+        return LinearisedColumn(tape, self.dtype, self.problem.loss, cols, row_weights)
 
     def holds(self, layer: int, name: str) -> bool:
         """Whether every weight behind a name is a step of the tape."""
@@ -113,12 +113,12 @@ class LinearisedColumn:
         """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
         with flush_denormals(self.dtype):
             tangents = self.tape.push(self._perturbations(probes))
-            found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
+            pulled = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
         self.tape.release(self.col)
         products = {
             (key, part): self._flat([(at, product[at]) for at in row], probes.shape[1])
             for key, row in self.rows.items()
-            for part, product in found.items()
+            for part, product in pulled.items()
         }
         return completed(products, parts)
 
@@ -140,8 +140,8 @@ class LinearisedColumn:
         """Return H_fT's products: no step but the scores is differentiated twice, so that nothing cancels."""
         scores = self._scores
         bars = dict(zip(scores.inputs, scores.bilinear([*map(tangents.get, scores.inputs)], [True] * 3), strict=True))
-        held = {row: self.tape.holders[row] for row in rows}
-        return {row: one.weight_product(WEIGHT, bars.get(one.output), None) for row, one in held.items()}
+        holders = {row: self.tape.holders[row] for row in rows}
+        return {row: holder.weight_product(WEIGHT, bars.get(holder.output), None) for row, holder in holders.items()}
 
     @cached_property
     def _scores(self) -> Mixing:

@@ -96,8 +96,8 @@ class Builder:
             key = self._head_norm(key, kv_heads, attention.k_norm, (index, "gain_K"))
         if attention.score_gain is not None:
             query = self._head_norm(query, heads, self._unit(query, heads))
-            held = {WEIGHT: (index, "gain_S")}
-            query = self.step(Gain, f"{query}_gain", query, weights=held, gain=attention.score_gain)
+            weight = {WEIGHT: (index, "gain_S")}
+            query = self.step(Gain, f"{query}_gain", query, weights=weight, gain=attention.score_gain)
             key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
         if self.model.positions == Positions.rope:
             positions = torch.arange(length, device=self.tape.values[key].device)
@@ -108,11 +108,11 @@ class Builder:
     def _bias(self, attention: Attending, length: int) -> Float[Tensor, "heads length length"]:
         """Return what is added to the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention."""
         like = attention.v.weight
-        found = components.with_sink(like.new_zeros(1, length, length), components.score_sink(self.model))
-        found = found + components.sigmoid_bias(self.model, self._longest(attention, length))
+        bias = components.with_sink(like.new_zeros(1, length, length), components.score_sink(self.model))
+        bias = bias + components.sigmoid_bias(self.model, self._longest(attention, length))
         if self.model.positions != Positions.alibi:
-            return found
-        return found + components.slopes(self.model, attention.sets, length, like=like)
+            return bias
+        return bias + components.slopes(self.model, attention.sets, length, like=like)
 
     @staticmethod
     def _longest(attention: Attending, length: int) -> int:
@@ -130,8 +130,8 @@ class Builder:
     def _head_norm(self, x: str, heads: int, norm: nn.Module, weights: tuple[int, str] | None = None) -> str:
         """Add a norm of every head by itself, with one gain for all heads."""
         rows = self.step(Fixed, f"{x}_split", x, maps=component_steps.split(heads))
-        held = None if weights is None else {WEIGHT: weights}
-        normed = self.step(Normalise, f"{x}_normed", rows, weights=held, norm=norm)
+        held_weights = None if weights is None else {WEIGHT: weights}
+        normed = self.step(Normalise, f"{x}_normed", rows, weights=held_weights, norm=norm)
         return self.step(Fixed, f"{x}_joined", normed, maps=component_steps.joined(heads))
 
     def _one_set(self, attention: Attending, index: int, mixed: str) -> str:

@@ -183,8 +183,8 @@ class Mixing(Step):
         return self._merged(dm if dv is None else plus(dm, _times_rows(self.pattern, dv)))
 
     def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        found = self.pull_back_scores(dy_bar, dxs, needed)
-        return found if dxs is None else list(map(plus, found, self.bilinear(dxs, needed)))
+        pulled = self.pull_back_scores(dy_bar, dxs, needed)
+        return pulled if dxs is None else list(map(plus, pulled, self.bilinear(dxs, needed)))
 
     def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
         """Return what the second derivative of T = q k^T / c adds: Tbar dk / c to dqbar, Tbar^T dq / c to dkbar.
@@ -289,9 +289,9 @@ def _capped(scores: Tensor, cap: float) -> tuple[Tensor, Tensor]:
 
 def mixing_of(tape: Tape, layer: int) -> Mixing:
     """Return the attention of a layer."""
-    found = next(node for node in tape.nodes if node.output == f"m{layer}")
-    assert isinstance(found, Mixing)
-    return found
+    step = next(node for node in tape.nodes if node.output == f"m{layer}")
+    assert isinstance(step, Mixing)
+    return step
 
 
 def _rows_times(rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h i k m"]:

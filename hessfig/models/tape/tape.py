@@ -272,11 +272,11 @@ class Tape:
 
         `instead` names, by their outputs, steps that are pulled back in another way.
         """
-        products, held = {}, defaultdict[str, list[Weight]](list)
+        products, rows_of = {}, defaultdict[str, list[Weight]](list)
         for row in rows:
-            held[self.holders[row].output].append(row)
+            rows_of[self.holders[row].output].append(row)
         for node, bar, dxs in self.down(df_bar, tangents, self.reach(rows), instead):
-            for row in held.get(node.output, ()):
+            for row in rows_of.get(node.output, ()):
                 products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
         return products
 
