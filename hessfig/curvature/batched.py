@@ -154,11 +154,11 @@ def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k
     under vmap, see the traps in docs/accuracy.md), every vector is.
     """
 
-    def together(some: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
-        return torch.cat([one.flatten(1) for one in _pulled([outputs], [some.view(-1, *outputs.shape)], at)], dim=1)
+    def together(chunk: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+        return torch.cat([one.flatten(1) for one in _pulled([outputs], [chunk.view(-1, *outputs.shape)], at)], dim=1)
 
-    def alone(one: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
-        return torch.cat([piece.flatten() for piece in gradients(outputs, at, one.view(outputs.shape))])
+    def alone(vector: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+        return torch.cat([piece.flatten() for piece in gradients(outputs, at, vector.view(outputs.shape))])
 
     pulled = torch.cat([together(chunk) for chunk in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)

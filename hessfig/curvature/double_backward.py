@@ -90,9 +90,9 @@ def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
     return slopes
 
 
-def steps_of(found: Iterable[Tensor]) -> Iterator[str]:
+def steps_of(tensors: Iterable[Tensor]) -> Iterator[str]:
     """Yield the name of every operation in the graph of some tensors, without its namespace."""
-    seen, ahead = set(), [one.grad_fn for one in found]
+    seen, ahead = set(), [one.grad_fn for one in tensors]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
@@ -314,26 +314,26 @@ _SAFE = 1e-140  # squares of what is larger, and of what is smaller than its inv
 _FLOOR = 1e-2  # of the length that a parameter's rows would have if all entries of a derivative were alike
 
 
-def worst(one: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
+def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
     """Return the parameter whose rows differ the most, and by how much: relative to the larger of the two.
 
     What is small even next to an even share of the whole, or of derivatives `beside` it, is relative to _FLOOR of that
     share: rounding has its size.
     """
-    count = sum(piece.numel() for piece in one.values()) or 1
-    share = _FLOOR * max(length(one.values()), length(other.values()), length(beside)) / count**0.5
-    off = {name: _off(one[name], other[name], share * one[name].numel() ** 0.5) for name in one}
+    count = sum(piece.numel() for piece in first.values()) or 1
+    share = _FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
+    off = {name: _off(first[name], other[name], share * first[name].numel() ** 0.5) for name in first}
     return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
-def _off(one: Tensor, other: Tensor, floor: float) -> float:
+def _off(first: Tensor, other: Tensor, floor: float) -> float:
     """Return |a - b| / max(|a|, |b|, floor); 0 where both are not finite in the same entries and equal elsewhere."""
-    same = one.isfinite() & other.isfinite()
+    same = first.isfinite() & other.isfinite()
     if not bool(same.all()):
-        alike = bool(torch.equal(one.isfinite(), other.isfinite()))
-        return _off(one[same], other[same], floor) if alike else float("inf")
-    size = max(length([one]), length([other]), floor)
-    return length([one.double() - other.double().to(one.device)]) / size if size else 0.0
+        alike = bool(torch.equal(first.isfinite(), other.isfinite()))
+        return _off(first[same], other[same], floor) if alike else float("inf")
+    size = max(length([first]), length([other]), floor)
+    return length([first.double() - other.double().to(first.device)]) / size if size else 0.0
 
 
 def length(tensors: Iterable[Tensor]) -> float:

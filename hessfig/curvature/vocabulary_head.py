@@ -358,12 +358,12 @@ class HeadedColumn(SidedColumn):
             if to_weight is not None:
                 self._add_to_head(totals, k, to_weight)
 
-    def _add(self, found: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
+    def _add(self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
         """Add one batch's products of all columns to `found`."""
-        tangents, seconds = self._pushed(columns, graphs, second=set(found) != {Part.H_o})
+        tangents, seconds = self._pushed(columns, graphs, second=set(sums) != {Part.H_o})
         if tangents is None:
             return
-        for part, totals in found.items():
+        for part, totals in sums.items():
             down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=bool(self._heads))
             if to_weight is not None:
                 for k, piece in enumerate(to_weight):

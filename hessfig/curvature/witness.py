@@ -158,8 +158,8 @@ def _by_name(at: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> dict[str, T
 
 
 def _added(left: Derivatives, right: Derivatives) -> Derivatives:
-    def both(one: Tensors, other: Tensors) -> Tensors:
-        return {name: one[name] + other[name] for name in one}
+    def both(first: Tensors, other: Tensors) -> Tensors:
+        return {name: first[name] + other[name] for name in first}
 
     products = [both(*pair) for pair in zip(left.products, right.products, strict=False)]
     reached, failure = left.reached | right.reached, left.failure or right.failure
@@ -168,16 +168,16 @@ def _added(left: Derivatives, right: Derivatives) -> Derivatives:
     )
 
 
-def apart(one: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
+def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
     """Return how far two functions' derivatives are apart, by what is compared: that of the worst parameter.
 
     Rounding has the size of what a move by the weights changes: |H v| |w| / |v| in a gradient, |g| |w| in a value.
     `ratio` is |w| / |v|.
     """
-    product = ratio * length(one.products[0].values()) if one.products else 0.0
-    slope = ratio * max(length(one.slopes.values()), product)
+    product = ratio * length(first.products[0].values()) if first.products else 0.0
+    slope = ratio * max(length(first.slopes.values()), product)
     sizes = {"value": slope, "gradient": product}
-    pairs = zip(one.named, other.named, strict=False)
+    pairs = zip(first.named, other.named, strict=False)
     return {
         name: worst(mine, own, [torch.tensor(sizes.get(name, product / ratio if ratio else 0.0))])[1]
         for (name, mine), (_, own) in pairs

@@ -69,7 +69,7 @@ def certify(
     scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
     claims = alone[:1] if before.vectors.numel() else alone
     agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
-    best = min(claims, key=lambda one: float(one.residuals.max())) if agree else together
+    best = min(claims, key=lambda claim: float(claim.residuals.max())) if agree else together
     small = bool((best.residuals <= tolerance * scale).all())
     return replace(best, scale=scale, converged=agree and small)
 
@@ -102,13 +102,13 @@ def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p
     return run.vectors(ritz.coefficients[:, [] if is_outer else [longest]])
 
 
-def _agree(one: Extremes, other: Extremes, allowed: float) -> bool:
-    same = len(one.values) == len(other.values)
-    return same and bool(((one.values - other.values).abs() <= allowed).all())
+def _agree(first: Extremes, other: Extremes, allowed: float) -> bool:
+    same = len(first.values) == len(other.values)
+    return same and bool(((first.values - other.values).abs() <= allowed).all())
 
 
 def unseen(
-    runs: Sequence[LanczosRun], end: End, found: Extremes, allowed: float, least: float
+    runs: Sequence[LanczosRun], end: End, best: Extremes, allowed: float, least: float
 ) -> Float[Tensor, "n k"] | None:
     """Return vectors of values that lie beyond those found by more than `allowed`, in the space of all runs' bases.
 
@@ -120,9 +120,9 @@ def unseen(
     sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
     basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
     values, coefficients = torch.linalg.eigh(basis.T @ (product + product.T) @ basis / 2)
-    order = end.order(values)[: len(found.values)]
+    order = end.order(values)[: len(best.values)]
     sign = 1 if end == End.largest else -1
-    if not bool((sign * (values[order] - found.values[: len(order)]) > allowed).any()):
+    if not bool((sign * (values[order] - best.values[: len(order)]) > allowed).any()):
         return None
     parts = (basis @ coefficients[:, order]).split([run.length for run in runs])
     return torch.stack([run.vectors(part) for run, part in zip(runs, parts, strict=True)]).sum(dim=0)
@@ -315,8 +315,8 @@ def extremes(
     return best if operator.unit in (0.0, 1.0) else _times(best, operator.unit)
 
 
-def _times(found: Extremes, unit: float) -> Extremes:
-    return replace(found, values=found.values * unit, residuals=found.residuals * unit, scale=found.scale * unit)
+def _times(best: Extremes, unit: float) -> Extremes:
+    return replace(best, values=best.values * unit, residuals=best.residuals * unit, scale=best.scale * unit)
 
 
 def _in_full_precision(
@@ -348,8 +348,8 @@ def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: 
     return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
 
 
-def _unseen(runs: Sequence[LanczosRun], goal: Goal, found: Extremes, operator: SymmetricOperator) -> Tensor | None:
-    return unseen(runs, goal.end, found, goal.tolerance * found.scale, operator.rounding / goal.tolerance)
+def _unseen(runs: Sequence[LanczosRun], goal: Goal, best: Extremes, operator: SymmetricOperator) -> Tensor | None:
+    return unseen(runs, goal.end, best, goal.tolerance * best.scale, operator.rounding / goal.tolerance)
 
 
 def _in_low_precision(
