@@ -227,17 +227,17 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
     return None if is_named else ""
 
 
-def _parts_of(one: Held) -> Iterator[MatrixPart]:
+def _parts_of(held: Held) -> Iterator[MatrixPart]:
     """Yield the weights of a map as the checks take them."""
-    is_behind = one.role in (Matrix.W_O, Matrix.W_out)
-    axis = _inputs_axis(one) if is_behind else one.outputs
-    weights = list(views.named(replace(one, suffix="", has_heads=True)))
-    for name in one.names:
-        columns = [views.columns_of(weight, one.shape, axis) for weight in weights if weight.name == name]
+    is_behind = held.role in (Matrix.W_O, Matrix.W_out)
+    axis = _inputs_axis(held) if is_behind else held.outputs
+    weights = list(views.named(replace(held, suffix="", has_heads=True)))
+    for name in held.names:
+        columns = [views.columns_of(weight, held.shape, axis) for weight in weights if weight.name == name]
         in_heads = [weight for weight in weights if weight.name.startswith(f"{name}.head")]
-        heads = tuple(views.columns_of(weight, one.shape, axis) for weight in in_heads)
-        yield MatrixPart(name, one.path, one.outputs, torch.cat(columns), heads)
+        heads = tuple(views.columns_of(weight, held.shape, axis) for weight in in_heads)
+        yield MatrixPart(name, held.path, held.outputs, torch.cat(columns), heads)
 
 
-def _inputs_axis(one: Held) -> int:
-    return 3 - one.outputs if len(one.shape) == 3 else 1 - one.outputs
+def _inputs_axis(held: Held) -> int:
+    return 3 - held.outputs if len(held.shape) == 3 else 1 - held.outputs

@@ -50,13 +50,13 @@ def unread(config: Config, key: str) -> UserError | None:
         reads = kind(config.model.kind).reads
         if name not in reads:
             return _of_other_kinds(config, key, name)
-        if said := refused(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
-            return said
+        if reason := refused(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
+            return reason
     return refused(config, key, settings()[key].says.where)
 
 
 def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
-    readers = kinds_where(lambda one: name in one.reads)
+    readers = kinds_where(lambda record: name in record.reads)
     meant = settings()[key].says.implies
     data = f" task={kind(readers[0]).data}" if config.task.data not in kind(readers[0]).takes else ""
     return UserError(
@@ -74,9 +74,9 @@ def _never_idle() -> tuple[str, ...]:
     Sizes, and the settings of data that version 0.1 had, are in presets and sweeps whose network may be another.
     """
     counts = {
-        "model": lambda one: one.key not in (*_SIZES, *_BY_SIZE),
-        "state": lambda one: True,
-        "task": lambda one: one.added,
+        "model": lambda setting: setting.key not in (*_SIZES, *_BY_SIZE),
+        "state": lambda setting: True,
+        "task": lambda setting: setting.added,
     }
     idle = (entry for entry in settings().values() if entry.role in VARIED and entry.key.partition(".")[0] in counts)
     return tuple(entry.key for entry in idle if counts[entry.key.partition(".")[0]](entry))
@@ -89,8 +89,8 @@ def check_idle(config: Config) -> None:
     """
     crossed = "model.attention" if holds(config, FIRST["attention"]) else ""
     for key in _never_idle():
-        if key != crossed and value_of(config, key) != default_of(key) and (said := unread(config, key)):
-            raise said
+        if key != crossed and value_of(config, key) != default_of(key) and (reason := unread(config, key)):
+            raise reason
 
 
 def _check_sink(model: ModelConfig) -> None:
@@ -216,7 +216,7 @@ def check_task(config: Config) -> None:
 
 def _takers(data: Data) -> str:
     """Return the kinds of networks that take these data, in words."""
-    *others, last = kinds_where(lambda one: data in one.takes)
+    *others, last = kinds_where(lambda record: data in record.takes)
     return f"{', '.join(others)} or {last}" if len(others) > 1 else ", ".join([*others, last])
 
 

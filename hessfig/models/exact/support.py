@@ -99,7 +99,7 @@ def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Par
                     got=f"model.kind={model.kind}, model.n_layers={model.n_layers}, part {part}",
                     allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings"
                     if is_counted(model)
-                    else f"model.kind={', '.join(kinds_where(lambda one: one.structure is not None))}",
+                    else f"model.kind={', '.join(kinds_where(lambda record: record.structure is not None))}",
                     remedy=verdict.remedy,
                 )
 

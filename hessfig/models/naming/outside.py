@@ -35,15 +35,15 @@ class Outside:
         for use in trial.uses:
             self._uses[use.path].append(use)
 
-    def weight(self, one: Held) -> Weight:
+    def weight(self, held: Held) -> Weight:
         """Return a weight: embedding, unembedding, both in one, or one under its own name."""
-        names = [name for name in self._suggested(one.path) if one.is_bias or self._is(name, one.path)]
-        if not names or (len(one.shape) < 2 and not one.is_bias):
-            return own(one)
+        names = [name for name in self._suggested(held.path) if held.is_bias or self._is(name, held.path)]
+        if not names or (len(held.shape) < 2 and not held.is_bias):
+            return own(held)
         name = TIED if {*names} >= {Matrix.W_E, Matrix.W_U} else str(names[0])
-        if one.is_bias:
-            return bias_of(name, one.path, one.size)
-        return Weight(name, one.path, one.size, groups=() if name == Matrix.W_U else (Group.embeddings.value,))
+        if held.is_bias:
+            return bias_of(name, held.path, held.size)
+        return Weight(name, held.path, held.size, groups=() if name == Matrix.W_U else (Group.embeddings.value,))
 
     def _suggested(self, path: str) -> list[str]:
         called = self._called[path]
@@ -75,8 +75,8 @@ class Outside:
             return False
         half = torch.arange(self.trial.parameters[path].shape[0]) % 2 == 0
 
-        def changed(use: Use, found: Tensor) -> Tensor:
-            return torch.where(half.to(found.device), found + 1 + found.abs(), found) if use.axis == 0 else found
+        def changed(use: Use, output: Tensor) -> Tensor:
+            return torch.where(half.to(output.device), output + 1 + output.abs(), output) if use.axis == 0 else output
 
         try:
             outputs = self.trial.run("", {path: changed})[1]
@@ -89,8 +89,8 @@ class Outside:
         )
 
 
-def _differ(one: Tensor, two: Tensor) -> bool:
-    return bool((one != two).flatten(0, -2).any(dim=0).all())
+def _differ(first: Tensor, other: Tensor) -> bool:
+    return bool((first != other).flatten(0, -2).any(dim=0).all())
 
 
 def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:

@@ -150,67 +150,67 @@ class Places:
         stack, layer = (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
         return Held(path, shape, stack, layer, ".".join(place), is_bias, self.used.get(path, outputs))
 
-    def _with_role(self, one: Held) -> Held:
-        role, given = self._role(one)
-        heads = self._around(one.path, _HEADS) or first(self.config, _HEADS)
-        width = first(self.config, _HEAD_WIDTH) or self._around(one.path, _HEAD_WIDTH)
-        behind = self.inputs_beside(one, _IN_ATTENTION["W_O"])
+    def _with_role(self, held: Held) -> Held:
+        role, given = self._role(held)
+        heads = self._around(held.path, _HEADS) or first(self.config, _HEADS)
+        width = first(self.config, _HEAD_WIDTH) or self._around(held.path, _HEAD_WIDTH)
+        behind = self.inputs_beside(held, _IN_ATTENTION["W_O"])
         heads = heads or (behind // width if width else 0)
         width = width or ((self.width or behind) // heads if heads else 0)
-        suffix = ".cross" if one.in_attention and one.is_named_cross else ".shared" * ("shared" in one.lower)
+        suffix = ".cross" if held.in_attention and held.is_named_cross else ".shared" * ("shared" in held.lower)
         has_heads = not given or "heads" in role
         changed: dict[str, Any] = {"role": role, "given": given, "heads": heads, "width": width, "suffix": suffix}
-        if len(one.shape) == 3 and not one.is_bias and one.path not in self.used:
-            changed["outputs"] = 1 if 2 * self.inputs_beside(one, "down_proj") == one.shape[1] else 2
-        return replace(one, **changed, has_heads=has_heads)
+        if len(held.shape) == 3 and not held.is_bias and held.path not in self.used:
+            changed["outputs"] = 1 if 2 * self.inputs_beside(held, "down_proj") == held.shape[1] else 2
+        return replace(held, **changed, has_heads=has_heads)
 
     def _around(self, path: str, names: tuple[str, ...]) -> int:
         """Return a number that the module of attention around a parameter has under one of these names; 0 if none."""
         while path := path.rpartition(".")[0]:
             module = self.network.get_submodule(path)
             called = f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
-            if _ATTENTION.search(called) and (found := first(module, names)):
-                return found
+            if _ATTENTION.search(called) and (size := first(module, names)):
+                return size
         return 0
 
-    def _role(self, one: Held) -> tuple[str, bool]:
+    def _role(self, held: Held) -> tuple[str, bool]:
         """Return what a parameter of a layer does by its place and its shape ("": not told), or as the user says."""
-        shape = self.shapes[one.stack, one.layer].get(one.where, one.shape)
+        shape = self.shapes[held.stack, held.layer].get(held.where, held.shape)
         for end, role in self.roles.items():
-            if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", one.where):
+            if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", held.where):
                 return role, True
-        if len(shape) < 2 or (one.is_bias and shape is one.shape):
+        if len(shape) < 2 or (held.is_bias and shape is held.shape):
             return OTHER, False
-        patterns = _IN_ATTENTION if one.in_attention else _IN_MLP
-        role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", one.lower)), "")
-        known = self._told(role, one, shape)
-        return (known if self._fits(known, one, shape) else ""), False
+        patterns = _IN_ATTENTION if held.in_attention else _IN_MLP
+        role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", held.lower)), "")
+        known = self._told(role, held, shape)
+        return (known if self._fits(known, held, shape) else ""), False
 
-    def _told(self, role: str, one: Held, shape: tuple[int, ...]) -> str:
+    def _told(self, role: str, held: Held, shape: tuple[int, ...]) -> str:
         """Return the role of which the names of its layer, or the type of the model, know more."""
-        last = one.lower.rpartition(".")[2]
+        last = held.lower.rpartition(".")[2]
         if role == FUSED:
             return _FUSED_OF.get(self.type, "")
-        outputs = shape[self._outputs.get((one.stack, one.layer, one.where), 0)]
-        if role == GATE_UP or (role == Matrix.W_in and outputs == 2 * self.inputs_beside(one, _IN_MLP["W_out"])):
+        outputs = shape[self._outputs.get((held.stack, held.layer, held.where), 0)]
+        if role == GATE_UP or (role == Matrix.W_in and outputs == 2 * self.inputs_beside(held, _IN_MLP["W_out"])):
             return _GATE_UP_OF.get(self.type, "")
-        if last == "gate" and any(".experts." in where for where in self.shapes[one.stack, one.layer]):
+        if last == "gate" and any(".experts." in where for where in self.shapes[held.stack, held.layer]):
             return ROUTER
-        return Matrix.W_gate.value if last == "w1" and self.inputs_beside(one, "w3") else str(role)
+        return Matrix.W_gate.value if last == "w1" and self.inputs_beside(held, "w3") else str(role)
 
-    def inputs_beside(self, one: Held, ends: str) -> int:
+    def inputs_beside(self, held: Held, ends: str) -> int:
         """Return the inputs of a weight beside this one in its module; 0 where there is none."""
-        end = re.compile(rf"{re.escape(one.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
-        for where, shape in self.shapes[one.stack, one.layer].items():
+        end = re.compile(rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
+        for where, shape in self.shapes[held.stack, held.layer].items():
             if end.fullmatch(where) and len(shape) > 1:
-                return shape[0] if self._outputs[one.stack, one.layer, where] == 1 and len(shape) == 2 else shape[-1]
+                return shape[0] if self._outputs[held.stack, held.layer, where] == 1 and len(shape) == 2 else shape[-1]
         return 0
 
-    def _fits(self, role: str, one: Held, shape: tuple[int, ...]) -> bool:
+    def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of this role can have this shape: W_O and W_out end in the residual stream, others begin."""
-        if not role or not self.width or len(shape) != 2 or one.suffix == ".cross" or role == "W_rel":
+        if not role or not self.width or len(shape) != 2 or held.suffix == ".cross" or role == "W_rel":
             return True
-        by_inputs = self._outputs.get((one.stack, one.layer, one.where)) == 1
+        by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1
         outputs, inputs = shape[::-1] if by_inputs else shape
         return (outputs if role in (Matrix.W_O, Matrix.W_out) else inputs) == self.width
 
@@ -237,29 +237,29 @@ def _nested_lists(paths: Iterable[str]) -> set[str]:
     return {_starred(before.split(".")) for (before, _), numbers in items.items() if len(numbers) > 1}
 
 
-def _counted(held: list[Held]) -> list[Held]:
+def _counted(weights: list[Held]) -> list[Held]:
     """Return the parameters with layers counted through all stacks that have attention; others lie outside."""
 
-    def is_sign(one: Held) -> bool:
-        behind = one.in_attention and (one.given or Matrix.W_O in one.names)
-        return one.layer > 0 and (behind or Matrix.W_Q in one.names)
+    def is_sign(held: Held) -> bool:
+        behind = held.in_attention and (held.given or Matrix.W_O in held.names)
+        return held.layer > 0 and (behind or Matrix.W_Q in held.names)
 
-    stacks = list(dict.fromkeys(one.stack for one in held if is_sign(one)))
-    lengths = [max(one.layer for one in held if one.stack == stack) for stack in stacks]
+    stacks = list(dict.fromkeys(one.stack for one in weights if is_sign(one)))
+    lengths = [max(one.layer for one in weights if one.stack == stack) for stack in stacks]
     above = dict(zip(stacks, accumulate([0, *lengths]), strict=False))
 
-    def counted(one: Held) -> Held:
-        if one.layer and one.stack in above:
-            return replace(one, layer=one.layer + above[one.stack])
-        return replace(one, layer=0, where=_outside(one) if one.layer else one.where)
+    def counted(held: Held) -> Held:
+        if held.layer and held.stack in above:
+            return replace(held, layer=held.layer + above[held.stack])
+        return replace(held, layer=0, where=_outside(held) if held.layer else held.where)
 
-    return [counted(one) for one in held]
+    return [counted(one) for one in weights]
 
 
-def _outside(one: Held) -> str:
+def _outside(held: Held) -> str:
     """Return the place of a parameter in a list that holds no attention, with its number there."""
-    ends = r"\.(weight|bias)$" if not one.is_bias or one.path.endswith(".bias") else "_bias$"
-    return re.sub(ends, "", one.path.replace(WRAPPED, ""))
+    ends = r"\.(weight|bias)$" if not held.is_bias or held.path.endswith(".bias") else "_bias$"
+    return re.sub(ends, "", held.path.replace(WRAPPED, ""))
 
 
 def first(thing: Any, names: tuple[str, ...]) -> int:

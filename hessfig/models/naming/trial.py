@@ -88,13 +88,13 @@ class Watch(TorchDispatchMode):
         use = self._use(kind, args) if kind in _PLACES else None
         return output if use is None else self._seen(use, output)
 
-    def _seen(self, use: Use, found: Tensor) -> Tensor:
+    def _seen(self, use: Use, output: Tensor) -> Tensor:
         self.uses.append(use)
         change = self._changes.get(use.path)
         if change is None:
-            return found
-        rows = found.reshape(-1, found.shape[-1])
-        return change(use, rows).to(found).reshape(found.shape)
+            return output
+        rows = output.reshape(-1, output.shape[-1])
+        return change(use, rows).to(output).reshape(output.shape)
 
     def _use(self, kind: str, args: Any) -> Use | None:
         source, place, axis = _PLACES[kind]
@@ -113,12 +113,12 @@ class Watch(TorchDispatchMode):
             return replace(use, given=given.clone())
         return replace(use, given=given.reshape(-1, given.shape[-1]).clone()) if path in self._kept else use
 
-    def _path(self, one: Any) -> str | None:
+    def _path(self, tensor: Any) -> str | None:
         """Return the parameter that a tensor is a view of."""
-        if not isinstance(one, Tensor) or one.layout is not torch.strided:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
             return None
-        at = one.storage_offset()
-        parameters = self._held.get(one.untyped_storage().data_ptr(), [])
+        at = tensor.storage_offset()
+        parameters = self._held.get(tensor.untyped_storage().data_ptr(), [])
         inside = [
             (whole.storage_offset(), path)
             for path, whole in parameters
@@ -127,9 +127,9 @@ class Watch(TorchDispatchMode):
         return max(inside)[1] if inside else None
 
 
-def _extent(one: Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """Return how far the entries of a tensor lie apart in what holds them."""
-    return 1 + sum((length - 1) * step for length, step in zip(one.shape, one.stride(), strict=True))
+    return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
@@ -324,8 +324,8 @@ def call_of(inputs: Any, network: nn.Module) -> Call:
         return call_of(inputs[0], network)
     like = next(network.parameters())
 
-    def typed(one: Any) -> Any:
-        return one.to(like) if isinstance(one, Tensor) and one.is_floating_point() else one
+    def typed(thing: Any) -> Any:
+        return thing.to(like) if isinstance(thing, Tensor) and thing.is_floating_point() else thing
 
     if isinstance(inputs, Mapping):
         return (), {name: typed(one) for name, one in inputs.items()}

@@ -95,23 +95,23 @@ class _Runs:
             raise CannotRun(f"{part.path} is not used")
         return inputs
 
-    def _values(self, puts: dict[str, Put], use: Use, found: Tensor) -> Tensor:
+    def _values(self, puts: dict[str, Put], use: Use, output: Tensor) -> Tensor:
         """Return (rows, outputs) to stand where a map's outputs do."""
         parts = self.replaced[use.path]
         if any(part.axis != use.axis for part in parts):
             raise CannotRun(f"{use.path} is used along another axis")
         total = self.trial.parameters[use.path].shape[use.axis]
-        usual, other = (_drawn(use, len(found), total, seed) for seed in (0, 1))
+        usual, other = (_drawn(use, len(output), total, seed) for seed in (0, 1))
         for part in parts:
             put = puts.get(part.role, Put())
             block = usual[:, part.columns] * put.factor
             usual[:, part.columns] = block[:1].expand_as(block) if put.same else block
             if put.other and not (self.once and use.number):
-                rows = torch.arange(len(found)) if put.rows is None else torch.tensor(put.rows)
+                rows = torch.arange(len(output)) if put.rows is None else torch.tensor(put.rows)
                 columns = part.columns if put.columns is None else put.columns
                 other = -usual if put.turned else other
                 usual[rows[:, None], columns] = other[rows[:, None], columns]
-        return usual[:, use.start : use.start + found.shape[1]]
+        return usual[:, use.start : use.start + output.shape[1]]
 
 
 def _drawn(use: Use, rows: int, total: int, seed: int) -> Tensor:
@@ -229,22 +229,22 @@ def router(trial: NetworkTrial, part: MatrixPart, beside: Collection[str], exper
         return Verdict(reason=str(error))
 
 
-def _chosen(seed: int, use: Use, found: Tensor) -> Tensor:
+def _chosen(seed: int, use: Use, output: Tensor) -> Tensor:
     """Return outputs of a router that differ enough to choose."""
-    return 4 * _drawn(use, len(found), found.shape[1], seed)
+    return 4 * _drawn(use, len(output), output.shape[1], seed)
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
+def alike(first: Tensor, other: Tensor) -> bool:
     """Whether two results are equal up to rounding; results that are not finite are not."""
-    return one.shape == other.shape and bool(_close(one, other).all())
+    return first.shape == other.shape and bool(_close(first, other).all())
 
 
-def _same_rows(one: Tensor, other: Tensor) -> Tensor:
-    if one.shape != other.shape:
+def _same_rows(first: Tensor, other: Tensor) -> Tensor:
+    if first.shape != other.shape:
         raise CannotRun("the number of positions changes with values")
-    return _close(one, other).all(dim=-1)
+    return _close(first, other).all(dim=-1)
 
 
-def _close(one: Tensor, other: Tensor) -> Tensor:
-    largest = torch.maximum(one.abs().max(), other.abs().max())
-    return (one - other).abs() <= _ROUNDING * torch.finfo(one.dtype).eps * largest
+def _close(first: Tensor, other: Tensor) -> Tensor:
+    largest = torch.maximum(first.abs().max(), other.abs().max())
+    return (first - other).abs() <= _ROUNDING * torch.finfo(first.dtype).eps * largest

@@ -183,9 +183,9 @@ def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
     return [0, None, *axes[1:]] if 0 in axes else [None, *axes]
 
 
-def _far(one: Tensor, other: Tensor) -> float:
+def _far(first: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors, both nan counting as equal; inf where their shapes differ."""
-    if one.shape != other.shape:
+    if first.shape != other.shape:
         return inf
-    off = torch.where(one.isnan() & other.isnan() | (one == other), 0.0, (one - other).abs())
+    off = torch.where(first.isnan() & other.isnan() | (first == other), 0.0, (first - other).abs())
     return float(off.max()) if off.numel() else 0.0

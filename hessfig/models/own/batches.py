@@ -117,9 +117,9 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         raise _unknown("inputs and targets are of another kind", inputs, targets)
 
 
-def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
-    words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
-    arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
+def _given(batch: Any, goal: Any, inputs: Any, targets: Any) -> Given:
+    words: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {}
+    arguments = () if words else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
     if goal is None or isinstance(goal, str):
         key = goal or LABELS

@@ -104,12 +104,12 @@ def uncopied(network: nn.Module) -> tuple[str, str]:
     return places, "; ".join(dict.fromkeys(remedies.values()))
 
 
-def results(held: Any) -> Iterator[Tensor]:
+def results(value: Any) -> Iterator[Tensor]:
     """Yield the tensors, alone or in lists and dictionaries, that were computed from parameters and carry a graph."""
-    if isinstance(held, Tensor) and held.grad_fn is not None:
-        yield held
-    elif isinstance(held, list | tuple | dict):
-        yield from (one for part in (held.values() if isinstance(held, dict) else held) for one in results(part))
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        yield from (one for part in (value.values() if isinstance(value, dict) else value) for one in results(part))
 
 
 def _makers(module: nn.Module) -> dict[str, str]:

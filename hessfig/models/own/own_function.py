@@ -77,9 +77,9 @@ class OwnFunction:
     def _term(self, batch: int, share: float) -> Tensor:
         return share * self._read(*self._run(self.call.given[batch])).reshape(())
 
-    def _run(self, one: Given) -> tuple[Any, Any]:
+    def _run(self, batch: Given) -> tuple[Any, Any]:
         """Return what the network returns, and the targets; it is given copies, which it may change."""
-        own = one.mapped(torch.clone)
+        own = batch.mapped(torch.clone)
         return self.network(*own.arguments, **own.words), own.targets
 
     def reads_more(self) -> bool:

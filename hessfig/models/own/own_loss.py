@@ -184,30 +184,30 @@ class ForeignCall:
         return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
 
 
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+def _is_equal(first: Tensor, other: Tensor) -> bool:
+    return first.shape == other.shape and bool(torch.isclose(first, other, rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
-def _takes_labels(network: nn.Module, one: Given) -> bool:
+def _takes_labels(network: nn.Module, batch: Given) -> bool:
     """Whether forward() names labels; one that takes any word is called with them: a wrapper hands them on.
 
     Labels among the inputs that are given in order are there already.
     """
     named = inspect.signature(network.forward).parameters
     if LABELS in named:
-        return list(named).index(LABELS) >= len(one.arguments)
+        return list(named).index(LABELS) >= len(batch.arguments)
     if not any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()):
         return False
     try:
-        _called(network, _with_labels(network, one))
+        _called(network, _with_labels(network, batch))
     except UserError:
         return False
     return True
 
 
-def _with_labels(network: nn.Module, one: Given) -> Given:
+def _with_labels(network: nn.Module, batch: Given) -> Given:
     cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
-    return replace(one, words={**cached, **one.words, LABELS: one.targets})
+    return replace(batch, words={**cached, **batch.words, LABELS: batch.targets})
 
 
 def _called(network: nn.Module, batch: Given) -> Any:
@@ -225,25 +225,25 @@ def _called(network: nn.Module, batch: Given) -> Any:
         ) from error
 
 
-def _entry(found: Any, name: str | int) -> Any:
+def _entry(value: Any, name: str | int) -> Any:
     """Return an entry of what a network returned: of a dictionary, a tuple, or by attribute; None where it has none."""
-    if isinstance(found, Mapping):
-        return found.get(name)
+    if isinstance(value, Mapping):
+        return value.get(name)
     if isinstance(name, int):
-        return found[name] if isinstance(found, tuple | list) and -len(found) <= name < len(found) else None
-    if isinstance(found, Tensor):  # a network that returns nothing but its loss
-        return found if name == "loss" and not found.ndim else None
-    return getattr(found, name, None)
+        return value[name] if isinstance(value, tuple | list) and -len(value) <= name < len(value) else None
+    if isinstance(value, Tensor):  # a network that returns nothing but its loss
+        return value if name == "loss" and not value.ndim else None
+    return getattr(value, name, None)
 
 
-def select_output(found: Any) -> Tensor | None:
+def select_output(value: Any) -> Tensor | None:
     """Return the one tensor that is an output: the thing itself, its logits, or the only one there is."""
-    if isinstance(found, Tensor):
-        return found
-    logits = _entry(found, "logits")
+    if isinstance(value, Tensor):
+        return value
+    logits = _entry(value, "logits")
     if isinstance(logits, Tensor):
         return logits
-    entries = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, tuple) else []
+    entries = list(value.values()) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else []
     real = [one for one in entries if isinstance(one, Tensor) and one.is_floating_point()]
     return real[0] if len(real) == 1 else None
 

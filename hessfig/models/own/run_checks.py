@@ -75,10 +75,10 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
     Raises UserError where some reach them through reentrant checkpoints, whose derivatives autograd.grad cannot take.
     """
     at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
-    with torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
-    if any(_CUT in str(one.message) for one in said) or "CheckpointFunctionBackward" in steps_of([outputs]):
+    if any(_CUT in str(one.message) for one in warned) or "CheckpointFunctionBackward" in steps_of([outputs]):
         raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
     if not outputs.requires_grad:
         warnings.warn(

@@ -68,13 +68,13 @@ class Way:
     """A way to measure a user's function: what is run, and whether the loss is part of the network."""
 
     words: str
-    made: Callable[[Asked, torch.dtype], nn.Module]
+    to_run: Callable[[Asked, torch.dtype], nn.Module]
     is_whole: bool
 
     def build(self, asked: Asked, real: torch.dtype) -> Built:
         """Return the problem. Raises UserError for one that cannot be made."""
         build = whole_problem if self.is_whole else split_problem
-        return build(asked, self.made(asked, real), real)
+        return build(asked, self.to_run(asked, real), real)
 
 
 WAYS = (

@@ -243,18 +243,18 @@ def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
     return configuration, where
 
 
-def _check_sizes(found: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
+def _check_sizes(configuration: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
     """Raise UserError for sizes under two names, and for rotary positions beyond a head: before anything is made."""
     for key, default in architecture(str(settings["model_type"]), where).sizes.values():
         value = settings.get(key, default)
-        if type(value) is int and getattr(found, key, value) != value:
+        if type(value) is int and getattr(configuration, key, value) != value:
             raise UserError(
                 f"{where}: {key} has two values",
-                got=f"{value} and {getattr(found, key)}",
+                got=f"{value} and {getattr(configuration, key)}",
                 allowed="one of them",
                 remedy="fix the file",
             )
-    share = (getattr(found, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    share = (getattr(configuration, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="fix the file")
 

@@ -170,7 +170,7 @@ _FOLDED_IN = "unembed.b_U"  # zero where the state has none
 
 
 def converted(
-    found: Mapping[str, Tensor], sizes: LensSizes, where: str, architecture: str | None = None
+    stored: Mapping[str, Tensor], sizes: LensSizes, where: str, architecture: str | None = None
 ) -> dict[str, Tensor]:
     """Return the tensors of HookedNetwork by name; `architecture` is what the configuration says it is.
 
@@ -178,9 +178,9 @@ def converted(
     transformers has the same names, and that model's own order of axes: its state is refused. So are names that are
     missing or not known, other shapes, and numbers that are not finite, by UserError.
     """
-    if architecture not in _NATIVE and any(_of_bridge(name) for name in found):
+    if architecture not in _NATIVE and any(_of_bridge(name) for name in stored):
         raise _of_transformers(where, str(architecture))
-    named = dict(_named(found, sizes))
+    named = dict(_named(stored, sizes))
     shapes = shapes_of(sizes)
     _check(named, {name: shape for name, shape in shapes.items() if name != _FOLDED_IN or name in named}, where)
     words = named.pop("unembed.W_U")
@@ -196,9 +196,9 @@ def shapes_of(sizes: LensSizes) -> dict[str, tuple[int, ...]]:
     return shapes | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
 
 
-def _named(found: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str, Tensor]]:
+def _named(stored: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str, Tensor]]:
     """Yield tensors under HookedTransformer's names, in its shapes."""
-    for name, tensor in found.items():
+    for name, tensor in stored.items():
         # bridge.tl_parameters() fills in MLPs that are not there
         filled = not sizes.d_mlp and ".mlp." in name and tensor.dtype in FLOATING and not tensor.any()
         if not name.endswith(_BUFFERS) and not filled:

@@ -144,9 +144,9 @@ def tokenizer_files(place: Path | None) -> dict[str, bytes]:
     return {CONFIG: json.dumps(chosen).encode(), **files}
 
 
-def hash_of_tokenizer(held: dict[str, bytes]) -> str:
+def hash_of_tokenizer(files: dict[str, bytes]) -> str:
     """Return one hash of `tokenizer_files`."""
-    return digest([[name, hashlib.sha256(held[name]).hexdigest()] for name in sorted(held)], ())
+    return digest([[name, hashlib.sha256(files[name]).hexdigest()] for name in sorted(files)], ())
 
 
 def weight_files(place: Path) -> list[Path]:
