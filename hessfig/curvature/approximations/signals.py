@@ -1,4 +1,4 @@
-"""What optimisers see of a loss: gradients of single samples, and inputs and backpropagated vectors of a linear map."""
+"""Ingredients of approximations: gradients of single samples, and inputs and backpropagated vectors of linear maps."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from hessfig.curvature.samples import alone, by_sample, check_sum, counted, met
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
-MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
+MOST_BYTES = 2**31  # limit for gradients of single samples, and for vectors backpropagated through a linear map
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Inputs of a linear map at every use t, and vectors g sent back to its outputs, one for each column of a root.
+    """Inputs x of a linear map at every use t, and backpropagated vectors g, one for each column of the root S.
 
-    H_o of its weight is the sum over columns s and samples b of vec(J) vec(J)^T with J = sum_t g_t x_t^T. The uses are
-    those of a call of the whole network: all positions of all sequences, in the last layer too, scored or not.
+    H_o of the weight is the sum of vec(J) vec(J)^T over columns s and samples b, with J = sum_t g_t x_t^T. The uses are
+    those of a call of the whole network: all positions of all sequences, scored or not, in the last layer as well.
     """
 
     inputs: Float[Tensor, "batch uses n"]
@@ -39,7 +39,7 @@ class Signals:
 
 
 class OutputSide:
-    """A problem's loss as a function of its outputs: gradients there, and roots of its Hessian."""
+    """The loss as a function of the outputs: its gradients, and roots of its Hessian."""
 
     def __init__(self, objective: Objective) -> None:
         if objective.more:
@@ -70,9 +70,9 @@ class OutputSide:
     def roots(self) -> Float[Tensor, "batch positions width width"]:
         """Return S with S S^T the Hessian of the loss in the outputs of each position.
 
-        That of cross-entropy, (diag(p) - p p^T) / terms, has the root (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms),
-        which keeps its digits where the softmax saturates. Raises UserError for a loss whose Hessian couples positions,
-        or has negative eigenvalues.
+        For cross-entropy the Hessian is (diag(p) - p p^T) / terms, with the root (diag(sqrt(p)) - p sqrt(p)^T) /
+        sqrt(terms), which is accurate even if the softmax saturates. Raises UserError for a loss whose Hessian couples
+        positions or has negative eigenvalues.
         """
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
@@ -86,32 +86,32 @@ class OutputSide:
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
     def sampled(self, generator: Generator) -> Float[Tensor, "batch positions width"]:
-        """Return one gradient in the outputs for labels that the network draws, scaled so that E u u^T = S S^T.
+        """Return a gradient u in the outputs at labels drawn from the network, scaled so that E u u^T = S S^T.
 
-        A position's label is drawn from its softmax for a loss of classes whose Hessian is that of cross-entropy;
-        otherwise u = S z with normal z, which is a gradient at a target drawn from a normal distribution.
+        For a loss of classes whose Hessian is that of cross-entropy, the label of a position is drawn from its softmax.
+        Otherwise u = S z with normal z, which is the gradient at a target drawn from a normal distribution.
         """
         if self._class_weights is None:
             normal = torch.randn(self.outputs.shape, dtype=torch.float64, generator=generator).to(self.outputs)
             return (self.roots() @ normal[..., None]).squeeze(-1)
         chances = self.outputs.softmax(-1)
-        drawable = chances.where(chances.isfinite(), 1.0)  # whatever is drawn there, the gradient is not finite
+        drawable = chances.where(chances.isfinite(), 1.0)  # the gradient is not finite for any label there
         drawn = torch.multinomial(drawable.flatten(0, 1).cpu(), 1, generator=generator).to(chances.device)
         ones = nn.functional.one_hot(drawn.view(chances.shape[:2]), chances.shape[-1])
         return self._weighted((chances - ones) / self._class_weights[1] ** 0.5)
 
     def _weighted(self, vectors: Float[Tensor, "batch positions k"]) -> Float[Tensor, "batch positions k"]:
-        """Return vectors of positions times the root of what each weighs, exactly zero where it does not count."""
+        """Return vectors times the root of the weight of their position, exactly zero if the position does not count."""
         assert self._class_weights is not None, "asked of losses of classes"
         weights = self._class_weights[0][..., None]
         return torch.where(weights > 0, vectors * weights.sqrt(), 0.0)
 
     @cached_property
     def _class_weights(self) -> tuple[Float[Tensor, "batch positions"], float] | None:
-        """What every position weighs, and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
+        """The weight w of every position and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
 
-        Where a loss of classes is not known, that at outputs of zero tells w, and that at the outputs whether it is so;
-        None for all others.
+        For a loss of classes of unknown type, w is inferred from the Hessian at outputs of zero, and then checked at
+        the outputs. None for all other losses.
         """
         loss, targets = self.problem.loss, self.problem.batch.targets
         if targets.is_floating_point():
@@ -128,7 +128,7 @@ class OutputSide:
 
     @property
     def terms(self) -> float:
-        """The number of terms of the loss: what its mean divides by, or 1 for a sum."""
+        """The number of terms of the loss: the divisor of its mean, or 1 for a sum."""
         loss, targets = self.problem.loss, self.problem.batch.targets
         count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
         if count is None:
@@ -138,9 +138,9 @@ class OutputSide:
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"]
     ) -> dict[str, Float[Tensor, "batch ..."]]:
-        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, in every parameter by its name; on the CPU.
+        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, by parameter and on the CPU.
 
-        Raises UserError where these do not add up to what is sent back through the whole batch: samples see each other.
+        Raises UserError if these do not add up to the result for the whole batch, so that samples interact.
         """
         parameters = {f"network.{name}": p for name, p in self.problem.network.named_parameters()}
         _check_bytes(
@@ -160,11 +160,11 @@ class OutputSide:
 
     @property
     def counted(self) -> Bool[Tensor, " batch"]:
-        """Which samples count in the loss. Raises UserError for a loss in which samples see each other."""
+        """A mask of the samples that count in the loss. Raises UserError for a loss in which samples interact."""
         return counted(self.problem, self.problem.batch).weights > 0
 
     def linear_of(self, weight: Weight) -> nn.Linear | None:
-        """Return the linear map that holds a weight whole and is called; None where there is none."""
+        """Return the linear map whose weight is `weight` and that is called by the network; None if there is none."""
         place, _, name = weight.parameter.rpartition(".")
         module = self.problem.network.get_submodule(place)
         if isinstance(module, nn.Linear) and name == "weight" and weight.index is None and module in self._called:
@@ -172,9 +172,9 @@ class OutputSide:
         return None
 
     def signals(self, weight: Weight) -> Signals:
-        """Return what a linear map sees, by one backward pass for each scored position and column of the root.
+        """Return the signals of a linear map, by one backward pass for each scored position and column of the root.
 
-        Raises UserError for a map whose calls do not hold one sample after the other.
+        Raises UserError unless the samples are the first axis of the inputs of the map.
         """
         module, roots = self.linear_of(weight), self.roots()
         assert module is not None, "weights of other modules were left out"
@@ -196,7 +196,7 @@ class OutputSide:
         return Signals(self._joined(inputs), torch.stack(sent_back))
 
     def _through_leaves(self, weight: Weight) -> Float[Tensor, "batch positions width"]:
-        """Return the outputs behind the leaves. Raises UserError for a network that differentiates through them."""
+        """Return the outputs as a function of the leaves. Raises UserError if the network differentiates inside."""
         try:
             return self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
         except RuntimeError as error:
@@ -208,13 +208,13 @@ class OutputSide:
             ) from error
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
-        """Return the vectors of every use of a map by a sample, its calls one after the other: float64, on the CPU."""
+        """Return the vectors of a map by sample and use, with its calls in order; in float64 on the CPU."""
         return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double().cpu()
 
     def _check_samples(self, outputs: Tensor, calls: list[Tensor], weight: Weight) -> None:
-        """Raise UserError where outputs of a sample depend on another part of a call than its own.
+        """Raise UserError if outputs of a sample depend on rows of a call that belong to other samples.
 
-        Samples are parted in two by each binary digit of their numbers: two samples differ in one of them.
+        Samples are divided in two by each binary digit of their numbers; any two samples differ in one digit.
         """
         count = len(outputs)
         factors, numbers = _factors(outputs), torch.arange(count, device=outputs.device)
@@ -232,7 +232,7 @@ class OutputSide:
             )
 
     def _check_gradient(self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], weight: Weight) -> None:
-        """Raise UserError where the sum of g x^T over all uses is not the gradient: the weight acts elsewhere, too."""
+        """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
         factors = _factors(outputs)
         leaf = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
         body = Evaluated(self.problem.network, partial(self._by_position, everywhere=True))
@@ -273,12 +273,12 @@ class OutputSide:
 
 
 def _factors(outputs: Tensor) -> Tensor:
-    """Return a number of its own, and none of them 0, for every entry of outputs."""
+    """Return distinct nonzero factors, one for every entry of the outputs."""
     return torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
 
 
 def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Tensor) -> list[Tensor]:
-    """Return what outputs send back to the parameters `at`."""
+    """Return the cotangents `sent` of the outputs, pulled back to the parameters `at`."""
     outputs = functional_call(body, dict(at), (inputs,))
     if outputs.shape != sent.shape:
         raise met(f"outputs of shape {tuple(outputs.shape)} where {tuple(sent.shape)} belong to the samples")
@@ -286,9 +286,9 @@ def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Ten
 
 
 def _seen(inputs: list[Tensor], calls: list[Tensor], module: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
-    """Note inputs and outputs of a call; the network goes on from a copy, which it may change in place.
+    """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
 
-    Outputs keep their graph: what is sent back to an early call comes through later calls, too.
+    Outputs keep their graph, so that vectors backpropagated to an early call include paths through later calls.
     """
     del module
     inputs.append(given[0].detach())
