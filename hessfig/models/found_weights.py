@@ -1,4 +1,4 @@
-"""Weights of a transformer of any make, named by what they do: suggested by names and shapes, given after a use."""
+"""Finds the weights of any transformer: names and shapes suggest roles, and small runs of the network check them."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ _IN_ATTENTION, _IN_MLP = (*QKV, Matrix.W_O, "W_rel"), (*GATED, Matrix.W_out)
 
 
 def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inputs: Any = None) -> Layout:
-    """Return the weights of a transformer by the names of the paper; with heads, experts, biases and norms.
+    """Return the weights of a transformer under the names of the paper, with heads, experts, biases and norms.
 
     Parameters
     ----------
     network : torch.nn.Module
-        A transformer with its layers in lists; the types of transformers are known best.
+        A transformer with its layers in module lists; model types of the library transformers are supported best.
     roles : {module: role}, optional
-        What cannot be told: the end of a module's path ("attn.pack") and its role, W_Q, W_K, W_V, W_O, W_gate, W_in,
-        W_out or W_router; for a fused map what follows along its outputs, "W_Q+W_K+W_V", with " by heads" where it
-        does so for every group of heads, " by 4" for 4 pieces, " by entries" for entries in turn; or "other": the
-        matrix keeps its own name.
+        Roles that cannot be inferred, by the end of the path of a module ("attn.pack"): W_Q, W_K, W_V, W_O, W_gate,
+        W_in, W_out or W_router. The role of a fused map lists the weights along its outputs, "W_Q+W_K+W_V"; append
+        " by heads" if they alternate for every group of heads, " by 4" for 4 pieces, or " by entries" if single entries
+        alternate. With the role "other" a matrix keeps its own name.
     inputs : tensor, tuple of arguments or dictionary of words, optional
-        What the network is called with to see what its weights do; left out, small inputs are made up. Only plain
-        forward passes are run, and the network is left as it was.
+        Inputs for runs of the network that check the roles; by default, small random inputs. Only forward passes are
+        run, and the network is not changed.
 
     Returns
     -------
     hessfig.weights.Layout
-        For hessfig.Problem(..., weights=...). Layers are counted from 1 through all stacks (docs/names.md).
+        The layout, for hessfig.Problem(..., weights=...). Layers count from 1 through all stacks (docs/names.md).
 
     Raises
     ------
     UserError
-        Without attention in layers, and for matrices of layers whose role names, shapes and use do not tell.
+        If no layer has attention, or if names, shapes and runs do not determine the role of a matrix.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def _checked(roles: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Named:
-    """The parameters of a network, each under the name that it had in use."""
+    """The parameters of a network, each under the name that runs of the network have confirmed."""
 
     def __init__(self, network: nn.Module, roles: dict[str, str], inputs: Any) -> None:
         self.trial = NetworkTrial(network, inputs)
@@ -96,7 +96,7 @@ class _Named:
         self.reasons: list[str] = []
 
     def layout(self) -> Layout:
-        """Return the layout. Raises UserError without attention in layers, and for what has to be asked."""
+        """Return the layout. Raises UserError if no layer has attention, and for roles that the user must give."""
         if not self.places.has_layers:
             raise UserError(
                 "weights: there are no layers with attention under a name that is known",
@@ -112,7 +112,7 @@ class _Named:
         return Layout(tuple(self._weights()), whole.weights)
 
     def _weights(self) -> Iterator[Weight]:
-        """Yield every weight in the order of the parameters."""
+        """Yield all weights in the order of the parameters."""
         for entry in self.held.values():
             if not entry.layer:
                 yield self.outside.weight(entry)
@@ -122,7 +122,7 @@ class _Named:
                 yield from views.named(entry)
 
     def _ask(self) -> None:
-        """Raise UserError for the matrices in layers that have no role, with the reasons and an answer."""
+        """Raise UserError for matrices of layers without a role, with reasons and a possible answer."""
         asked = {
             re.sub(r"\.\d+\.", ".*.", one.where.partition(".")[2]): one.shape
             for one in self.held.values()
@@ -142,7 +142,7 @@ class _Named:
         )
 
     def _check_attention(self) -> None:
-        """Keep the names of attentions that were used as they say, one of a kind in a layer."""
+        """Keep the names of attentions that runs confirm, if there is one of each kind per layer."""
         groups = defaultdict[tuple[str, int, str], list[Held]](list)
         for entry in self._matrices(_IN_ATTENTION):
             if entry.is_of_attention:
@@ -204,7 +204,7 @@ class _Named:
         return [one for one in self.held.values() if (one.stack, one.layer, one.where) in places]
 
     def _take(self, members: Sequence[Held], verdict: Verdict, suffix: str) -> None:
-        """Keep roles that were used or given, and heads that were used."""
+        """Keep roles that were confirmed or given, and heads that were confirmed."""
         if not verdict.is_used:
             given = ", ".join(f"{m.where.partition('.')[2]} as {m.role}" for m in members if m.given)
             self.reasons.append(verdict.reason + f" with {given}" * bool(given))
@@ -217,7 +217,7 @@ class _Named:
 
 
 def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
-    """Return what tells cross-attention apart: keys of other inputs than the queries'. None where that is not told."""
+    """Return the suffix of cross-attention, whose keys have other inputs than its queries; None if it is undecided."""
     is_named = any(one.is_named_cross for one in members)
     queries, keys, is_same = verdict.rows
     if not verdict.is_used:
@@ -228,7 +228,7 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
 
 
 def _parts_of(held: Held) -> Iterator[MatrixPart]:
-    """Yield the weights of a map as the checks take them."""
+    """Yield the weights of a map in the form that the checks need."""
     is_behind = held.role in (Matrix.W_O, Matrix.W_out)
     axis = _inputs_axis(held) if is_behind else held.outputs
     weights = list(views.named(replace(held, suffix="", has_heads=True)))

@@ -101,7 +101,7 @@ class OutputSide:
         return self._weighted((chances - ones) / self._class_weights[1] ** 0.5)
 
     def _weighted(self, vectors: Float[Tensor, "batch positions k"]) -> Float[Tensor, "batch positions k"]:
-        """Return vectors times the root of the weight of their position, exactly zero if the position does not count."""
+        """Return vectors times the root of the weight of their position; exactly zero if a position does not count."""
         assert self._class_weights is not None, "asked of losses of classes"
         weights = self._class_weights[0][..., None]
         return torch.where(weights > 0, vectors * weights.sqrt(), 0.0)

@@ -1,4 +1,4 @@
-"""What parameters outside of the layers do: embeddings, positions, patches and logits, by name and then by use."""
+"""Roles of parameters outside the layers: embeddings, positions, patches and logits, checked by runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OUTSIDE = {
 
 
 class Outside:
-    """The parameters outside of the layers, under the names that a run bears out."""
+    """The parameters outside the layers, under names that a run confirms."""
 
     def __init__(self, network: nn.Module, trial: NetworkTrial) -> None:
         self.network, self.trial = network, trial
@@ -36,7 +36,7 @@ class Outside:
             self._uses[use.path].append(use)
 
     def weight(self, held: Held) -> Weight:
-        """Return a weight: embedding, unembedding, both in one, or one under its own name."""
+        """Return a weight: embedding, unembedding, a tied embedding, or a weight under its own name."""
         names = [name for name in self._suggested(held.path) if held.is_bias or self._is(name, held.path)]
         if not names or (len(held.shape) < 2 and not held.is_bias):
             return own(held)
@@ -50,7 +50,7 @@ class Outside:
         return [str(name) for name, ends in _OUTSIDE.items() if any(re.search(rf"(^|\.)({ends})$", c) for c in called)]
 
     def _is(self, name: str, path: str) -> bool:
-        """Whether a run uses a parameter as its name says."""
+        """Whether a run uses a parameter as its name suggests."""
         given = [use.given for use in self._uses[path] if use.given is not None]
         if name == Matrix.W_U:
             return self._makes_logits(path)
@@ -69,7 +69,7 @@ class Outside:
         return [one for one in (*arguments, *words.values()) if isinstance(one, Tensor)]
 
     def _makes_logits(self, path: str) -> bool:
-        """Whether an output of the map acts on the logit of its own number alone."""
+        """Whether each output of the map affects only the logit with the same index."""
         uses = [use for use in self._uses[path] if use.axis == 0 and use.kind != "embedding"]
         if not uses:
             return False
@@ -94,7 +94,7 @@ def _differ(first: Tensor, other: Tensor) -> bool:
 
 
 def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:
-    """Return every name of a module that holds a parameter, and what it is to a model of transformers, by its path."""
+    """Return, by path, the names of the modules that contain a parameter, and its role in a model of transformers."""
     paths = {id(p): path for path, p in network.named_parameters()}
     names: dict[str, list[str]] = {path: [] for path in paths.values()}
     for path, tensor in network.named_parameters(remove_duplicate=False):

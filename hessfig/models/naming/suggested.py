@@ -1,4 +1,4 @@
-"""Places of a transformer's parameters: the layer of each, and what its name and shape say that it does there."""
+"""Layers and suggested roles of the parameters of a transformer, by names and shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _IN_MLP = {
     GATE_UP: r"gate_up_proj",
     ROUTER: r"router|shared_expert_gate",
 }
-# How the outputs of fused maps follow each other is in no name and no shape: known of these types of transformers.
+# Names and shapes do not determine the order of outputs of fused maps; it is known for these types of transformers.
 _FUSED_OF = {
     **dict.fromkeys(("gpt2", "openai-gpt", "imagegpt", "mpt", "phi3", "modernbert"), FUSED),
     **dict.fromkeys(("gpt_neox", "bloom", "falcon", "persimmon", "gpt_bigcode"), f"{FUSED} by heads"),
@@ -53,12 +53,12 @@ _GATE_UP_OF = {
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter: its `path`; of its module the `stack` of layers, the layer (0: outside) and the place in it.
+    """A parameter: its `path`, and the `stack` of layers, the layer (0: outside) and the place of its module.
 
-    `outputs` is the axis of the outputs, `heads` the number of the attention around it, or of the network, and
-    `width` that of a head (0: that cannot be told). `role` is what it does in its layer (""), `given` tells whether
-    the user says so, `has_heads` whether its heads may be named. `suffix` tells weights of one role in a layer apart:
-    cross-attention, and experts that every token meets.
+    `outputs` is the axis of outputs. `heads` is the number of heads of its attention, or of the network, and `width`
+    the width of a head (0: unknown). `role` is its role in the layer ("": unknown); `given` is true if the user gave
+    it, and `has_heads` if its heads may be named. `suffix` distinguishes weights with the same role in a layer:
+    cross-attention, and shared experts.
     """
 
     path: str
@@ -97,12 +97,12 @@ class Held:
 
     @property
     def names(self) -> list[str]:
-        """The weights that follow each other along its outputs."""
+        """The weights along the outputs of the map, in order."""
         return self.role.partition(" ")[0].split("+")
 
     @property
     def module(self) -> str:
-        """The attention in its layer that it belongs to, or the expert; "" for an MLP: its matrices lie apart."""
+        """The attention or expert to which it belongs; "" for an MLP, whose matrices may be in different modules."""
         parts = self.where.split(".")
         if not self.is_of_attention:
             return ".".join(parts[: max((at for at, part in enumerate(parts[:-1]) if part.isdigit()), default=-1) + 1])
@@ -115,7 +115,7 @@ class Held:
 
 
 class Places:
-    """The parameters of a network in their places; `used` tells the axis of outputs where a map was seen in use."""
+    """The parameters of a network with their places; `used` maps parameters to the axis of outputs seen in a run."""
 
     def __init__(self, network: nn.Module, roles: Mapping[str, str], used: Mapping[str, int]) -> None:
         self.network, self.roles, self.used = network, roles, used
@@ -134,7 +134,7 @@ class Places:
 
     @property
     def has_layers(self) -> bool:
-        """Whether there are layers with attention, as far as names and the user say."""
+        """Whether there are layers with attention, according to names and the user."""
         return any(one.layer for one in self.held)
 
     def _placed(self, path: str, shape: tuple[int, ...]) -> Held:
@@ -165,7 +165,7 @@ class Places:
         return replace(held, **changed, has_heads=has_heads)
 
     def _around(self, path: str, names: tuple[str, ...]) -> int:
-        """Return a number that the module of attention around a parameter has under one of these names; 0 if none."""
+        """Return a number attribute of the attention around a parameter, under one of these names; 0 if none."""
         while path := path.rpartition(".")[0]:
             module = self.network.get_submodule(path)
             called = f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
@@ -174,7 +174,7 @@ class Places:
         return 0
 
     def _role(self, held: Held) -> tuple[str, bool]:
-        """Return what a parameter of a layer does by its place and its shape ("": not told), or as the user says."""
+        """Return the role of a parameter by place and shape ("": unknown) or by the user, and whether it is given."""
         shape = self.shapes[held.stack, held.layer].get(held.where, held.shape)
         for end, role in self.roles.items():
             if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", held.where):
@@ -187,7 +187,7 @@ class Places:
         return (known if self._fits(known, held, shape) else ""), False
 
     def _told(self, role: str, held: Held, shape: tuple[int, ...]) -> str:
-        """Return the role of which the names of its layer, or the type of the model, know more."""
+        """Return the role, refined by other names in the layer or by the type of the model."""
         last = held.lower.rpartition(".")[2]
         if role == FUSED:
             return _FUSED_OF.get(self.type, "")
@@ -199,7 +199,7 @@ class Places:
         return Matrix.W_gate.value if last == "w1" and self.inputs_beside(held, "w3") else str(role)
 
     def inputs_beside(self, held: Held, ends: str) -> int:
-        """Return the inputs of a weight beside this one in its module; 0 where there is none."""
+        """Return the number of inputs of another weight in the same module; 0 if there is none."""
         end = re.compile(rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
         for where, shape in self.shapes[held.stack, held.layer].items():
             if end.fullmatch(where) and len(shape) > 1:
@@ -207,7 +207,7 @@ class Places:
         return 0
 
     def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix of this role can have this shape: W_O and W_out end in the residual stream, others begin."""
+        """Whether a matrix of this role can have this shape: W_O and W_out write the residual stream, others read it."""
         if not role or not self.width or len(shape) != 2 or held.suffix == ".cross" or role == "W_rel":
             return True
         by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1
@@ -216,7 +216,7 @@ class Places:
 
 
 def is_cross(place: str) -> bool:
-    """Whether a place has the name of attention to other inputs."""
+    """Whether the name of a place is that of cross-attention."""
     return _CROSS.search(place.lower()) is not None
 
 
@@ -225,7 +225,7 @@ def _starred(parts: list[str]) -> str:
 
 
 def _nested_lists(paths: Iterable[str]) -> set[str]:
-    """Return the lists in lists (stages of layers) whose items hold attention of their own."""
+    """Return the nested lists (stages of layers) whose items contain attention."""
     items = defaultdict[tuple[str, str], set[str]](set)
     for path in paths:
         parts = path.replace(WRAPPED, "").split(".")
@@ -238,7 +238,7 @@ def _nested_lists(paths: Iterable[str]) -> set[str]:
 
 
 def _counted(weights: list[Held]) -> list[Held]:
-    """Return the parameters with layers counted through all stacks that have attention; others lie outside."""
+    """Return the parameters with layers numbered through all stacks that have attention; other stacks are outside."""
 
     def is_sign(held: Held) -> bool:
         behind = held.in_attention and (held.given or Matrix.W_O in held.names)
@@ -257,15 +257,15 @@ def _counted(weights: list[Held]) -> list[Held]:
 
 
 def _outside(held: Held) -> str:
-    """Return the place of a parameter in a list that holds no attention, with its number there."""
+    """Return the place of a parameter in a list without attention, with its number there."""
     ends = r"\.(weight|bias)$" if not held.is_bias or held.path.endswith(".bias") else "_bias$"
     return re.sub(ends, "", held.path.replace(WRAPPED, ""))
 
 
 def first(thing: Any, names: tuple[str, ...]) -> int:
-    """Return the first of these attributes that is a number; 0 where none is, or one that differs from layer to layer.
+    """Return the first of these attributes that is a number; 0 if none is, or if it differs between layers.
 
-    Configurations of transformers raise RuntimeError for these.
+    Configurations of transformers raise RuntimeError for attributes that differ between layers.
     """
     for name in names:
         with suppress(RuntimeError):

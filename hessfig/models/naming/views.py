@@ -1,4 +1,4 @@
-"""Views of a transformer's parameters under the names of what they do: fused weights, heads, experts, biases, norms."""
+"""Views of the parameters of a transformer, named by role: fused weights, heads, experts, biases and norms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class _View:
-    """The outputs `cut` of `total` along `axis`; they are spread over `blocks` equal pieces of it."""
+    """The outputs `cut` of `total` along `axis`, distributed over `blocks` equal pieces of the axis."""
 
     axis: int
     total: int
@@ -35,7 +35,7 @@ class _View:
 
     @property
     def indices(self) -> list[Any]:
-        """Where these outputs are: one place, or one in each piece of an axis that is not the first."""
+        """Indices of these outputs: one, or one per piece of an axis that is not the first."""
         if self.is_whole:
             return [None]
         if self.blocks == 1:
@@ -46,7 +46,7 @@ class _View:
         return [self._in_block(block, start, stop) for block in range(self.blocks)]
 
     def head(self, at: int, heads: int, width: int) -> Any:
-        """Return where one of the `heads` of these outputs is."""
+        """Return the index of one of the `heads` of these outputs."""
         block, place = divmod(at, heads // self.blocks)
         start = self.cut.start // self.blocks + place * width
         return self._in_block(block, start, start + width)
@@ -59,9 +59,9 @@ class _View:
 
 
 def named(held: Held) -> Iterator[Weight]:
-    """Yield the weights that a map is, or that follow each other along its outputs, with their heads, experts.
+    """Yield the weights along the outputs of a map, with their heads and experts.
 
-    Raises UserError where the heads do not divide them.
+    Raises UserError if the number of heads does not divide the outputs.
     """
     axis, total = held.outputs, 0
     sizes = _sizes(held, held.shape[axis])
@@ -75,7 +75,7 @@ def named(held: Held) -> Iterator[Weight]:
 
 
 def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
-    """Yield one weight or bias, and its heads and experts, which are counted from 1."""
+    """Yield one weight or bias, and its heads and experts, which count from 1."""
     entries, axes, indices = held.size // held.shape[view.axis] * size, view.axes, view.indices
     groups = attention_groups(name) if held.is_of_attention else (Group.mlp.value,)
     whole = Weight(name, held.path, entries // len(indices), held.layer, groups, axes=axes)
@@ -91,7 +91,7 @@ def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
 
 
 def _heads_of(held: Held, name: str, size: int, view: _View) -> dict[int, Any]:
-    """Return the place of every head in a matrix of queries, keys or values, and in that behind them."""
+    """Return the index of every head in a matrix of queries, keys or values, and in W_O."""
     head = held.width
     if len(held.shape) != 2 or not head or not held.has_heads:
         return {}
@@ -103,14 +103,14 @@ def _heads_of(held: Held, name: str, size: int, view: _View) -> dict[int, Any]:
 
 
 def _groups(held: Held, sizes: list[int]) -> int:
-    """Return how many groups of heads follow each other: as many as keys have heads."""
+    """Return the number of groups of heads, which is the number of heads of keys."""
     if Matrix.W_K not in held.names or not held.width:
         return held.heads or 1
     return sizes[held.names.index(Matrix.W_K)] // held.width
 
 
 def _sizes(held: Held, total: int) -> list[int]:
-    """Return the outputs of each of the weights of a map. Raises UserError where the heads do not divide them."""
+    """Return the number of outputs of each weight of a map. Raises UserError if the heads do not divide it."""
     if not {*held.names} >= {*QKV}:
         return [total // len(held.names)] * len(held.names)
     queries = held.heads * held.width
@@ -126,7 +126,7 @@ def _sizes(held: Held, total: int) -> list[int]:
 
 
 def _experts_of(held: Held, view: _View) -> dict[int, Any]:
-    """Return the place of every expert in a map that holds them all, or of the one whose map it is."""
+    """Return the index of every expert in a map of all experts, or of the expert to which the map belongs."""
     if number := re.search(r"experts\.(\d+)\.", held.path):
         return {int(number[1]): view.indices[0]}
     if ".experts." not in held.where or len(held.shape) != 3:
@@ -136,7 +136,7 @@ def _experts_of(held: Held, view: _View) -> dict[int, Any]:
 
 
 def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return which places along an axis of its parameter a weight takes."""
+    """Return the indices of a weight along an axis of its parameter."""
     numbers = torch.arange(shape[axis]).reshape([-1 if at == axis else 1 for at in range(len(shape))])
     shaped = numbers.unflatten(0, weight.axes) if weight.axes else numbers
     return (shaped if weight.index is None else shaped[weight.index]).flatten()
@@ -147,7 +147,7 @@ def _at(axis: int, cut: slice) -> Any:
 
 
 def own(held: Held) -> Weight:
-    """Return a parameter under its own name: gains and shifts of norms, and what has no role."""
+    """Return a parameter under its own name: gains and shifts of norms, and parameters without a role."""
     place = (held.where.partition(".")[2] or held.where) if held.layer else held.where
     if held.is_of_norm:
         name = f"{place}_{'shift' if held.is_bias else 'gain'}"

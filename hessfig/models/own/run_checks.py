@@ -1,4 +1,4 @@
-"""Checks of one run: outputs that are the same twice, and a loss that is one number with a derivative in them."""
+"""Checks one run: outputs must be deterministic, and the loss must be one number that depends on them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor o
 
 
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
-    """Run network and loss once and return the outputs.
+    """Check network and loss in a run, and return the outputs.
 
-    They must be a tensor, the same twice, and something the loss can take and be differentiated in.
+    Outputs must be a tensor, equal in two calls, and the loss must be differentiable in them.
     """
     outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
     if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
@@ -60,19 +60,19 @@ def changes_inputs(network: nn.Module, batch: Batch) -> bool:
 
 
 def _outputs(network: nn.Module, inputs: Tensor) -> Any:
-    """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
+    """Return the result of a network without its graph; gradients are enabled, as in a training."""
     with torch.enable_grad():
         outputs = _called("the network", network, inputs)
     return outputs.detach() if isinstance(outputs, Tensor) else outputs
 
 
-_CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint
+_CUT = "None of the inputs have requires_grad=True"  # warning of torch in a reentrant checkpoint
 
 
 def check_reached(network: nn.Module, batch: Batch) -> None:
-    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant.
+    """Warn if the outputs do not depend on any parameter, so that all derivatives are zero.
 
-    Raises UserError where some reach them through reentrant checkpoints, whose derivatives autograd.grad cannot take.
+    Raises UserError if they depend on parameters through reentrant checkpoints, which autograd.grad does not support.
     """
     at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
     with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
@@ -89,7 +89,7 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
 
 
 def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
-    """Return module(*given). Raises UserError, which says what was raised, when it raises anything."""
+    """Return module(*given). Raises UserError with the original message for any exception."""
     try:
         return module(*given)
     except UserError:
@@ -104,7 +104,7 @@ def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
 
 
 def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
-    """Raise UserError for a loss that is not one real number, the same twice, with a derivative in the outputs."""
+    """Raise UserError unless the loss is one real number, equal in two calls, and differentiable in the outputs."""
     if takes_numbers(loss) and outputs.shape != targets.shape:
         _misfit(outputs, targets, "they differ in shape, and would be broadcast")
     leaf = outputs.detach().requires_grad_()
