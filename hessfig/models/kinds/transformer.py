@@ -23,7 +23,7 @@ _MLP = {Matrix.W_gate: "gate", Matrix.W_in: "fc_in", Matrix.W_out: "fc_out"}
 
 
 def layout(config: Config) -> Layout:
-    """Return every parameter of the network in the order of its modules: weights, then biases and norms as others."""
+    """Return all parameters of the network in the order of its modules: weights, biases and norms."""
     return Layout(tuple(_weights(config)))
 
 
@@ -65,7 +65,7 @@ def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[We
 
 
 def attention_gains(model: ModelConfig, place: str, layer: int, d_value: int) -> Iterator[Weight]:
-    """Yield the gains that an attention has besides its maps, at `place`; `d_value` is the width of a head's output."""
+    """Yield the gains of an attention at `place`; `d_value` is the width of the output of a head."""
     sets = 2 if model.attention == Attention.differential else 1
     width = (with_defaults(model).d_head or 0) // sets
     gains = {
@@ -91,7 +91,7 @@ def _linear(config: Config, matrix: Matrix, path: str, layer: int, groups: tuple
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:
-    """Return the length of the vector a weight produces."""
+    """Return the number of outputs of a weight."""
     inner, shared = (count * (model.d_head or 0) for count in (model.n_heads, model.n_kv_heads or model.n_heads))
     single = model.n_heads * model.d_model if model.query_key == QueryKey.single else inner
     lengths = {Matrix.W_Q: inner, Matrix.W_QK: single, Matrix.W_K: shared, Matrix.W_V: shared, Matrix.W_G: inner}

@@ -15,7 +15,7 @@ from torch import nn
 
 from hessfig.terms import Matrix
 
-WRAPPED = "_original_component."  # what a TransformerBridge puts between a module and the one that it stands for
+WRAPPED = "_original_component."  # path between a module of a TransformerBridge and the original module
 OTHER, ROUTER = "other", "W_router"
 QKV, GATED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V), (Matrix.W_gate, Matrix.W_in)
 FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
@@ -24,7 +24,7 @@ WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _HEAD_WIDTH = ("head_dim", "d_head", "d_kv")
 _ATTENTION, _CROSS = re.compile(r"att(n|ention)"), re.compile(r"cross|encdec|encoder_att")
 _NORM = re.compile(r"norm|^ln")
-# The ends of a module's path, by its role: in attention, elsewhere in a layer.
+# The ends of the path of a module, by its role: in attention, and elsewhere in a layer.
 _IN_ATTENTION = {
     **{f"W_{x[0].upper()}": rf"{x}|{x}_proj|{x[0]}|w{x[0]}|{x[0]}_(proj|lin)" for x in ("query", "key", "value")},
     "W_O": r"o|wo|dense|o_proj|out_proj|c_proj|out_lin",
@@ -207,7 +207,7 @@ class Places:
         return 0
 
     def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix of this role can have this shape: W_O and W_out write the residual stream, others read it."""
+        """Whether a matrix of this role can have this shape; W_O and W_out write the residual stream, others read."""
         if not role or not self.width or len(shape) != 2 or held.suffix == ".cross" or role == "W_rel":
             return True
         by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1

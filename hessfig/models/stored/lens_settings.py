@@ -1,4 +1,4 @@
-"""The folder of a TransformerLens network: its configuration (sizes, and the layout of the weights) and its files."""
+"""The folder of a TransformerLens network: its configuration (sizes and layout of weights) and its files."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _FLAGS = (
     *("final_rms", "post_embedding_ln", "use_normalization_before_and_after", "use_qk_norm"),
     *("scale_embedding", "shortformer_pos"),
 )
-# Settings of architectures that are not written out here, with the values that mean their absence.
+# Settings of architectures that are not supported here, with the values that disable them.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "positional_embedding_type": ("standard",),
     "attention_dir": ("causal",),
@@ -39,14 +39,14 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(config: Config) -> tuple[dict[str, Any], str]:
-    """Return the configuration, and where it stands, for messages. Raises UserError when there is none."""
+    """Return the configuration, and its location for messages. Raises UserError if there is none."""
     path = weights_of(config).parent / CONFIG
     return json_of(path, _FORM), str(path)
 
 
 @dataclass(frozen=True)
 class LensSizes:
-    """A network's numbers; `d_mlp` is 0 without MLPs, `norm` None without LayerNorms, `scale` divides the scores."""
+    """Sizes of a network; `d_mlp` is 0 without MLPs, `norm` is None without LayerNorms, `scale` divides the scores."""
 
     n_layers: int
     n_heads: int
@@ -62,9 +62,9 @@ class LensSizes:
 
 
 def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
-    """Return the sizes that TransformerLens means by these settings; its defaults stand for what is left out.
+    """Return the sizes for settings of TransformerLens, with its defaults for missing settings.
 
-    Raises UserError for what is no size, and for architectures that are not served.
+    Raises UserError for invalid sizes, and for architectures that are not supported.
     """
     _check_served(settings, where)
     width = count_of(settings.get("d_model"), "d_model", where)
@@ -102,12 +102,12 @@ def _check_served(settings: Mapping[str, Any], where: str) -> None:
 
 
 def _norm(settings: Mapping[str, Any]) -> Any:
-    """Return the kind of norm; repositories from before TransformerLens 1 call it `normalization`."""
+    """Return the kind of norm, which was called `normalization` before TransformerLens 1."""
     return settings.get("normalization_type", settings.get("normalization", "LN"))
 
 
 def _scale(settings: Mapping[str, Any], d_head: int, where: str) -> float:
-    """Return what the scores are divided by: the square root of d_head unless attn_scale > 0 says something else."""
+    """Return the divisor of the scores: attn_scale if it is positive, else the square root of d_head."""
     scale = settings.get("attn_scale", -1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise _unserved(where, "attn_scale", scale, "a number; -1 for the square root of d_head")
@@ -131,14 +131,14 @@ def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
 
 
 def digest(sizes: LensSizes, weights: str) -> str:
-    """Return one hash of sizes and of the hash of the weights' file."""
+    """Return one hash of the sizes and of the hash of the file of weights."""
     return hashlib.sha256(json.dumps([asdict(sizes), weights]).encode()).hexdigest()
 
 
 def weights_of(config: Config) -> Path:
     """Return the file of weights: model.path itself, or the only one in that folder.
 
-    Raises UserError when there is none, or when there are several.
+    Raises UserError if there is none, or if there are several.
     """
     if config.model.path is None:
         raise UserError(
@@ -177,7 +177,7 @@ _PROJECTIONS = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 
 
 def layout_of(sizes: LensSizes) -> Layout:
-    """Return every weight in the order of the layers; `parameters` has each parameter once, for the group all."""
+    """Return all weights in the order of layers; `parameters` contains each parameter once, for the group all."""
     weights, table = tuple(_weights(sizes)), sizes.vocabulary * (sizes.d_model + 1)
     own = tuple(weight for weight in weights if not weight.is_finer and weight.parameter != HEAD)
     return Layout(weights, (*own, Weight(HEAD, HEAD, table)))

@@ -1,4 +1,4 @@
-"""Tensors read from a file (safetensors, or a state_dict read without executing code), and networks made of them."""
+"""Tensors read from a file (safetensors, or a state_dict read without executing code), and networks of tokens."""
 
 import hashlib
 import io
@@ -28,9 +28,9 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a file by name; `key` is the setting that names it.
+    """Return the tensors of a file by name; `key` is the setting that names the file.
 
-    Raises UserError when it is not such a file, or when its SHA-256 is not `sha256`.
+    Raises UserError if it is not such a file, or if its SHA-256 is not `sha256`.
     """
     content, sha256_read = hashed(path, key)
     check_pin(path, key, found=sha256_read, planned=sha256)
@@ -38,7 +38,7 @@ def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> d
 
 
 def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
-    """Return the bytes of a file of weights and their SHA-256. Raises UserError when it cannot be read."""
+    """Return the bytes of a file of weights and their SHA-256. Raises UserError if it cannot be read."""
     file = existing_file(key, FORMS, path)
     try:
         content = file.read_bytes()
@@ -48,7 +48,7 @@ def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
 
 
 def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]:
-    """Return the tensors in the content of `path`. Raises UserError when it is anything else."""
+    """Return the tensors in the content of `path`. Raises UserError for any other content."""
     tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
     if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise _unreadable(path, key, "it holds something else than named tensors")
@@ -58,13 +58,13 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
 
 
 def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Objective:
-    """Return a network of tokens with its sequences, `at_once` in a batch (the last may be smaller)."""
+    """Return the problem of a network of tokens, with `at_once` sequences in a batch (the last may be smaller)."""
     first, *more = micro_batches(torch.tensor(ids), first_scored, at_once)
     return Objective(network, first, CrossEntropy(), layout, tuple(more))
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether every entry is there: not sparse, quantised or on no device, nor repeated beyond what is stored."""
+    """Whether every entry is stored: not sparse, quantised, on the meta device, or expanded."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
     return plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
