@@ -53,7 +53,7 @@ class Entries:
                 "operator.flatten: these are not tensors of the block's weights",
                 got=first_few([f"{name}: {_described(tensors[name])}" for name in wrong]) if wrong else "no tensor",
                 allowed=first_few([f"{name}: {tuple(shape)}" for name, shape in known.items()]),
-                remedy="operator.names and operator.unflatten(vector) tell names and shapes",
+                remedy="see operator.names and operator.unflatten(vector) for names and shapes",
             )
         like = next(iter(tensors.values()))
         wide = reduce(torch.promote_types, [one.dtype for one in tensors.values()], self.dtype)

@@ -275,7 +275,7 @@ def no_derivative(error: Exception, what: str) -> UserError:
     return UserError(
         what,
         got=plain(f"{type(error).__name__}: {error}", most=300),
-        allowed="operations that have a derivative of their derivative",
+        allowed="operations with second derivatives",
         remedy="checkpoint(..., use_reentrant=False), in transformers gradient_checkpointing_kwargs"
         if "use_reentrant" in str(error)
         else remedy,

@@ -198,7 +198,7 @@ class ImplicitMatrix(ABC):
                 "solve: the right-hand side is not finite",
                 got=f"nan or inf in {int((~b.isfinite()).sum())} of {b.numel()} entries",
                 allowed="finite numbers",
-                remedy="b.isfinite() tells which entries of a tensor are",
+                remedy="use b.isfinite() to find these entries",
             )
         sizes = b.double().abs().amax(dim=0)
         is_usual = ((sizes > _LEAST_SIDE) & (sizes < 1 / _LEAST_SIDE)) | (sizes == 0)
@@ -223,19 +223,19 @@ class ImplicitMatrix(ABC):
                 "operator @ x: the vector does not fit",
                 got=plain(f"{type(x).__name__}{shape}"),
                 allowed=f"a tensor or NumPy array of shape ({self.shape[1]},) or ({self.shape[1]}, k)",
-                remedy="operator.flatten({name: tensor}) makes one of tensors of the weights' shapes",
+                remedy="operator.flatten({name: tensor}) makes a vector from tensors with the shapes of the weights",
             )
         if not _is_real(x):
             raise UserError(
                 "operator @ x: the vector has no real numbers",
                 got=plain(f"{x.dtype}, {getattr(x, 'layout', 'array')}, {getattr(x, 'device', 'cpu')}"),
                 allowed="a dense tensor or array of real numbers, whole or floating, on a device that has memory",
-                remedy="of complex numbers: x.real and x.imag, one after the other",
+                remedy="for complex numbers: multiply x.real and x.imag separately",
             )
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: products refer to autograd graphs of a network."""
-        raise TypeError("an operator cannot be pickled or copied: make it again from its problem")
+        raise TypeError("an operator cannot be pickled or copied: create it again from its problem")
 
 
 class Solution(NamedTuple):

@@ -115,7 +115,7 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
         single = (output - target).square()
     else:
         raise UserError(
-            "this loss is no mean over samples: L_k, the mean of the first k, has none of its own to take",
+            "this loss is no mean over samples, so L_k, the mean over the first k samples, is not defined",
             got=f"{type(loss).__name__} with reduction {getattr(loss, 'reduction', None)!r}",
             allowed="cross_entropy, or mse, which is a mean over everything",
             remedy="task.loss=cross_entropy",

@@ -397,7 +397,7 @@ class Suffix(nn.Module):
         was, now = self._values[number], float(self._value(number, outputs))
         if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(abs(was), abs(now)):
             raise UserError(
-                "the function has changed since its products were made: what network or loss read is another",
+                "the function has changed since this operator was created: network or loss read other values",
                 got=f"a loss of {now:.9g}, and {was:.9g} before",
                 allowed="a network and a loss that give the same value at the same weights",
                 remedy="make the operator again: problem.operator(...)",

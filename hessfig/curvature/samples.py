@@ -124,10 +124,10 @@ def check_alike(objective: Objective) -> None:
     weights = counted(objective, objective.batch).weights
     if bool((weights != weights[0]).any()):
         raise UserError(
-            "the samples do not count alike in the loss: some targets are ignored, or weigh more than others",
+            "the samples have different weights in the loss: some targets are ignored, or have larger weights",
             got=f"weights of samples from {float(weights.min()):.4g} to {float(weights.max()):.4g}",
-            allowed="a loss that is the mean over samples that count alike",
-            remedy="leave the quantities of single samples out, or give samples with as many targets that count",
+            allowed="a loss that is the mean over samples with equal weights",
+            remedy="leave the quantities of single samples out, or give samples with equally many targets that count",
         )
     if not isinstance(objective.network, Layered):
         for _ in single_gradients(objective):
@@ -170,7 +170,7 @@ def met(got: str) -> UserError:
         "quantities of single samples (Fisher matrices, Shampoo, noise_scale, ...): the samples see each other, or "
         "cannot be taken alone",
         got=got,
-        allowed="a network and a loss that give each sample alone what they give it among the others, outputs and "
-        "targets with the samples as their first axis",
+        allowed="a network and a loss whose results for a sample do not depend on the others, with outputs and "
+        "targets that have samples as their first axis",
         remedy="leave these quantities out; of approximations, diagonal, kfoc and kronecker_sum need no single samples",
     )

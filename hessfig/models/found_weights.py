@@ -77,7 +77,7 @@ def _checked(roles: Mapping[str, str]) -> dict[str, str]:
     for where, role in roles.items():
         if not isinstance(role, str) or not _ROLE.fullmatch(role):
             raise UserError(
-                f"roles: that of {where} is not known",
+                f"roles: the role of {where} is not known",
                 got=repr(role),
                 allowed=f"W_Q, W_in, ..., '{FUSED} by heads', '{OTHER}'",
                 remedy="see hessfig.find_weights",
@@ -99,7 +99,7 @@ class _Named:
         """Return the layout. Raises UserError if no layer has attention, and for roles that the user must give."""
         if not self.places.has_layers:
             raise UserError(
-                "weights: there are no layers with attention under a name that is known",
+                "weights: there are no layers with attention under a known name",
                 got=f"{type(self.places.network).__name__}: {first_few(list(self.held))}",
                 allowed="layers in lists, whose modules are called q_proj, query, c_attn, ... (docs/names.md)",
                 remedy="find_weights(network, roles={MODULE: ROLE}), or weights={NAME: PARAMETER}",

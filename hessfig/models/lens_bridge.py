@@ -99,7 +99,7 @@ def check_causal(bridge: Any) -> None:
     """Raise UserError for a bridge whose positions attend to later tokens."""
     if bridge.cfg.attention_dir != "causal":
         raise UserError(
-            "targets: positions of this model see what follows them, so that tokens are no targets of their own",
+            "targets: positions of this model attend to later tokens, so the next tokens cannot be the targets",
             got=f"no targets, and attention_dir={bridge.cfg.attention_dir}",
             allowed="targets (samples, length) with -100 where nothing is scored",
             remedy="hessfig.Problem(bridge, masked_tokens, targets)",

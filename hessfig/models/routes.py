@@ -104,7 +104,7 @@ class Engines:
         try:
             return LinearisedNetwork(self.problem, self.model)
         except OtherNetwork as error:
-            warnings.warn(f"{error}; taken here", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error}, which is used here", RuntimeWarning, stacklevel=2)
             return None
 
 

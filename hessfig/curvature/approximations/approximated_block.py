@@ -113,7 +113,7 @@ def spectral_function(matrix: Product, function: Function, dim: int) -> Product:
     """Return f(A) = Q f(eigenvalues) Q^T of a symmetric A. Raises UserError if A is too large to be decomposed."""
     if dim > MOST_DENSE:
         raise UserError(
-            "solve: this approximation has no structure to solve with",
+            "solve: this approximation has no structure for solving linear systems",
             got=f"{dim} rows",
             allowed=f"at most {MOST_DENSE}, or a diagonal, a Kronecker product, or one of these in another basis",
             remedy="kfac, ekfac, diagonal, shampoo, soap or a Fisher matrix",

@@ -201,9 +201,9 @@ class OutputSide:
             return self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
         except RuntimeError as error:
             raise UserError(
-                f"quantities=[approximations]: the outputs are no function of what {weight.parameter} returns alone",
+                f"quantities=[approximations]: the outputs do not only depend on the result of {weight.parameter}",
                 got=plain(f"forward() differentiates through it: {error}", most=300),
-                allowed="K-FAC of networks whose forward() computes values and no derivatives",
+                allowed="K-FAC for networks whose forward() computes no derivatives",
                 remedy="leave K-FAC out: Problem.approximation('diagonal', ...); approximation.names=[diagonal]",
             ) from error
 
@@ -225,9 +225,9 @@ class OutputSide:
             is_apart = is_apart and not any(bool(slope.reshape(count, -1)[~chosen].any()) for slope in slopes)
         if not is_apart:
             raise UserError(
-                f"quantities=[approximations]: the inputs of {weight.parameter} are not one sample after the other",
+                f"quantities=[approximations]: the first axis of {weight.parameter}'s inputs does not run over samples",
                 got=f"calls of shape {', '.join(str(tuple(call.shape)) for call in calls)} for {count} samples",
-                allowed="linear maps whose inputs have the samples as their first axis, each apart from the others",
+                allowed="linear maps whose inputs have independent samples as their first axis",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 
@@ -243,9 +243,9 @@ class OutputSide:
         off = float((torch.stack([back.T @ given for back, given in pairs]).sum(dim=0) - whole).norm())
         if bool(whole.isfinite().all()) and not off <= SINGLES.of(whole.dtype) * size:
             raise UserError(
-                f"quantities=[approximations]: {weight.parameter} acts outside of calls of its linear map, too",
+                f"quantities=[approximations]: {weight.parameter} is also used outside its linear map",
                 got=f"the sum of g x^T over its calls is off by {off / size:.2g} of its terms",
-                allowed="a weight that acts in calls of one torch.nn.Linear alone",
+                allowed="a weight that is used only by calls of one torch.nn.Linear",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 

@@ -108,9 +108,9 @@ def _check_settings(config: Config) -> None:
         )
     if private := [key for key in model.options if is_private(key) and key != "attn_implementation"]:
         raise UserError(
-            "model.options: what transformers is never given",
+            "model.options: settings that are not passed to transformers",
             got=first_few(private),
-            allowed="sizes, activations, positions: what a config.json says of the network",
+            allowed="sizes, activations, positions: the settings in a config.json",
             remedy="leave it out",
         )
 

@@ -25,7 +25,7 @@ def find_factory(config: Config) -> Callable[..., Any]:
     factory = find(KEY, config.model.factory, config.config_dir)
     if not callable(factory):
         raise UserError(
-            f"{KEY}: {config.model.factory} is no function",
+            f"{KEY}: {config.model.factory} is not a function",
             got=type(factory).__name__,
             allowed="a function that returns (network, inputs, targets, loss) or (..., weights), or a hessfig.Problem",
             remedy="write def make(): return network, inputs, targets, loss",

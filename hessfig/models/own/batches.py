@@ -64,7 +64,7 @@ def _bytes(batch: Any) -> int:
 
 def _too_many(what: str, count: int, size: int, most: int) -> UserError:
     return UserError(
-        f"{what}: the batches have no end, or are more than can be kept",
+        f"{what}: the batches do not end, or do not fit into memory",
         got=f"{count} batches of {size / 2**30:.2g} GiB, and there are more",
         allowed=f"at most {MOST_BATCHES} batches, and {most / 2**30:.2g} GiB (a quarter of the memory), read once",
         remedy="list(itertools.islice(loader, 20)) in place of loader: its first 20 batches",

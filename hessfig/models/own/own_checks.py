@@ -79,7 +79,7 @@ def _check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
             continue
         if id(child) in (*above, id(module)):
             raise UserError(
-                "the network holds itself",
+                "the network contains itself",
                 got=name,
                 allowed="modules that form a tree",
                 remedy="keep the reference outside of nn.Module's attributes, in a tuple or list",
@@ -105,7 +105,7 @@ def _check_weight_norm(network: nn.Module) -> None:
     parts = [path or "the network" for path, hook in named if isinstance(hook, OldWeightNorm)]
     if parts:
         raise UserError(
-            "torch.nn.utils.weight_norm: torch has no right second derivatives of it",
+            "torch.nn.utils.weight_norm: its second derivatives are wrong in torch",
             got=first_few(parts),
             allowed="torch.nn.utils.parametrizations.weight_norm, the same function",
             remedy="torch.nn.utils.remove_weight_norm(module), then "

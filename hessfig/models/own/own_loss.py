@@ -303,7 +303,7 @@ _KNOWN: tuple[KnownLoss, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
 def _scalar(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         raise UserError(
-            "the loss is no scalar",
+            "the loss is not a scalar",
             got=shape_of(value),
             allowed="one real number: a tensor of shape ()",
             remedy=".mean() or .sum() over what it returns",

@@ -70,7 +70,7 @@ def _weighed(batches: list[Batch], weights: list[float]) -> list[Batch]:
     counted = [(batch, weight) for batch, weight in zip(batches, weights, strict=True) if weight]
     if not counted:
         raise UserError(
-            "the loss divides by nothing: no target counts",
+            "the divisor of the loss is zero: no target counts",
             got="targets that are all ignored, or weigh nothing",
             allowed="a target that counts",
             remedy="leave ignored samples out",

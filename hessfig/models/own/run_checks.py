@@ -39,7 +39,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
             allowed="a deterministic network",
-            remedy="network.eval(), or take the randomness out",
+            remedy="network.eval(), or remove the randomness",
         )
     if not outputs.ndim and (takes_numbers(loss) or isinstance(loss, CrossEntropy)):
         raise UserError(
@@ -113,7 +113,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         if not isinstance(value, Tensor) or value.shape != ():
             end = "end it with .mean(), .sum() or .squeeze()"
             raise UserError(
-                "the loss is no scalar",
+                "the loss is not a scalar",
                 got=f"it returned {shape_of(value)}",
                 allowed=_ALLOWED,
                 remedy=end if isinstance(value, Tensor) else "return the tensor: no .item(), float() or tuple",
@@ -134,7 +134,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
                 raise UserError(
                     "the loss is random: it changes from call to call",
                     got=f"{float(value.detach()):.6g}, then {again:.6g}, of the same outputs and targets",
-                    allowed="a loss that is one function of outputs and targets",
+                    allowed="a loss that depends only on outputs and targets",
                     remedy="draw its random numbers once, before: noise = torch.randn(...), and let the loss use noise",
                 )
             return
@@ -142,7 +142,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         "the loss has no derivative in the network's outputs",
         got=f"{float(value):.6g}, detached from them or constant",
         allowed="a loss that autograd can follow back to the outputs",
-        remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
+        remedy="remove .detach(), .item(), argmax and torch.no_grad() from it",
     )
 
 

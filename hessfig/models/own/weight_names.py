@@ -110,7 +110,7 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
     bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
     if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
         raise UserError(
-            "weights: a name is plain text, perhaps with its layer behind @",
+            "weights: a name is plain text, optionally with its layer after @",
             got=plain(repr(name)),
             allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
             remedy="rename it",

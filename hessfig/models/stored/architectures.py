@@ -127,7 +127,7 @@ def _of_encoder(encoder: Encoder, padding: Any, numbers: dict[str, int], where: 
     """
     if numbers.pop("inner", 1) != 1 or numbers.get("groups", 0) > numbers["n_layers"]:
         raise UserError(
-            f"{where}: layers are shared in a way that is not served",
+            f"{where}: this way of sharing layers is not supported",
             got="inner_group_num > 1, or more groups than layers",
             allowed="inner_group_num=1, num_hidden_groups from 1 to num_hidden_layers",
             remedy="model=python model.factory=FILE.py:FUNCTION",

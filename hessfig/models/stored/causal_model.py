@@ -175,7 +175,7 @@ def check_layout(model: transformers.PreTrainedModel, layout: Layout, where: str
     odd = [name for name in {**named, **counts} if named.get(name) != counts.get(name)]
     if odd:
         raise UserError(
-            f"{where}: the model's parameters are not those that its config.json calls for",
+            f"{where}: the parameters of the model are not those of its config.json",
             got=first_few(odd),
             allowed=f"{len(named)} parameters: {first_few(list(named))}",
             remedy="check model_type and sizes in config.json",
@@ -193,8 +193,8 @@ def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
     off, scale = float((logits - own).abs().max()), float(own.abs().max())
     if not off <= OUTPUTS.of(own.dtype) * scale:
         raise UserError(
-            f"{where}: layer by layer the logits differ from the model's own; this architecture does more between its "
-            "layers than is known here",
+            f"{where}: layer by layer the logits differ from those of the model; this architecture has "
+            "unknown operations between its layers",
             got=f"{off:.2g} of {scale:.2g}",
             allowed=f"{OUTPUTS.of(own.dtype) * scale:.2g}",
             remedy="model=python model.factory=FILE.py:FUNCTION",
@@ -218,7 +218,7 @@ def check_pieces(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
     if not max(off.values()) <= ROWS.of(next(network.parameters()).dtype):
         name = max(off, key=lambda one: off[one])
         raise UserError(
-            f"{where}: layer by layer the derivatives differ from the model's own",
+            f"{where}: the derivatives computed layer by layer differ from those of the model",
             got=f"{name}: off by {off[name]:.2g}, relative to a parameter's rows",
             allowed=f"{ROWS.of(next(network.parameters()).dtype):.2g}",
             remedy="model=python model.factory=FILE.py:FUNCTION",
@@ -339,10 +339,10 @@ def special_words(config: Config, sizes: ModelSizes) -> Special:
     mask = mask if config.task.mask_id is None else config.task.mask_id
     if mask is None or mask >= sizes.vocabulary:
         raise UserError(
-            "task.mask_id: the mask is no word of the network's vocabulary",
+            "task.mask_id: the mask is not in the vocabulary of the network",
             got="the tokenizer has no mask" if mask is None else mask,
             allowed=f"0 to {sizes.vocabulary - 1}",
-            remedy="task.mask_id=ID of the word that stood for a mask in training",
+            remedy="task.mask_id=ID of the mask token of the training",
         )
     return Special(mask, tuple(sorted({*kept, mask})))
 

@@ -80,7 +80,7 @@ def _made(asked: str) -> Any:
             raise
         except Exception as error:  # constructors of these packages may raise anything for sizes that do not fit
             raise UserError(
-                f"{KEY}: the network cannot be made",
+                f"{KEY}: the network cannot be built",
                 got=plain(f"{type(error).__name__}: {error}", most=300),
                 allowed="sizes (model.n_layers, model.d_model, ...) and model.options that fit together",
                 remedy="leave model.options out, or other sizes",

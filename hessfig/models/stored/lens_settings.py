@@ -123,7 +123,7 @@ def _eps(settings: Mapping[str, Any], where: str) -> float:
 
 def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
     return UserError(
-        f"{where}: {key} of another TransformerLens network than is written out here",
+        f"{where}: {key} belongs to a TransformerLens network that is not supported here",
         got=got,
         allowed=allowed,
         remedy="model=huggingface for a model of transformers, or model=python model.factory=FILE.py:FUNCTION",

@@ -200,7 +200,7 @@ def check_measured(config: Config, *, is_random: bool) -> None:
         )
     if config.estimator.method == Method.exact:
         raise UserError(
-            "estimator=exact knows the package's own networks alone",
+            "estimator=exact supports only built-in networks",
             got=f"model.kind={model.kind}",
             allowed="auto, hutchinson, aligned, dense, xtrace",
             remedy="estimator=auto",

@@ -51,7 +51,7 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
     """Return the tensors in the content of `path`. Raises UserError for any other content."""
     tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
     if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise _unreadable(path, key, "it holds something else than named tensors")
+        raise _unreadable(path, key, "it does not contain named tensors")
     if odd := [name for name, tensor in tensors.items() if not _is_whole(tensor)]:
         raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
     return {str(name): row_major(tensor) for name, tensor in tensors.items()}
@@ -83,7 +83,7 @@ def _state_dict(content: bytes, path: Path, key: str) -> object:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise _unreadable(path, key, "a pickle of more than tensors, or no pickle at all") from error
+        raise _unreadable(path, key, "not a pickle, or a pickle with other objects than tensors") from error
     except _DAMAGES as error:
         raise _unreadable(path, key, str(error).partition("\n")[0]) from error
 
