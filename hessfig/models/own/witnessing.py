@@ -222,7 +222,7 @@ class Witnessing:
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
     places = uncopied(network)[0]
     return UserError(
-        "the network cannot be measured: its copy differs from the user's function, and so does the network in place",
+        "what would be measured is not the user's function: copy and network in place have other derivatives",
         got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [places] * bool(places)), most=700),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "

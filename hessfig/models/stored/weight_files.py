@@ -83,7 +83,7 @@ def _state_dict(content: bytes, path: Path, key: str) -> object:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise _unreadable(path, key, "not a pickle, or a pickle with other objects than tensors") from error
+        raise _unreadable(path, key, "a pickle of more than tensors, or no pickle at all") from error
     except _DAMAGES as error:
         raise _unreadable(path, key, str(error).partition("\n")[0]) from error
 
