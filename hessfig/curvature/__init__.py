@@ -1,6 +1,6 @@
-"""A library of curvature: objectives and their blocks as operators, products, eigenvalues and approximations.
+"""Curvature of losses: blocks of the Hessian as operators, their products, eigenvalues and approximations.
 
-It needs no settings. docs/library.md shows it; the names below are its public ones, imported when they are first used.
+The library needs no settings; see docs/library.md. The names below are public and are imported on first use.
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: vocabulary of the library is read by plans that need no torch."""
+    """Import a public name on first use, so that planning a sweep does not import torch."""
     if name in _HOMES:
         return getattr(import_module(f"hessfig.curvature.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'hessfig.curvature' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Products of small foreign networks: double backward of many vectors at once, from graphs that are kept.
+"""Products of small networks of users: double backward of many vectors at once, with graphs that are kept.
 
-Nothing runs in forward mode, for which torch would import its compiler (seconds), nor is curvlinops imported.
+Forward mode is not used, because torch would import its compiler for it (seconds), and curvlinops is not imported.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from hessfig.rng import made_on, one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
 
-AT_ONCE = 256  # vectors that are pulled back together
+AT_ONCE = 256  # vectors per batched backward pass
 
 
 def is_small(network: nn.Module) -> bool:
-    """Whether a network has at most SMALL parameters: graphs are kept then, and threads do not pay."""
+    """Whether a network has at most SMALL parameters; then graphs are kept, and one thread is fastest."""
     return sum(parameter.numel() for parameter in network.parameters()) <= SMALL
 
 
 @contextmanager
 def undisturbed(objective: Objective) -> Iterator[None]:
-    """Differentiate whatever the caller has switched off, and small networks on one thread."""
+    """Enable gradients whatever mode the caller is in, and evaluate small networks on one thread."""
     device = next(objective.network.parameters()).device
     with differentiating(), made_on(device), one_thread() if is_small(objective.network) else nullcontext():
         yield
 
 
 class SmallNetwork:
-    """The Hessian of a small foreign network in all of its parameters; every column is read off the same graphs.
+    """The Hessian of a small network of a user in all of its parameters; all columns share the same graphs.
 
-    A part's products are checked once, for all parameters together: they must be symmetric and agree with a plain
-    double backward. Where they do not, or where a backward pass cannot be batched, `holds` is false for the part.
+    The products of a part are checked once, for all parameters together: they must be symmetric and agree with plain
+    double backward. If they do not, or if a backward pass cannot be batched, `holds` is false for the part.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -62,11 +62,11 @@ class SmallNetwork:
 
     @staticmethod
     def can_take(objective: Objective) -> bool:
-        """Whether the network is somebody else's and small."""
+        """Whether the network is a user's own and small."""
         return not isinstance(objective.network, Layered) and is_small(objective.network)
 
     def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
-        """Return A V in the parameters `rows`, (k, *shape) each; V is zero outside `columns`, which are alike."""
+        """Return A V in the parameters `rows`, (k, *shape) each; `columns` has the nonzero entries of V, likewise."""
         with torch.enable_grad(), differentiable_twice():
             return summed(graph.products(columns, rows) for graph in self.graphs(part))
 
@@ -89,11 +89,11 @@ class SmallNetwork:
         except UserError:
             raise
         except Exception:
-            return False  # curvlinops' column says why
+            return False  # ColumnOperator raises the error that says why
 
 
 class _Whole:
-    """A part of the Hessian in all parameters of a network, in the form in which operators are checked."""
+    """A part of the Hessian in all parameters of a network, with the interface that the checks of operators need."""
 
     def __init__(self, network: SmallNetwork, part: Part) -> None:
         self._network, self._part = network, part
@@ -105,7 +105,7 @@ class _Whole:
 
 
 class _Curved:
-    """The Hessian of a scalar of the outputs: the gradient of <gradient, v>."""
+    """The Hessian of a scalar function of the outputs: H v is the gradient of <gradient, v>."""
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
         self._at = at
@@ -120,7 +120,7 @@ class _Curved:
 
 
 class _Outer:
-    """J^T B J, B the Hessian of a scalar in the outputs; J v is the gradient of <J^T c, v> in c."""
+    """J^T B J with the Hessian B of a scalar in the outputs; J v is the gradient of <J^T c, v> in c."""
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
         self._at, self._outputs = at, outputs
@@ -139,43 +139,43 @@ class _Outer:
 def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]], at: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept."""
     pairs = [(value, vector) for value, vector in zip(values, vectors, strict=True) if value.requires_grad]
-    found: Sequence[Tensor | None] = [None] * len(at)
+    grads: Sequence[Tensor | None] = [None] * len(at)
     if pairs:
         kept, along = zip(*pairs, strict=True)
-        found = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        grads = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=True)
     count = len(vectors[0])
-    return [leaf.new_zeros(count, *leaf.shape) if one is None else one for leaf, one in zip(at, found, strict=True)]
+    return [leaf.new_zeros(count, *leaf.shape) if grad is None else grad for leaf, grad in zip(at, grads, strict=True)]
 
 
 def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
-    """Return V d(outputs) / d(at), the vectors in batches of AT_ONCE; graphs are kept.
+    """Return V d(outputs) / d(at), in batches of AT_ONCE vectors; graphs are kept.
 
-    A random combination of them is pulled back once by itself: where the batches do not give the same (a LayerNorm
-    under vmap, see the traps in docs/accuracy.md), every vector is.
+    A combination of the vectors is also pulled back without vmap. If the results differ (LayerNorm under vmap, see
+    docs/accuracy.md), every vector is pulled back without vmap.
     """
 
-    def together(some: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
-        return torch.cat([one.flatten(1) for one in _pulled([outputs], [some.view(-1, *outputs.shape)], at)], dim=1)
+    def together(chunk: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+        return torch.cat([one.flatten(1) for one in _pulled([outputs], [chunk.view(-1, *outputs.shape)], at)], dim=1)
 
-    def alone(one: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
-        return torch.cat([piece.flatten() for piece in gradients(outputs, at, one.view(outputs.shape))])
+    def alone(vector: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+        return torch.cat([piece.flatten() for piece in gradients(outputs, at, vector.view(outputs.shape))])
 
-    found = torch.cat([together(some) for some in vectors.split(AT_ONCE)])
+    pulled = torch.cat([together(chunk) for chunk in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
-    off = norm(factors @ found - alone(factors @ vectors))
-    return found if off <= OUTPUTS.of(found.dtype) * norm(found) else torch.stack([*map(alone, vectors)])
+    off = norm(factors @ pulled - alone(factors @ vectors))
+    return pulled if off <= OUTPUTS.of(pulled.dtype) * norm(pulled) else torch.stack([*map(alone, vectors)])
 
 
 class BatchedColumn(SidedColumn):
-    """The blocks of a column of a SmallNetwork: H v = d/dw <g, v> and H_o v = J^T B J v, all vectors at once.
+    """The blocks of a column of a SmallNetwork: H v = d/dw <g, v> and H_o v = J^T B J v, for all vectors at once.
 
-    A part whose batched products do not agree with plain double backward is multiplied by ColumnOperator.
+    ColumnOperator computes the products of a part whose batched products do not agree with plain double backward.
 
     Parameters
     ----------
     network : SmallNetwork
         The graphs, which all columns of a problem share.
-    problem, layer, col, rows
+    objective, layer, col, rows
         As in ColumnOperator.
 
     Examples
@@ -210,5 +210,5 @@ class BatchedColumn(SidedColumn):
         names = [self._network.names[parameter] for parameter in self.parameters]
         places = {self.places[weight.parameter] for weight in self.col}
         columns = {names[place]: spread[place].movedim(-1, 0) for place in sorted(places)}
-        found = {part: self._network.products(part, columns, names) for part in asked}
-        return completed(self.gathered({part: [p.movedim(0, -1) for p in found[part]] for part in asked}), parts)
+        products = {part: self._network.products(part, columns, names) for part in asked}
+        return completed(self.gathered({part: [p.movedim(0, -1) for p in products[part]] for part in asked}), parts)

@@ -1,4 +1,4 @@
-"""A block of the Hessian, of its Gauss-Newton or of its functional part, as an operator."""
+"""Blocks of the Hessian, of its Gauss-Newton part or of its functional part, as operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hessfig.terms import AT_OUTPUTS, Block, Part
 
 
 class Entries:
-    """The weights of one side of a block, in order, each row by row: what its vectors are made of."""
+    """The weights of one side of a block, in order and each row by row: the entries of its vectors."""
 
     def __init__(self, objective: Objective, layer: int, name: str) -> None:
         weights = objective.layout.side(layer, name)
@@ -31,7 +31,7 @@ class Entries:
         self.sizes, self.dtype = [prod(shape) for shape in self.shapes], objective.dtype
 
     def unflatten(self, vector: Any) -> dict[str, Tensor]:
-        """Return the entries of every weight, in its shape. Raises UserError for anything but such a vector."""
+        """Return the entries of every weight, in the shape of the weight. Raises UserError for any other vector."""
         size = sum(self.sizes)
         if not isinstance(vector, Tensor) or vector.shape != (size,):
             shape = f" of shape {tuple(vector.shape)}" if hasattr(vector, "shape") else ""
@@ -45,7 +45,7 @@ class Entries:
         return {name: one.reshape(shape) for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " n"]:
-        """Return one vector of tensors by name; weights that are left out are zero. Raises UserError for misfits."""
+        """Return tensors by name as one vector; omitted weights are zero. Raises UserError for misfits."""
         known = dict(zip(self.names, self.shapes, strict=True))
         wrong = [name for name, one in tensors.items() if not _fits(one, known.get(name))]
         if wrong or not tensors:
@@ -53,7 +53,7 @@ class Entries:
                 "operator.flatten: these are not tensors of the block's weights",
                 got=first_few([f"{name}: {_described(tensors[name])}" for name in wrong]) if wrong else "no tensor",
                 allowed=first_few([f"{name}: {tuple(shape)}" for name, shape in known.items()]),
-                remedy="operator.names and operator.unflatten(vector) tell names and shapes",
+                remedy="see operator.names and operator.unflatten(vector) for names and shapes",
             )
         like = next(iter(tensors.values()))
         wide = reduce(torch.promote_types, [one.dtype for one in tensors.values()], self.dtype)
@@ -76,25 +76,25 @@ def _described(given: Any) -> str:
 
 
 class BlockOperator(ImplicitMatrix):
-    r"""A block A of the Hessian as an operator: products, and what other libraries make of them.
+    r"""A block A of the Hessian as an operator, for products and for solvers of other libraries.
 
     For a loss L(w) = l(f(w)) and weights a (rows) and b (columns), H = d^2 L / (da db) is split at the outputs f,
 
     .. math:: H = H_o + H_f, \quad H_o = J_a^T B J_b, \quad H_f = \sum_i (\partial l / \partial f_i) \, \partial_a
               \partial_b f_i,
 
-    with Jacobians J of the outputs and B the Hessian of l in them (eq. 2 of the paper). H v is the derivative of
-    <gradient, v>. Products are computed in chunks that bound memory, on the route of hessfig.measure, and checked as
-    there. The weights are those at the time the operator was made.
+    with the Jacobians J of the outputs and the Hessian B of l in the outputs (eq. 2 of the paper). H v is computed as
+    the derivative of <gradient, v>. Products are computed in chunks that bound memory, and checked, as in
+    hessfig.measure. The operator keeps the weights that the network had when the operator was created.
 
     Attributes
     ----------
     block, part
-        What it is.
+        The block, and which part of the Hessian.
     names, sizes : list
-        The weights of a column's vector, in order, and how many entries each has.
+        The weights of a vector that is multiplied, in order, and the number of entries of each.
     rows, columns : Entries
-        Both sides, with names, shapes and sizes.
+        Both sides of the block, with names, shapes and sizes.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class BlockOperator(ImplicitMatrix):
 
     @property
     def T(self) -> BlockOperator:
-        """The transposed block: that of (b, a), by the symmetry of second derivatives."""
+        """The transposed block, which is the block (b, a) by the symmetry of second derivatives."""
         if self._transposed is None:
             block = self.block
             mirrored = Block(block.row_layer, block.col, block.row, block.layer)
@@ -134,13 +134,13 @@ class BlockOperator(ImplicitMatrix):
 
     @property
     def is_semidefinite(self) -> bool:
-        """Whether it is a diagonal block of H_o: the loss is convex in the outputs."""
+        """Whether the block is a diagonal block of H_o, which is positive semi-definite for a convex loss."""
         return self.part == Part.H_o and self.block.is_diagonal
 
     def split(self, x: Vectors, parts: Sequence[str] = ("H_o", "H_f", "H")) -> dict[str, Vectors]:
-        """Return A x for several parts A at once: they share what is evaluated; H x is the sum of the two others.
+        """Return A x for several parts A at once; they share evaluations, and H x is the sum of the other two.
 
-        Raises UserError for another part.
+        Raises UserError for an unknown part.
         """
         known = [part.value for part in (Part.H, *AT_OUTPUTS)]
         if isinstance(parts, str) or not set(parts) <= set(known) or not parts:
@@ -159,15 +159,15 @@ class BlockOperator(ImplicitMatrix):
             pieces = zip(wanted, slopes.split(self.shape[0]), strict=True)
             return torch.stack([self.T._products(piece, [part])[part] for part, piece in pieces]).sum(dim=0)
 
-        found = self._applied(x, forth, back, count=len(wanted))
-        return {part.value: one for part, one in zip(wanted, found, strict=True)}
+        products = self._applied(x, forth, back, count=len(wanted))
+        return {part.value: product for part, product in zip(wanted, products, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " m"]:
-        """Return the vector, to be multiplied, of tensors by the names of the columns' weights."""
+        """Return the vector x of tensors by the names of the weights of the columns."""
         return self.columns.flatten(tensors)
 
     def unflatten(self, vector: Any) -> dict[str, Tensor]:
-        """Return a product (n,) as tensors of the shapes of the rows' weights, by name."""
+        """Return a product (n,) as tensors by the names of the weights of the rows, in their shapes."""
         return self.rows.unflatten(vector)
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:

@@ -1,4 +1,4 @@
-"""A column of blocks as operators: what every estimator sees of a network, in chunks that bound memory."""
+"""Columns of blocks as operators: the interface between networks and estimators, in chunks that bound memory."""
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Rows = Mapping[Any, tuple[int, str]]
 
 
 def rows_of(layer: int, rows: Sequence[str] | Rows) -> Rows:
-    """Return {key: (layer, name)} of a column's rows; names alone are keys themselves, of the column's layer."""
+    """Return {key: (layer, name)} of the rows of a column; a name alone is its own key, in the layer of the column."""
     return rows if isinstance(rows, Mapping) else {row: (layer, row) for row in rows}
 
 
@@ -34,34 +34,34 @@ class Column(Protocol):
 
     @property
     def dim(self) -> int:
-        """Entries of the column's weights."""
+        """Number of entries of the weights of the column."""
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the column's weight; (dim,) for several, or for a view."""
+        """Shape of the weight of the column; (dim,) for several weights, or for a view."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the products."""
+        """Floating-point type of the products."""
 
     @property
     def bytes_per_probe(self) -> int:
-        """Memory the products of one probe take, counted from above."""
+        """Upper bound of the memory for the products of one probe."""
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V, keyed (row, part), for every row of the column and exactly the `parts` asked for.
+        """Return A V by (row, part), for every row of the column and exactly the requested `parts`.
 
-        What is not asked for is not computed. H V comes from one product of its own, cheaper than H_o V and H_f V
-        together and equal to their sum up to rounding; where all three are asked for it is that sum, to the bit.
+        Other parts are not computed. H V takes one product, which is cheaper than H_o V and H_f V together and equals
+        their sum up to rounding; if all three parts are requested, H V is exactly that sum.
         """
 
 
 def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
-    """Split the columns of `probes` into chunks of `at_once`, fewer where their products would exceed MEMORY_BOUND.
+    """Split the columns of `probes` into chunks of `at_once`, or fewer if their products would exceed MEMORY_BOUND.
 
-    The size of a chunk follows from the problem alone, never from the machine: matrix products of another shape
-    may round differently, and the same settings must give the same bits everywhere. Five probes at once are also
-    the fastest (scripts/benchmarks/norms.py): their tangents still fit the cache.
+    The size of a chunk depends on the problem, never on the machine: matrix products of different shapes may round
+    differently, and the same settings must give the same bits everywhere. Five probes at a time are also the fastest
+    choice (scripts/benchmarks/norms.py), because their tangents fit into the cache.
     """
     yield from probes.split(max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1)
 
@@ -69,21 +69,21 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
 def multiplied(
     column: Column, vectors: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT, at_once: int = PROBES_AT_ONCE
 ) -> Products:
-    """Return A V, keyed (row, part), for every row and each of `parts`, `at_once` of the vectors at a time."""
+    """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time."""
     pieces = [column.split_matmat(chunk, parts) for chunk in chunks(vectors.to(column.dtype), column, at_once)]
     return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
 
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared lengths over the square of a `unit`, which is 1 where they are neither too small nor too large."""
+    """Squared lengths divided by the square of `unit`; the unit is 1 unless the squares would under- or overflow."""
 
     values: Float[Tensor, " k"]
     unit: float = 1.0
 
     @classmethod
     def joined(cls, pieces: Sequence["Squares"]) -> "Squares":
-        """Return those of several chunks in the largest of their units."""
+        """Return the squared lengths of several chunks in the largest of their units."""
         unit = max((piece.unit for piece in pieces if bool(piece.values.any())), default=1.0)
         return cls(torch.cat([piece._over(unit) for piece in pieces]), unit)
 
@@ -101,9 +101,9 @@ def squared_norms(
 
 
 def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the products that give `parts` when H V is taken as the sum of two: H_o V + H_f V, or those at the scores.
+    """Return the products that give `parts` if H V is computed as a sum: H_o V + H_f V, or the split at the scores.
 
-    The sum is at the scores where both of its terms are asked for there and not both at the outputs.
+    The split at the scores is used if both of its terms are in `parts` and those at the outputs are not.
     """
     if Part.H not in parts:
         return tuple(parts)
@@ -112,18 +112,18 @@ def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def to_multiply(parts: Sequence[Part]) -> list[Part]:
-    """Return the products an engine makes for `parts`: H V is not made where both of its summands are."""
+    """Return the products to compute for `parts`: H V is left out if both of its summands are computed."""
     return [part for part in dict.fromkeys(parts) if part != Part.H or not split_in(parts)]
 
 
 def completed(products: Products, parts: Sequence[Part]) -> Products:
-    """Return `products` with the sums H V that `parts` has besides its summands."""
+    """Return `products` with H V added as a sum, if `parts` contains H and both of its summands."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _part_of(products, row, part) for row in rows for part in parts}
 
 
 def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Squares]:
-    """Return the squared lengths of products for every row and part; H v is the sum of its two terms."""
+    """Return the squared lengths of the products for every row and part; H v is the sum of its two terms."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _columnwise(_part_of(products, row, part)) for row in rows for part in parts}
 
@@ -136,20 +136,23 @@ def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
 
 
 def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
-    """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
+    """Return the squared length of each column, summed over contiguous memory.
+
+    Over strided columns, the order of summation would depend on the number of columns.
+    """
     rows = products.T.contiguous()
-    found = rows.square().sum(dim=1)
-    is_usual = torch.finfo(found.dtype).tiny <= float(found.max()) < math.inf
+    sums = rows.square().sum(dim=1)
+    is_usual = torch.finfo(sums.dtype).tiny <= float(sums.max()) < math.inf
     unit = 1.0 if is_usual else unit_of(rows)
-    return Squares(found) if unit == 1.0 else Squares((rows.double() / unit).square().sum(dim=1), unit)
+    return Squares(sums) if unit == 1.0 else Squares((rows.double() / unit).square().sum(dim=1), unit)
 
 
 class SidedColumn:
-    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
+    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in the space of `col`.
 
-    A side of a block is one weight or several (a group), each a parameter or a view of one. `parameters` are those
-    that hold the weights of all sides, each once: what is differentiated. `dim` counts the entries of `col`; `shape` is
-    that of its weight, (dim,) for several.
+    A side of a block is one weight or several (a group); each weight is a parameter or a view of one. `parameters`
+    lists the parameters of all sides once; derivatives are taken in these. `dim` is the number of entries of `col`, and
+    `shape` the shape of its weight, or (dim,) for several weights.
     """
 
     def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
@@ -163,7 +166,7 @@ class SidedColumn:
         self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
-        """Put the probes where the column's weights stand in their parameters, zeros elsewhere: (*shape, k) each."""
+        """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""
         k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
         columns = [torch.zeros(*p.shape, k, dtype=probes.dtype, device=probes.device) for p in self.parameters]
         for weight, piece in zip(self.col, pieces, strict=True):
@@ -172,12 +175,12 @@ class SidedColumn:
         return columns
 
     def gathered(self, products: Mapping[Part, Sequence[Tensor]]) -> Products:
-        """Read the products of every row off those of the parameters, keyed (row, part)."""
-        found: dict[tuple[Hashable, Part], Tensor] = {}
+        """Select the products of every row from the products of the parameters, by (row, part)."""
+        by_row: dict[tuple[Hashable, Part], Tensor] = {}
         for key, row in self.rows.items():
             for part, product in products.items():
-                found[key, part] = self._gather(product, row)
-        return found
+                by_row[key, part] = self._gather(product, row)
+        return by_row
 
     def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
         views = [view_of(products[self.places[weight.parameter]], weight) for weight in row]
@@ -186,20 +189,21 @@ class SidedColumn:
 
 
 def view_of(tensor: Tensor, weight: Weight) -> Tensor:
-    """Return the entries of `weight` in a tensor of its parameter's shape (further axes behind)."""
+    """Return the entries of `weight` in a tensor with the shape of its parameter (and further axes at the end)."""
     whole = tensor.unflatten(0, weight.axes) if weight.axes else tensor
     return whole if weight.index is None else whole[weight.index]
 
 
 def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Shaped[Tensor, " n"]:
-    """Return the entries of one side of a block, as one vector, of tensors that are shaped as the parameters."""
+    """Return the entries of one side of a block as one vector, from tensors with the shapes of the parameters."""
     return torch.cat([view_of(tensors[one.parameter], one).flatten() for one in side])
 
 
 class DecayedColumn:
-    """A column of the Hessian of a loss with decay / 2 |w|^2: H and H_f of a weight with itself have decay I added.
+    """A column of the Hessian of a loss with weight decay, decay / 2 |w|^2.
 
-    The term depends on weights directly, not through the outputs, so that it is no part of H_o = J^T B J.
+    Weight decay adds decay I to H and H_f of the diagonal blocks. The term depends on the weights directly, not through
+    the outputs, so it does not enter H_o = J^T B J.
     """
 
     def __init__(self, column: Column, objective: Objective, layer: int, col: str, rows: Rows) -> None:
@@ -213,7 +217,7 @@ class DecayedColumn:
         }
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V, keyed (row, part), for every row and each of `parts`."""
+        """Return A V by (row, part), for every row and each of `parts`."""
         products = self.column.split_matmat(probes, parts)
         return {
             (key, part): product if part == Part.H_o else self._decayed(product, probes, self.shared[key])
@@ -221,13 +225,13 @@ class DecayedColumn:
         }
 
     def _decayed(self, product: Tensor, probes: Tensor, shared: list[tuple[slice, slice]]) -> Tensor:
-        found = product.clone()
-        for there, here in shared:
-            found[there] += self.decay * probes[here].to(found)
-        return found
+        decayed = product.clone()
+        for target, here in shared:
+            decayed[target] += self.decay * probes[here].to(decayed)
+        return decayed
 
 
 def _spans(side: Sequence[Weight]) -> dict[str, slice]:
-    """Return where every whole parameter stands among the entries of one side of a block."""
+    """Return the slice of every whole parameter among the entries of one side of a block."""
     stops = list(accumulate(weight.size for weight in side))
     return {weight.parameter: slice(stop - weight.size, stop) for weight, stop in zip(side, stops, strict=True)}

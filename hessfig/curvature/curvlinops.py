@@ -1,4 +1,4 @@
-"""Products of any network through curvlinops, and by double backward where those fail their checks."""
+"""Products of any network by curvlinops, or by double backward if those of curvlinops fail their checks."""
 
 from collections.abc import Sequence
 from functools import partial, reduce
@@ -28,21 +28,21 @@ COLUMNS_AT_ONCE = 64
 
 
 class ColumnOperator(SidedColumn):
-    """The blocks of a column by curvlinops.
+    """The blocks of a column, with products by curvlinops.
 
-    An off-diagonal block costs no more products than the diagonal one: one product with a vector that is zero outside
-    `col` gives every row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the
-    full Hessian without a third product. An operator is made when its part is first needed, and verified then where no
-    test of this package holds its products.
+    One product with a vector that is zero outside `col` gives all rows, so off-diagonal blocks need no further
+    products. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f gives the full Hessian
+    without a third product. The operator of a part is created on first use, and is then verified, unless the products
+    are covered by tests of this package.
 
     Parameters
     ----------
-    problem : Objective
-        Whose Hessian it is.
+    objective : Objective
+        The loss.
     layer, col
-        The weight or group of the column, 1-based (0: outside the layers).
+        Layer and name of the weight or group; layers count from 1 (0: outside the layers).
     rows : names in the same layer, or {key: (layer, name)}
-        Its blocks.
+        The rows of the blocks.
 
     Examples
     --------
@@ -68,20 +68,20 @@ class ColumnOperator(SidedColumn):
         columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
-            found = {part: operator @ columns for part, operator in operators.items()}
-        return completed(self.gathered(found), parts)
+            products = {part: operator @ columns for part, operator in operators.items()}
+        return completed(self.gathered(products), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
-        """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone).
+        """Return the diagonal block of `part` as an operator of curvlinops, for a column that has only this block.
 
-        Its vectors are on the CPU whatever the device of the products, so that every device sees the same ones.
+        Vectors are on the CPU whatever the device of the products, so that they are equal on every device.
         """
         if part == Part.H:
             return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
         return _OnCPU(self._operator(part), self.parameters)
 
     def _operator(self, part: Part) -> TensorsOperator:
-        """Return the operator of a part over the whole of the column's and rows' parameters, made once."""
+        """Return the operator of a part in all parameters of the column and its rows, created once."""
         if part not in self._operators:
             self._operators[part] = self._made(part)
         return self._operators[part]
@@ -98,7 +98,7 @@ class ColumnOperator(SidedColumn):
 
 
 class _OnCPU(PyTorchLinearOperator):
-    """A symmetric operator as one of curvlinops' on vectors of the CPU."""
+    """A symmetric operator as an operator of curvlinops on CPU vectors."""
 
     SELF_ADJOINT, device = True, torch.device("cpu")
 
@@ -116,14 +116,14 @@ class _OnCPU(PyTorchLinearOperator):
 def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *, generator: Generator) -> float:
     """Estimate ||A||_F^2 = tr(A A) of a symmetric operator with curvlinops' XTrace and `num_probes` products by A A.
 
-    curvlinops draws from torch's global generator; it is seeded from `generator` and restored.
+    curvlinops draws from the global generator of torch, which is seeded from `generator` and restored afterwards.
     """
     with global_draws(generator):
         return float(xtrace(operator @ operator, num_probes))
 
 
 def whole_hessian(objective: Objective, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
-    """Return the Hessian in whole `weights` (flattened, in this order) as a matrix."""
+    """Return the Hessian in `weights`, which are whole parameters (flattened, in this order), as a matrix."""
     suffix = objective.suffix(weights)
     parameters = [objective.network.get_parameter(weight.parameter) for weight in weights]
     operator = _operator(HessianLinearOperator, suffix, objective.loss, parameters, suffix.data)
@@ -140,7 +140,7 @@ def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> 
 
 
 def _is_tested(objective: Objective, weights: Sequence[Weight]) -> bool:
-    """Whether tests hold these products: weight matrices of the package's own networks."""
+    """Whether tests cover these products: those of weight matrices of the package's own networks."""
     is_own = isinstance(objective.network, Layered) and not isinstance(objective.network, Headed)
     return is_own and all(weight.is_main for weight in weights)
 
@@ -148,7 +148,7 @@ def _is_tested(objective: Objective, weights: Sequence[Weight]) -> bool:
 def _operator(
     kind: type, suffix: Suffix, loss: nn.Module, parameters: list[nn.Parameter], data: Data
 ) -> PyTorchLinearOperator:
-    """Return curvlinops' operator, which weighs the mean over a batch by its samples; else their weighted sum."""
+    """Return the operator of curvlinops, which weights batches by their samples, or a weighted sum of operators."""
     sizes = [len(inputs) for inputs, _ in data]
     of = partial(kind, suffix, loss, parameters, check_deterministic=False)
     by_size = [size / sum(sizes) for size in sizes]
@@ -159,7 +159,7 @@ def _operator(
 
 
 class MatrixOperator(PyTorchLinearOperator):
-    """An ImplicitMatrix, which is known by its products, as an operator of curvlinops on vectors of one tensor."""
+    """An ImplicitMatrix as an operator of curvlinops; vectors are single tensors."""
 
     def __init__(self, matrix: Any, dtype: torch.dtype, *, is_symmetric: bool) -> None:
         rows, columns = matrix.shape

@@ -1,4 +1,4 @@
-"""Products without double backward: central differences of gradients, with their error from a second step."""
+"""Products by central differences of gradients, without double backward; a second step estimates their error."""
 
 from collections.abc import Hashable, Sequence
 from functools import partial
@@ -15,33 +15,33 @@ from hessfig.terms import AT_OUTPUTS, Part
 
 
 def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
-    """Return h = u^(1/3) |w| / |v|, u the unit roundoff of the weights' type, |w| = 1 where the weights are zero.
+    """Return the step h = u^(1/3) |w| / |v| with the unit roundoff u of the type of the weights; |w| = 1 if w = 0.
 
-    Differences of gradients g are off by h^2 |g'''| / 6 from the next term of the series and by about u |g| / h from
-    rounding. The sum of the two is least at h = (3 u |g| / |g'''|)^(1/3); where gradients change over moves as long as
-    the weights themselves, that is u^(1/3) |w| for a probe of length one.
+    Central differences of gradients g have a truncation error h^2 |g'''| / 6 and a rounding error of about u |g| / h.
+    The sum is smallest at h = (3 u |g| / |g'''|)^(1/3). If gradients vary on the length scale of the weights, this is
+    u^(1/3) |w| for a probe of length one.
     """
     unit = torch.finfo(weights.dtype).eps / 2
     return float(unit ** (1 / 3) * (weights.double().norm() or 1.0) / probe.double().norm())
 
 
 class DifferencedColumn(SidedColumn):
-    """A column of blocks, H v = (g(w + h v) - g(w - h v)) / 2h with `stretch` times the step of the rule.
+    """A column of blocks by differences, H v = (g(w + h v) - g(w - h v)) / 2h.
 
-    H_f v is the same for the gradient of <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with
-    s = dl/df at the moved outputs and J at the weights that stand. Parts are differenced one by one, so that H, where
-    it is asked for alone, is a difference of its own.
+    The step h is `stretch` times that of the function `step`. H_f v is the same difference for the gradient of
+    <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with s = dl/df at the moved outputs and J at
+    the weights. Each part has its own difference; H, if requested alone, is the difference of gradients.
 
     Parameters
     ----------
-    problem : Objective
-        Whose Hessian it is.
+    objective : Objective
+        The loss.
     layer, col
-        The weight or group of the column, 1-based (0: outside the layers).
+        Layer and name of the weight or group; layers count from 1 (0: outside the layers).
     rows : names in the same layer, or {key: (layer, name)}
-        Its blocks.
+        The rows of the blocks.
     stretch : float
-        Of the step h.
+        Factor of the step h.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class DifferencedColumn(SidedColumn):
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V, keyed (row, part), for every row and each of `parts`; keep how far a step of 2 h is from it."""
+        """Return A V by (row, part), for every row and each of `parts`; record the difference to a step of 2 h."""
         asked, probes = to_multiply(parts), probes.to(self.parameters[0])
         near, far = (self._products(probes, asked, self._stretch * factor) for factor in (1, 2))
         every = [*asked, Part.H] if {*AT_OUTPUTS} <= {*asked} else asked
@@ -76,24 +76,24 @@ class DifferencedColumn(SidedColumn):
         return completed(near, parts)
 
     def relative_error(self, row: Hashable, part: Part) -> float:
-        """Return |D_h - D_2h| / |D_h| over all products so far, D_h the differences: Frobenius norms of all columns.
+        """Return |D_h - D_2h| / |D_h|, Frobenius norms of the differences D of all products so far.
 
-        The truncation of D_h is a third of that difference, its rounding at most nearly all of it (D_2h has half as
-        much), so that it stands for both, as an estimate: too small where the series has not begun to converge. By the
-        triangle inequality a norm from these products is off by no more than they are. Infinite where all products are
-        zero, for a product that is lost in the rounding of gradients looks the same.
+        The truncation error of D_h is a third of |D_h - D_2h|, and its rounding error is at most about |D_h - D_2h|
+        (that of D_2h is half as large). The ratio therefore estimates both errors; it is too small if the series has
+        not begun to converge. By the triangle inequality, a norm of the products has at most the error of the products.
+        The ratio is infinite if all products are zero, because products that are lost in rounding look the same.
         """
         apart, size = self._squares[row, part].tolist()
         return float((apart / size) ** 0.5) if size else float("inf")
 
     def _products(self, probes: Tensor, parts: Sequence[Part], stretch: float) -> Products:
         here = torch.cat([parameter.detach().flatten() for parameter in self._own()])
-        spread, found = self.spread(probes), {}
+        spread, products = self.spread(probes), {}
         steps = [stretch * step(here, probe) for probe in probes.T]
         for part in parts:
-            each = [self._product([one[..., k] for one in spread], h, part) for k, h in enumerate(steps)]
-            found[part] = [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
-        return self.gathered(found)
+            each = [self._product([direction[..., k] for direction in spread], h, part) for k, h in enumerate(steps)]
+            products[part] = [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
+        return self.gathered(products)
 
     def _own(self) -> list[Tensor]:
         flat = [parameter.detach().unsqueeze(-1) for parameter in self.parameters]

@@ -1,4 +1,4 @@
-"""Products by double backward, which are right for every network that can be differentiated twice; and their checks."""
+"""Products by double backward, correct for every twice differentiable network, and checks of other products."""
 
 import sys
 import warnings
@@ -16,11 +16,11 @@ from hessfig.errors import UserError, plain
 from hessfig.rng import TURN, OfTheProcess, stream
 from hessfig.terms import Part
 
-_DIFFERENTIABLE_ONCE = "Error"  # what torch puts into the graph of such a function's gradient
+_DIFFERENTIABLE_ONCE = "Error"  # the node that torch puts into the graph of the gradient of such a function
 
 
 class DoubleBackward:
-    """A part of the Hessian in some parameters of a suffix, with the interface of curvlinops' operators."""
+    """A part of the Hessian in given parameters of a suffix, with the interface of operators of curvlinops."""
 
     def __init__(self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
@@ -30,7 +30,7 @@ class DoubleBackward:
         self._at = [parameter.detach().clone().requires_grad_() for parameter in parameters]
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
-        """Multiply: one tensor (*shape, k) a parameter in and out."""
+        """Return the products; columns and products are one tensor (*shape, k) per parameter."""
         with torch.enable_grad(), differentiable_twice():
             pieces = [self._of_batch(number, *term, columns) for number, term in enumerate(self._terms)]
         return summed(pieces)
@@ -43,33 +43,33 @@ class DoubleBackward:
         return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*products, strict=True)]
 
     def _whole(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Return the Hessian of scalar(outputs) times every vector: the gradient of <gradient, v>."""
+        """Return the Hessian of scalar(outputs) times every vector, as the gradient of <gradient, v>."""
         slopes = of_second_order(gradients(scalar(outputs), self._at, create_graph=True))
         return [gradients(inner(slopes, vector), self._at) for vector in vectors]
 
     def _outer(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Return J^T B J times every vector, B the scalar's Hessian in the outputs.
+        """Return J^T B J times every vector, with the Hessian B of the scalar in the outputs.
 
-        J^T c is linear in c, so that J v is the gradient of <J^T c, v> in c.
+        J^T c is linear in c, so J v is the gradient of <J^T c, v> in c.
         """
         leaf, cotangent = outputs.detach().requires_grad_(), torch.zeros_like(outputs).requires_grad_()
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
         pulled = of_second_order(gradients(outputs, self._at, cotangent, create_graph=True))
-        found = []
+        products = []
         for vector in vectors:
             (tangent,) = gradients(inner(pulled, vector), [cotangent])
             (curved,) = gradients(inner([slope], [tangent]), [leaf])
-            found.append(gradients(outputs, self._at, curved))
-        return found
+            products.append(gradients(outputs, self._at, curved))
+        return products
 
 
 def gradients(
     value: Tensor, at: Sequence[Tensor], along: Tensor | None = None, *, create_graph: bool = False
 ) -> list[Tensor]:
-    """Return the gradient of `value` (times `along`) in `at`, zeros for what it does not depend on; graphs are kept.
+    """Return the gradient of `value` (times `along`) in `at`, zero for independent tensors; graphs are kept.
 
-    With `create_graph`, cotangents require gradients: torch would take the gradients of a function that is
-    differentiable once for constants where they do not, silently.
+    With `create_graph`, cotangents require gradients. Otherwise torch would silently treat the gradient of a function
+    that is differentiable only once as constant.
     """
     if not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in at]
@@ -81,18 +81,18 @@ def gradients(
 
 
 def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
-    """Return first derivatives. Raises RuntimeError where a function that has no second ones is among their graph.
+    """Return first derivatives; raise RuntimeError if their graph contains a function without second derivatives.
 
-    torch.autograd.grad would take such a function's derivative for zero, silently.
+    torch.autograd.grad would silently return zero for the derivative of such a function.
     """
     if _DIFFERENTIABLE_ONCE in steps_of(slopes):
         raise RuntimeError("a function in the network or the loss is marked as differentiable once")
     return slopes
 
 
-def steps_of(found: Iterable[Tensor]) -> Iterator[str]:
-    """Yield the name of every operation in the graph of some tensors, without its namespace."""
-    seen, ahead = set(), [one.grad_fn for one in found]
+def steps_of(tensors: Iterable[Tensor]) -> Iterator[str]:
+    """Yield the name of every operation in the graph of the tensors, without its namespace."""
+    seen, ahead = set(), [one.grad_fn for one in tensors]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
@@ -103,7 +103,7 @@ def steps_of(found: Iterable[Tensor]) -> Iterator[str]:
 
 
 def summed(pieces: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the sum of lists of tensors, one a parameter: those of all batches."""
+    """Return the sum of lists of tensors, one list per batch and one tensor per parameter."""
     return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
 
 
@@ -117,7 +117,7 @@ _KERNELS = ("flash", "mem_efficient", "cudnn", "math")  # of attention
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """As torch.nn.attention.sdpa_kernel, whose context another thread could not leave."""
+    """Select plain attention, like torch.nn.attention.sdpa_kernel, but so that another thread may leave the context."""
     place, fast_path = torch.backends.cuda, torch.backends.mha.get_fastpath_enabled()
     before = {kernel: getattr(place, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}
     try:
@@ -134,9 +134,9 @@ def _plain_attention() -> Iterator[None]:
 
 @contextmanager
 def _held_activations() -> Iterator[None]:
-    """Keep what a backward pass needs: a checkpoint would compute it anew, with the network's own weights.
+    """Keep the activations of checkpoints, which would otherwise be recomputed with the weights of the network.
 
-    Those are others where derivatives are taken in copies of them, a step beside.
+    Derivatives may be taken at other weights, in copies of the parameters.
     """
     hook = torch.utils.checkpoint._checkpoint_hook
     torch.utils.checkpoint._checkpoint_hook = nullcontext  # type: ignore[assignment,misc]
@@ -148,7 +148,7 @@ def _held_activations() -> Iterator[None]:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Multiply numbers of float32 as such: a training may have asked for TF32 or bfloat16 in their place."""
+    """Multiply float32 in full precision: a training may have enabled TF32 or bfloat16."""
     backends: Any = torch.backends
     settings = (backends.cuda.matmul, backends.mkldnn.matmul)
     before, whole = [one.fp32_precision for one in settings], backends.fp32_precision
@@ -164,7 +164,7 @@ def _full_precision() -> Iterator[None]:
 
 
 def _precision() -> str:
-    """Return the word of torch's older interface; nothing where the newer one, a setting each, says otherwise."""
+    """Return the precision by the older interface of torch; "" if settings of the newer interface differ from it."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -182,18 +182,18 @@ _PLAIN_ATTENTION = OfTheProcess(_plain_attention)
 
 
 def differentiable_twice() -> AbstractContextManager[None]:
-    """Keep to attention kernels that have second derivatives: the fused ones have none."""
+    """Use attention kernels that have second derivatives; the fused kernels have none."""
     return _PLAIN_ATTENTION
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Run what torch.compile made as the Python it was made from; nothing is compiled before its module is there."""
+    """Run compiled functions in Python; does nothing unless the compiler of torch has been imported."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Record gradients in full precision, whatever modes the caller is in; other threads wait for their turn."""
+    """Record gradients in full precision, whatever modes are active; threads take turns."""
     off = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
     with TURN, torch.inference_mode(False), next(off), next(off), torch.enable_grad(), _full_precision(), _uncompiled():
         yield
@@ -204,10 +204,10 @@ Tensors = Sequence[Tensor]
 
 @runtime_checkable
 class TensorsOperator(Protocol):
-    """A symmetric operator on lists of tensors, one a parameter, (*shape, k)."""
+    """A symmetric operator on lists of tensors (*shape, k), one per parameter."""
 
     def __matmul__(self, columns: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Multiply."""
+        """Return the products."""
 
 
 def verified_or_fallback(
@@ -217,9 +217,9 @@ def verified_or_fallback(
     parameters: Mapping[str, nn.Parameter],
     name: str,
 ) -> TensorsOperator:
-    """Return `fast` if `fault` finds nothing wrong with it, else `reliable`, with a warning.
+    """Return `fast` if `fault` finds no error in it, else `reliable` with a warning.
 
-    Raises UserError where `reliable` cannot multiply, and ArithmeticError where the one that is left is not symmetric.
+    Raises UserError if `reliable` cannot multiply, and ArithmeticError if the remaining operator is not symmetric.
     """
     why = fault(fast, reliable, other_part, parameters)
     if not why:
@@ -238,11 +238,11 @@ def fault(
     other_part: TensorsOperator,
     parameters: Mapping[str, nn.Parameter],
 ) -> str:
-    """Return what is wrong with `fast`: nothing if it agrees with `reliable`, by parameter, and is symmetric.
+    """Return a description of the error of `fast`; "" if it is symmetric and agrees with `reliable` by parameter.
 
-    They multiply a random and a constant vector. `fast` is wrong too where it cannot multiply at all (an operation
-    without a derivative in forward mode, or one that vmap does not know). What is small compared with the products of
-    `other_part` of the Hessian counts as rounding. Raises UserError where `reliable` cannot multiply.
+    Both multiply a random and a constant vector. It is also an error if `fast` cannot multiply (an operation without a
+    derivative in forward mode, or without support by vmap). Differences that are small compared with the products of
+    `other_part` of the Hessian count as rounding. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
     truth, others = _multiplied(reliable, vectors), other_part @ vectors
@@ -269,13 +269,13 @@ def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
 
 
 def no_derivative(error: Exception, what: str) -> UserError:
-    """Return the refusal of what torch cannot differentiate, with the remedy for that."""
+    """Return the error for functions that torch cannot differentiate, with a remedy."""
     remedy = "write the operation in elementary ones, choose no attention kernel in forward(); or take differences of "
     remedy += 'gradients: products="differences" with parts="H" (estimator.products=differences parts=[H])'
     return UserError(
         what,
         got=plain(f"{type(error).__name__}: {error}", most=300),
-        allowed="operations that have a derivative of their derivative",
+        allowed="operations with second derivatives",
         remedy="checkpoint(..., use_reentrant=False), in transformers gradient_checkpointing_kwargs"
         if "use_reentrant" in str(error)
         else remedy,
@@ -283,7 +283,7 @@ def no_derivative(error: Exception, what: str) -> UserError:
 
 
 def _attempted(fast: TensorsOperator, vectors: Tensors) -> Tensors | Exception:
-    """Return the products, or what was raised: `reliable` has multiplied, so the network is sound."""
+    """Return the products, or the exception: `reliable` has multiplied, so the network itself does not fail."""
     try:
         return fast @ vectors
     except Exception as error:
@@ -299,7 +299,7 @@ def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
 
 
 def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:
-    """Return |u.Av - v.Au| relative to the longest product; products that are not finite cannot tell."""
+    """Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked."""
     (u, v), (au, av) = (([one[..., k] for one in some] for k in range(2)) for some in (vectors, images))
     size = max(length(au), length(av), _FLOOR * length(others))
     difference = abs(_dot(v, au) - _dot(u, av))
@@ -310,38 +310,38 @@ def _dot(left: Tensors, right: Tensors) -> float:
     return sum(float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True))
 
 
-_SAFE = 1e-140  # squares of what is larger, and of what is smaller than its inverse, are finite
-_FLOOR = 1e-2  # of the length that a parameter's rows would have if all entries of a derivative were alike
+_SAFE = 1e-140  # squares of norms between this number and its inverse neither under- nor overflow
+_FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
 
 
-def worst(one: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
-    """Return the parameter whose rows differ the most, and by how much: relative to the larger of the two.
+def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
+    """Return the parameter with the largest difference, and the difference relative to the larger of the two norms.
 
-    What is small even next to an even share of the whole, or of derivatives `beside` it, is relative to _FLOOR of that
-    share: rounding has its size.
+    Rows that are small, even compared with an equal share of the whole or of the derivatives `beside` it, are compared
+    with _FLOOR times that share, the size of rounding.
     """
-    count = sum(piece.numel() for piece in one.values()) or 1
-    share = _FLOOR * max(length(one.values()), length(other.values()), length(beside)) / count**0.5
-    off = {name: _off(one[name], other[name], share * one[name].numel() ** 0.5) for name in one}
+    count = sum(piece.numel() for piece in first.values()) or 1
+    share = _FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
+    off = {name: _off(first[name], other[name], share * first[name].numel() ** 0.5) for name in first}
     return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
-def _off(one: Tensor, other: Tensor, floor: float) -> float:
-    """Return |a - b| / max(|a|, |b|, floor); 0 where both are not finite in the same entries and equal elsewhere."""
-    same = one.isfinite() & other.isfinite()
+def _off(first: Tensor, other: Tensor, floor: float) -> float:
+    """Return |a - b| / max(|a|, |b|, floor); entries that are not finite in both are left out."""
+    same = first.isfinite() & other.isfinite()
     if not bool(same.all()):
-        alike = bool(torch.equal(one.isfinite(), other.isfinite()))
-        return _off(one[same], other[same], floor) if alike else float("inf")
-    size = max(length([one]), length([other]), floor)
-    return length([one.double() - other.double().to(one.device)]) / size if size else 0.0
+        alike = bool(torch.equal(first.isfinite(), other.isfinite()))
+        return _off(first[same], other[same], floor) if alike else float("inf")
+    size = max(length([first]), length([other]), floor)
+    return length([first.double() - other.double().to(first.device)]) / size if size else 0.0
 
 
 def length(tensors: Iterable[Tensor]) -> float:
-    """Return the norm over all entries that are finite, without under- or overflow."""
-    held = [one.detach().double() for one in tensors if one.numel()]
-    plain_norm = float(torch.stack([torch.linalg.vector_norm(one).cpu() for one in held]).norm()) if held else 0.0
+    """Return the norm of all finite entries, without under- or overflow."""
+    parts = [tensor.detach().double() for tensor in tensors if tensor.numel()]
+    plain_norm = float(torch.stack([torch.linalg.vector_norm(part).cpu() for part in parts]).norm()) if parts else 0.0
     if _SAFE < plain_norm < 1 / _SAFE:
         return plain_norm
-    kept = [one[one.isfinite()] for one in held]
-    largest = max((float(one.abs().max()) for one in kept if one.numel()), default=0.0)
-    return largest * sum(float((one / largest).square().sum()) for one in kept) ** 0.5 if largest else 0.0
+    kept = [part[part.isfinite()] for part in parts]
+    largest = max((float(part.abs().max()) for part in kept if part.numel()), default=0.0)
+    return largest * sum(float((part / largest).square().sum()) for part in kept) ** 0.5 if largest else 0.0

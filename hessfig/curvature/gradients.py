@@ -1,4 +1,4 @@
-"""Losses and gradients: of a batch, and of single samples."""
+"""Losses and gradients of a batch and of single samples."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,14 +17,15 @@ from hessfig.errors import plain
 
 
 class LossGradient:
-    """Loss, gradient g = dL/dw and Hessian products H v = d/dw <g, v> in every parameter, by the parameters' names.
+    """Loss, gradient g = dL/dw and Hessian products H v = d/dw <g, v> in all parameters, by name.
 
-    Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.
+    Products are computed by plain double backward: a product takes about as long as two gradients, and is correct for
+    every twice differentiable network.
 
     Parameters
     ----------
-    problem : Objective
-        The loss; its network is left as it is.
+    objective : Objective
+        The loss; its network is not changed.
 
     Examples
     --------
@@ -41,8 +42,8 @@ class LossGradient:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))
 
-        held = objective.network.named_parameters()
-        self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
+        parameters = objective.network.named_parameters()
+        self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in parameters}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
             self._loss = functional_call(Evaluated(objective.network, loss_in), inside, ())
@@ -50,12 +51,12 @@ class LossGradient:
 
     @property
     def loss(self) -> float:
-        """The loss itself."""
+        """The value of the loss."""
         return float(self._loss.detach())
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """The gradient in every parameter."""
+        """The gradient in every parameter, by name."""
         return dict(zip(self._at, (piece.detach() for piece in self._gradient), strict=True))
 
     @property
@@ -70,13 +71,12 @@ class LossGradient:
 
 
 def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
-    """Return which entries of the gradient are more than rounding, by parameter.
+    """Return a mask of the entries of the gradient that exceed rounding, by parameter.
 
-    Those of the gradient in float64 that are more than a millionth of the largest difference, in their parameter, from
-    the gradient in float32, or that float32 has within a factor (a row of an embedding that hardly matters). Of a
-    parameter on which the loss does not depend (the keys' bias under a softmax) rounding in float64 is a thousand
-    millionth of it; other entries are millions of it. A network that does not run in float32 has no such difference:
-    there every entry counts.
+    An entry of the gradient in float64 counts if it exceeds a millionth of the largest difference to the gradient in
+    float32 in the same parameter, or if the float32 gradient agrees with it to within half of it (a row of an embedding
+    with little effect). If the loss does not depend on a parameter (the bias of the keys under a softmax), rounding in
+    float64 is about 1e-9 of that difference. If the network does not run in float32, every entry counts.
     """
     exact = LossGradient(objective.cast(torch.float64)).gradient
     try:
@@ -90,11 +90,11 @@ def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     return {name: ~(small[name] & (off[name] > one.abs() / 2)) for name, one in exact.items()}
 
 
-_OF_ROUNDING = 1e-6  # of the rounding of float32, in which that of float64 is a share of 2e-9
+_OF_ROUNDING = 1e-6  # share of the rounding of float32; rounding of float64 is a share of 2e-9
 
 
 class WholeHessian:
-    """The Hessian in every parameter as spectral methods take it: products in float64 on the CPU, counted."""
+    """The Hessian in all parameters as an operator of spectral methods: products in float64 on the CPU, counted."""
 
     def __init__(self, slope: LossGradient) -> None:
         self._slope = slope
@@ -108,20 +108,20 @@ class WholeHessian:
         return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(vectors)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError where double backward is not symmetric."""
+        """Raise ArithmeticError if products by double backward are not symmetric."""
         if asymmetry > 1e5 * self.rounding * size:
             raise ArithmeticError(f"products of H are not symmetric: off by {asymmetry / size:.2g}")
 
 
 def hessian_product(slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]) -> Float[Tensor, " n"]:
-    """Return d/dw <g, v>, of a gradient g with a graph, one tensor per parameter in `at`."""
+    """Return d/dw <g, v> for a gradient g with a graph, one tensor per parameter in `at`."""
     pieces = zip(slopes, vector.split([slope.numel() for slope in slopes]), strict=True)
     along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
     return torch.cat([piece.flatten() for piece in gradients(along, at)])
 
 
 class Evaluated(nn.Module):
-    """A function of a network as a module, so that functional_call reaches the network's parameters."""
+    """A function of a network as a module, so that functional_call can replace the parameters of the network."""
 
     def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Evaluated(nn.Module):
 
 
 def loss_of(objective: Objective) -> Float[Tensor, ""]:
-    """Return the loss over all batches of the problem, each weighted by its size where it is a mean."""
+    """Return the loss over all batches of the problem; batches are weighted by size if the loss is a mean."""
     losses = [
         objective.loss(scored_outputs(objective.network, one.inputs, one.scored), one.targets)
         for one in objective.batches
@@ -152,17 +152,18 @@ def loss_value(objective: Objective) -> Float[Tensor, ""]:
 def is_finite(objective: Objective) -> bool:
     """Whether the weights are finite, no output is NaN, and the loss of every batch is finite.
 
-    Where the head is taken in chunks, outputs are made sample by sample, and all must be finite, for then the loss is.
+    If the head is evaluated in chunks, outputs are computed sample by sample and all must be finite; then the loss is
+    finite, too.
     """
-    held = {weight.parameter for weight in objective.layout.weights}
-    if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in held):
+    names = {weight.parameter for weight in objective.layout.weights}
+    if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in names):
         return False
     with evaluating(objective.network):
         if objective.is_headed:
-            pieces = (piece for one in objective.batches for piece in one.inputs.split(1))
-            made = (scored_outputs(objective.network, piece, objective.batch.scored) for piece in pieces)
-            return all(bool(outputs.isfinite().all()) for outputs in made)
-        return all(_is_finite_on(objective, one) for one in objective.batches if one.size)
+            pieces = (piece for batch in objective.batches for piece in batch.inputs.split(1))
+            outputs_of = (scored_outputs(objective.network, piece, objective.batch.scored) for piece in pieces)
+            return all(bool(outputs.isfinite().all()) for outputs in outputs_of)
+        return all(_is_finite_on(objective, batch) for batch in objective.batches if batch.size)
 
 
 def _is_finite_on(objective: Objective, batch: Batch) -> bool:
@@ -170,15 +171,15 @@ def _is_finite_on(objective: Objective, batch: Batch) -> bool:
     return not bool(outputs.isnan().any()) and bool(objective.loss(outputs, batch.targets).isfinite())
 
 
-AT_ONCE = 256  # samples of an evaluation: of the settings alone, so that bits are the same everywhere
-GRADIENT_BYTES = 2**28  # of all single gradients of an evaluation
+AT_ONCE = 256  # samples per evaluation, the same on every machine, so that results have the same bits
+GRADIENT_BYTES = 2**28  # limit for the gradients of single samples in one evaluation
 
 Point = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Along:
-    """Of every sample: l_i, u.grad l_i and u.H_i u at one point, for one direction u."""
+    """l_i, u.grad l_i and u.H_i u of every sample at one point, for one direction u."""
 
     losses: Float[Tensor, " samples"]
     slopes: Float[Tensor, " samples"]
@@ -186,9 +187,9 @@ class Along:
 
 
 class Samples:
-    """The losses l_i of the first `count` samples of a problem's batch, as functions of every parameter.
+    """The losses l_i of the first `count` samples of the batch of a problem, as functions of all parameters.
 
-    They count alike, and none sees another: curvature.samples.check_alike.
+    The samples must have equal weights and be independent of each other (curvature.samples.check_alike).
     """
 
     def __init__(self, objective: Objective, count: int) -> None:
@@ -202,11 +203,11 @@ class Samples:
 
     @property
     def dim(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return sum(one.numel() for one in self.at.values())
 
     def shaped(self, flat: Float[Tensor, " n"]) -> dict[str, Tensor]:
-        """Return a vector in the order of the parameters as one tensor each."""
+        """Return a vector in the order of the parameters as one tensor per parameter."""
         pieces = flat.to(next(iter(self.at.values()))).split([one.numel() for one in self.at.values()])
         named = zip(self.at.items(), pieces, strict=True)
         return {name: piece.view_as(one) for (name, one), piece in named}
@@ -216,18 +217,18 @@ class Samples:
         return {name: one + distance * direction[name] for name, one in self.at.items()}
 
     def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
-        """Return l_i at a point, w* by default."""
-        held = {name: one.detach().requires_grad_() for name, one in (at or self.at).items()}
+        """Return l_i at a point, by default at the weights w*."""
+        leaves = {name: weight.detach().requires_grad_() for name, weight in (at or self.at).items()}
         with evaluating(self._body.network):
-            pieces = [self._losses(held, *rows).detach() for rows in self._pieces()]
+            pieces = [self._losses(leaves, *rows).detach() for rows in self._pieces()]
         return torch.cat(pieces)
 
     def along(self, direction: Point) -> Along:
         """Return losses, slopes and curvatures of all samples along a direction at w*.
 
-        By reverse mode alone, which is right for every network: with weights v_i = 1 on the samples and s = v.l(w +
-        tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i d2s/dt2. (Forward mode in forward mode is wrong through LayerNorm
-        here.)
+        Only reverse mode is used, which is correct for every network: with weights v_i = 1 of the samples and
+        s = v.l(w + tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i d2s/dt2. (Forward mode over forward mode is wrong for
+        LayerNorm.)
         """
         with torch.enable_grad(), differentiable_twice():
             pieces = [self._along(direction, *rows) for rows in self._pieces()]
@@ -236,19 +237,19 @@ class Samples:
 
     def summed_gradient(self, order: Tensor) -> Float[Tensor, " n"]:
         """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order."""
-        found = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
+        total_gradient = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
         for chosen in order.split(AT_ONCE):
-            at = {name: one.clone().requires_grad_() for name, one in self.at.items()}
+            at = {name: weight.clone().requires_grad_() for name, weight in self.at.items()}
             with torch.enable_grad():
                 total = self._losses(at, self._batch.inputs[chosen], self._batch.targets[chosen]).sum()
                 pieces = gradients(total, list(at.values()))
-            found += torch.cat([piece.flatten() for piece in pieces]).double()
-        return found
+            total_gradient += torch.cat([piece.flatten() for piece in pieces]).double()
+        return total_gradient
 
     def gradient_lengths(self) -> Float[Tensor, " samples"]:
-        """Return |grad l_i|^2 of every sample: torch.func.grad, mapped over samples.
+        """Return |grad l_i|^2 of every sample, by torch.func.grad under vmap over samples.
 
-        A network that vmap cannot map, or maps wrongly (the first sample tells), is differentiated sample by sample.
+        If vmap fails, or is wrong for the first sample, gradients are computed sample by sample.
         """
         width = next(iter(self.at.values())).element_size()
         at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))
@@ -257,13 +258,13 @@ class Samples:
         try:
             with torch.enable_grad(), differentiable_twice():
                 pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(at_once)]
-            found = torch.cat(pieces)
-            off = (found[0] - first).abs()
-            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * found.max() else ""
-        except Exception as error:  # a plain gradient was found: it is vmap that fails
+            lengths = torch.cat(pieces)
+            off = (lengths[0] - first).abs()
+            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * lengths.max() else ""
+        except Exception as error:  # the plain gradient did not fail, so vmap does
             why = plain(f"{type(error).__name__}: {error}")
         if not why:
-            return found
+            return lengths
         warnings.warn(f"gradients of single samples under vmap: {why}; one by one", RuntimeWarning, stacklevel=2)
         return torch.stack([first, *(self._gradient_length(sample) for sample in range(1, self.count))])
 

@@ -1,4 +1,4 @@
-"""Matrices known by their products: the protocols of PyTorch, NumPy, SciPy and curvlinops, and linear systems."""
+"""Matrices given by their products: interfaces to PyTorch, NumPy, SciPy and curvlinops, and linear systems."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from hessfig.rng import made_on
 Vectors = TypeVar("Vectors", Tensor, NDArray[Any])
 Array = NDArray[np.float64]
 Map = Callable[[Tensor], Tensor]  # of columns to columns
-MOST_BYTES = 2**32  # of a matrix that `dense` returns
+MOST_BYTES = 2**32  # limit for the matrix that `dense` returns
 
 
 class ImplicitMatrix(ABC):
-    """An n x m matrix A that is known by its products A V and A^T V.
+    """An n x m matrix A that is given by its products A V and A^T V.
 
-    `A @ x` takes one vector (m,) or several as columns (m, k), of real numbers: a tensor gives a tensor on `device`, a
-    NumPy array gives a NumPy array, of the matrix's own type. Any object with `shape` and `matvec`, as this one, is
-    accepted by scipy.sparse.linalg. A is a constant to autograd and torch.func: the gradient of g.(A x) in x is A^T g.
+    `A @ x` takes one real vector (m,), or several as columns (m, k). For a tensor it returns a tensor on `device`, for
+    a NumPy array a NumPy array; the result has the type of the matrix. scipy.sparse.linalg accepts the object, since
+    it has `shape` and `matvec`. Autograd and torch.func treat A as constant: the gradient of g.(A x) in x is A^T g.
 
     Attributes
     ----------
     shape : tuple of int
         (n, m).
     dtype : numpy.dtype
-        Type of the products.
+        Floating-point type of the products.
     device : torch.device
-        Where the products are computed.
+        Device on which products are computed.
 
     Examples
     --------
-    A matrix of one's own has `T` and `_multiplied`; all else follows:
+    A subclass defines `T` and `_multiplied`:
 
     >>> import torch
     >>> from hessfig.curvature import ImplicitMatrix
@@ -62,7 +62,7 @@ class ImplicitMatrix(ABC):
     @property
     @abstractmethod
     def T(self) -> ImplicitMatrix:
-        """The transposed matrix: itself where it is symmetric."""
+        """The transposed matrix; the matrix itself if it is symmetric."""
 
     @property
     def is_semidefinite(self) -> bool:
@@ -71,14 +71,14 @@ class ImplicitMatrix(ABC):
 
     @abstractmethod
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
-        """Return A V, for columns of the operator's type on its device."""
+        """Return A V for columns that have the type and the device of the operator."""
 
     def __matmul__(self, x: Vectors) -> Vectors:
-        """Return A x for x (m,), or A X for X (m, k). Raises UserError for another shape, and for complex numbers."""
+        """Return A x for x (m,), or A X for X (m, k). Raises UserError for other shapes and for complex numbers."""
         return self._applied(x, self._multiplied, lambda slopes: self.T._multiplied(slopes))[0]
 
     def _applied(self, x: Vectors, forth: Map, back: Map, count: int = 1) -> list[Vectors]:
-        """Return the `count` products that `forth` stacks, each as `x` is; `back` is the transposed of `forth`."""
+        """Return the `count` products that `forth` stacks, each in the form of `x`; `back` is its transpose."""
         self._check(x)
         if isinstance(x, np.ndarray):
             return [one.numpy(force=True) for one in self._applied(_tensor(x), forth, back, count)]
@@ -107,7 +107,7 @@ class ImplicitMatrix(ABC):
         return self.T @ x
 
     def dense(self) -> Float[Tensor, "n m"]:
-        """Return the matrix itself. Raises UserError where it takes more than MOST_BYTES."""
+        """Return the matrix as a tensor. Raises UserError if it would take more than MOST_BYTES."""
         rows, columns = self.shape
         size = rows * columns * self.dtype.itemsize
         if size > MOST_BYTES:
@@ -132,7 +132,7 @@ class ImplicitMatrix(ABC):
         return sparse.LinearOperator(self.shape, **given, dtype=np.float64)
 
     def to_curvlinops(self) -> Any:
-        """Return the matrix as an operator of curvlinops, for its estimators; vectors are one tensor."""
+        """Return the matrix as an operator of curvlinops, for its estimators; a vector is a single tensor."""
         from hessfig.curvature.curvlinops import MatrixOperator
 
         return MatrixOperator(self, self._real, is_symmetric=self.T is self)
@@ -142,26 +142,25 @@ class ImplicitMatrix(ABC):
     ) -> Solution:
         """Solve (A + damping I) x = b for a symmetric A.
 
-        Conjugate gradients where A is positive semi-definite, MINRES where it is not, in SciPy's implementation, with
-        restarts from the true residual, for at most 10 n products. Warns (RuntimeWarning) where the residual stays
-        above `tolerance`.
+        SciPy's conjugate gradients if A is positive semi-definite, otherwise SciPy's MINRES, restarted from the true
+        residual, with at most 10 n products. Issues a RuntimeWarning if the residual stays above `tolerance`.
 
         Parameters
         ----------
         b : tensor or array, (n,) or (n, k)
-            Right-hand sides: finite real numbers of any type and size.
+            Right-hand sides: finite real numbers of any type and magnitude.
         damping : float, at least 0
-            What is added to the diagonal.
+            Number added to the diagonal.
         tolerance : float
-            Of the relative residual `|b - (A + damping I) x| / |b|`.
+            Bound of the relative residual `|b - (A + damping I) x| / |b|`.
         preconditioner : an approximation of A that has `solve`, such as problem.approximation("kfac", block)
-            Solved with the same damping, but at least 1e-6 of its own scale; its eigenvalues count by their size.
+            Solved with the same damping, but with at least 1e-6 of its own scale, and with absolute eigenvalues.
 
         Returns
         -------
         Solution
-            x, of the wider type of `b` and the matrix, and the relative residual of each column, by a product of its
-            own, before x is rounded to that type. A gradient in x is sent back to `b` by a solution of its own.
+            x, in the wider of the types of `b` and of the matrix, and the relative residual of each column, computed by
+            a separate product before x is rounded to that type. The gradient in `b` takes one more linear system.
         """
         if self.T is not self:
             raise UserError(
@@ -176,30 +175,30 @@ class ImplicitMatrix(ABC):
             given = _tensor(b)
             x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
             return Solution(x.numpy(force=True), residual)
-        told: list[Tensor] = []
+        reported: list[Tensor] = []
 
         def inverted(columns: Tensor) -> Tensor:
             x, residuals = self._in_units(columns, damping, tolerance, preconditioner)
-            told.append(residuals)
+            reported.append(residuals)
             return x
 
         columns = _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
         with made_on(torch.device("cpu")):
             x = _Linear.apply(columns, inverted, inverted) if columns.shape[1] else columns
-        residuals = told[0] if told else torch.zeros(0, dtype=torch.float64, device="cpu")
+        residuals = reported[0] if reported else torch.zeros(0, dtype=torch.float64, device="cpu")
         if bool((residuals > tolerance).any()):
             largest = f"the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
             warnings.warn(f"solve: {largest}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=2)
         return Solution(x.reshape(b.shape), float(residuals.max()) if b.ndim == 1 else residuals)
 
     def _in_units(self, b: Float[Tensor, "n k"], *given: Any) -> tuple[Tensor, Tensor]:
-        """Return solutions and residuals; a side whose squares would under- or overflow is solved for in its unit."""
+        """Return solutions and residuals; right-hand sides whose squares would under- or overflow are rescaled."""
         if not bool(b.isfinite().all()):
             raise UserError(
                 "solve: the right-hand side is not finite",
                 got=f"nan or inf in {int((~b.isfinite()).sum())} of {b.numel()} entries",
                 allowed="finite numbers",
-                remedy="b.isfinite() tells which entries of a tensor are",
+                remedy="use b.isfinite() to find these entries",
             )
         sizes = b.double().abs().amax(dim=0)
         is_usual = ((sizes > _LEAST_SIDE) & (sizes < 1 / _LEAST_SIDE)) | (sizes == 0)
@@ -224,19 +223,19 @@ class ImplicitMatrix(ABC):
                 "operator @ x: the vector does not fit",
                 got=plain(f"{type(x).__name__}{shape}"),
                 allowed=f"a tensor or NumPy array of shape ({self.shape[1]},) or ({self.shape[1]}, k)",
-                remedy="operator.flatten({name: tensor}) makes one of tensors of the weights' shapes",
+                remedy="operator.flatten({name: tensor}) makes a vector from tensors with the shapes of the weights",
             )
         if not _is_real(x):
             raise UserError(
                 "operator @ x: the vector has no real numbers",
                 got=plain(f"{x.dtype}, {getattr(x, 'layout', 'array')}, {getattr(x, 'device', 'cpu')}"),
                 allowed="a dense tensor or array of real numbers, whole or floating, on a device that has memory",
-                remedy="of complex numbers: x.real and x.imag, one after the other",
+                remedy="for complex numbers: multiply x.real and x.imag separately",
             )
 
     def __reduce__(self) -> NoReturn:
-        """Refuse: products hold graphs of a network."""
-        raise TypeError("an operator cannot be pickled or copied: make it again from its problem")
+        """Refuse pickling: products refer to autograd graphs of a network."""
+        raise TypeError("an operator cannot be pickled or copied: create it again from its problem")
 
 
 class Solution(NamedTuple):
@@ -247,7 +246,7 @@ class Solution(NamedTuple):
     x : tensor or array, (n,) or (n, k)
         The solution of (A + damping I) x = b.
     residual : float, or tensor (k,)
-        |b - (A + damping I) x| / |b|, of each column.
+        |b - (A + damping I) x| / |b| of each column.
 
     Examples
     --------
@@ -260,7 +259,7 @@ class Solution(NamedTuple):
 
 
 class _Linear(torch.autograd.Function):
-    """Y = A X of a constant A, as torch differentiates it (in both modes, any number of times) and maps it."""
+    """Y = A X with a constant A, differentiable in both modes and to any order, and usable under vmap."""
 
     @staticmethod
     def forward(columns: Tensor, forth: Map, back: Map) -> Tensor:
@@ -295,7 +294,7 @@ def _is_real(x: Tensor | NDArray[Any]) -> bool:
 
 
 def _tensor(x: NDArray[Any]) -> Tensor:
-    """Return a copy as a tensor, in float32 or, where that has too few digits for the array's type, in float64."""
+    """Return a copy as a tensor: in float32, or in float64 if the type of the array has more digits."""
     wide = np.float32 if np.can_cast(x.dtype, np.float32) else np.float64
     return torch.tensor(np.ascontiguousarray(x, dtype=wide), device="cpu")
 
@@ -305,7 +304,7 @@ def _plain(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() else x
 
 
-_LEAST_SIDE = 1e-100  # squares of right-hand sides and of their residuals are finite, and not 0, from here on
+_LEAST_SIDE = 1e-100  # above it, squares of right-hand sides and of their residuals are finite and not 0
 _LEAST_DAMPING = 1e-6  # of a preconditioner, relative to its scale
 _ROUNDS, _STEPS = 5, 2  # restarts from the true residual, each with at most _STEPS n products
 _PROGRESS = 0.9  # a restart that leaves more of the residual than this ends the search
@@ -332,11 +331,11 @@ class _Damped:
         self._operator = sparse.LinearOperator(matrix.shape, matvec=self._times, dtype=np.float64)
 
     def _times(self, x: Array) -> Array:
-        found: Array = ((self._matrix @ x).astype(np.float64) + self._damping * x) / self._unit
-        return found
+        product: Array = ((self._matrix @ x).astype(np.float64) + self._damping * x) / self._unit
+        return product
 
     def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
-        """Return x and its relative residual; a matrix whose squares under- or overflow is taken in its unit."""
+        """Return x and its relative residual; a matrix whose squares under- or overflow is rescaled."""
         x, residual = self._searched(b, tolerance)
         size = 1.0 if residual <= tolerance else float(np.abs(self._times(b)).max() / np.abs(b).max())
         if 0.0 < size < _LEAST_SIDE or 1 / _LEAST_SIDE < size < np.inf:
@@ -345,7 +344,7 @@ class _Damped:
         return x / self._unit, residual
 
     def _searched(self, b: Array, tolerance: float) -> tuple[Array, float]:
-        """Solve in the unit at hand; each round solves for what the rounds before left."""
+        """Solve in the present unit; each round solves for the residual of the rounds before."""
         size = float(np.linalg.norm(b))
         best, left, residual = np.zeros_like(b), b, 1.0 if size else 0.0
         for _ in range(_ROUNDS):
@@ -363,8 +362,8 @@ class _Damped:
 
     def _round(self, b: Array, tolerance: float) -> Array:
         given = {"rtol": tolerance, "maxiter": _STEPS * len(b), "M": self._inverse}
-        found: Array = self._method(self._operator, b, **given)[0]
-        return found
+        solution: Array = self._method(self._operator, b, **given)[0]
+        return solution
 
 
 def _inverse_of(preconditioner: Any, damping: float, dim: int) -> sparse.LinearOperator | None:

@@ -1,4 +1,4 @@
-"""Whether the Hessian may be split at the outputs: only a loss that is convex in them has a Gauss-Newton part."""
+"""Checks that a loss is convex in the outputs, so that the Hessian can be split into H_o and H_f."""
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.errors import plain
 from hessfig.rng import stream
 
-_TOLERANCE = 1e-4  # of the largest curvature; what is below it counts as rounding
+_TOLERANCE = 1e-4  # relative to the largest curvature; smaller eigenvalues count as rounding
 
 
 class OutputCurvature:
@@ -30,22 +30,22 @@ class OutputCurvature:
         """Return B V."""
         self.products += vectors.shape[1]
         with torch.enable_grad():
-            found = [self._times(vector) for vector in vectors.T]
-        return torch.stack(found, dim=1)
+            products = [self._times(vector) for vector in vectors.T]
+        return torch.stack(products, dim=1)
 
     def _times(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         along = (self._slope.flatten() * vector.to(self._leaf)).sum()
         return gradients(along, [self._leaf])[0].flatten().to(vector)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Accept any: a second derivative by double backward is symmetric up to rounding."""
+        """Do nothing: second derivatives by double backward are symmetric up to rounding."""
 
 
 def why_no_split(objective: Objective) -> str:
-    """Return why H = H_o + H_f has no meaning here; nothing where it has one.
+    """Return the reason why H cannot be split into H_o + H_f; an empty string if it can.
 
-    A loss that the package or torch knows, or a module with a `reduction`, is taken at its word. For a plain function
-    the smallest eigenvalue of its Hessian d^2 l / df df in the outputs is computed on every batch.
+    Losses of the package and of torch, and modules with a `reduction`, are assumed to be convex. For a plain function,
+    the smallest eigenvalue of its Hessian d^2 l / df df in the outputs is computed for every batch.
 
     Examples
     --------
@@ -68,10 +68,10 @@ def why_no_split(objective: Objective) -> str:
         try:
             with differentiable_twice():
                 operator, generator = OutputCurvature(objective, batch), stream(0, "convexity")
-                found = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+                lowest_pair = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
         except RuntimeError as error:
             return plain(f"the loss has no second derivative in the outputs: {error}")
-        if float(found.values[0]) < -2 * _TOLERANCE * found.scale:
-            lowest = float(found.values[0])
+        if float(lowest_pair.values[0]) < -2 * _TOLERANCE * lowest_pair.scale:
+            lowest = float(lowest_pair.values[0])
             return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
     return ""

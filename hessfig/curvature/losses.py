@@ -1,4 +1,4 @@
-"""Losses, and what the mean over a batch divides by."""
+"""Losses, and the divisors of their means over a batch."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +17,8 @@ from hessfig.errors import UserError, first_few
 class CrossEntropy(Module):
     """Mean over sequences and scored positions of -log softmax(logits)[target token].
 
-    With `smoothing` s, of the cross-entropy of (1 - s) of the target and s of all tokens evenly: another gradient in
-    the logits, and the same Hessian.
+    With `smoothing` s, the target distribution is (1 - s) times the target plus s times the uniform distribution. This
+    changes the gradient in the logits, but not the Hessian.
     """
 
     reduction = "mean"
@@ -28,7 +28,7 @@ class CrossEntropy(Module):
         self.smoothing = smoothing
 
     def forward(self, logits: Float[Tensor, "*scored vocab"], target: Tensor) -> Float[Tensor, ""]:
-        """`target`: (batch, scored) token ids, or as many axes as `logits` has besides its last."""
+        """Return the loss; `target` are token ids, (batch, scored) or the shape of `logits` without its last axis."""
         return F.cross_entropy(logits.flatten(0, -2), target.flatten(), label_smoothing=self.smoothing)
 
     def hessian_product(self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]) -> Tensor:
@@ -39,27 +39,27 @@ class CrossEntropy(Module):
 
 
 class SquaredError(Module):
-    """Sum or mean over everything of (output - target)^2."""
+    """Sum or mean of (output - target)^2 over all entries."""
 
     def __init__(self, reduction: str) -> None:
         super().__init__()
         self.reduction = reduction
 
     def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
-        """`target`: same shape as `output`. Raises ValueError for another shape, which would be broadcast silently."""
+        """Return the loss. Raises ValueError unless `target` has the shape of `output`: torch would broadcast it."""
         if target.shape != output.shape:
             raise ValueError(f"targets {tuple(target.shape)} for outputs {tuple(output.shape)}")
         return F.mse_loss(output, target, reduction=self.reduction)
 
     def hessian_product(self, output: Tensor, df: Float[Tensor, "batch scored k d"]) -> Tensor:
-        """Multiply by d2l/df2 = 2 I, over the number of entries for the mean."""
+        """Multiply by d2l/df2 = 2 I, divided by the number of entries for the mean."""
         return df * (2.0 if self.reduction == "sum" else 2.0 / output.numel())
 
 
 class Linearised(Module):
     """<target, output>: with target = dl/df held fixed, its Hessian is the functional Hessian H_f (eq. 2).
 
-    No difference of two large Hessians is taken, so a block that theory says is zero comes out as exactly zero.
+    H_f is not computed as a difference of two large Hessians, so blocks that vanish in theory are exactly zero.
     """
 
     reduction = "sum"
@@ -69,9 +69,9 @@ class Linearised(Module):
 
 
 class Called(nn.Module):
-    """A plain function loss(outputs, targets): the mean over samples, unless its `reduction` says sum.
+    """A plain function loss(outputs, targets): a mean over samples, unless its `reduction` is "sum".
 
-    What it returns is looked at by those that call it: a user's function may return anything.
+    Callers check what the function returns: a function of a user may return anything.
     """
 
     def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
@@ -83,7 +83,7 @@ class Called(nn.Module):
 
 
 class Inside(nn.Module):
-    """The loss of a network whose output is its loss: there are no outputs that could be split at."""
+    """The loss of a network whose output is its loss, so that there are no outputs to split the Hessian at."""
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
@@ -102,9 +102,9 @@ LOSSES: dict[str, Callable[[], Module]] = {
 
 
 def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
-    """Return the loss of each sample, whose mean over the batch is the loss.
+    """Return the loss of each sample; their mean over the batch is the loss.
 
-    Raises UserError for a loss that is no mean over samples.
+    Raises UserError for a loss that is not a mean over samples.
     """
     if isinstance(loss, CrossEntropy):
         rows, smoothing = output.flatten(0, -2), loss.smoothing
@@ -115,7 +115,7 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
         single = (output - target).square()
     else:
         raise UserError(
-            "this loss is no mean over samples: L_k, the mean of the first k, has none of its own to take",
+            "this loss is no mean over samples, so L_k, the mean over the first k samples, is not defined",
             got=f"{type(loss).__name__} with reduction {getattr(loss, 'reduction', None)!r}",
             allowed="cross_entropy, or mse, which is a mean over everything",
             remedy="task.loss=cross_entropy",
@@ -131,7 +131,7 @@ def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
     return gradient.detach()
 
 
-IGNORED = -100  # the class that torch's cross-entropy leaves out
+IGNORED = -100  # the class that torch's cross-entropy ignores
 _OF_NUMBERS = (
     *(SquaredError, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
     *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss),
@@ -140,20 +140,20 @@ _OF_CLASSES = (CrossEntropy, nn.CrossEntropyLoss, nn.NLLLoss)
 
 
 def takes_numbers(loss: Module) -> bool:
-    """Whether a loss is one of those that compare outputs with as many numbers."""
+    """Whether a loss compares outputs with targets of the same shape."""
     return type(loss) in _OF_NUMBERS
 
 
 def of_classes(loss: Module, target: Tensor) -> bool:
-    """Whether a loss is one of those that compare outputs with the number of a class."""
+    """Whether a loss compares outputs with class numbers."""
     return type(loss) in _OF_CLASSES and not target.is_floating_point()
 
 
 def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None:
-    """Return w for which the Hessian of cross-entropy in the outputs of each target is w (diag(q) - q q^T) / divisor.
+    """Return the weight w of each target in cross-entropy.
 
-    q is the softmax; w is 0 where the target is ignored. None for other losses, and for outputs whose classes are not
-    the last axis.
+    The Hessian in the outputs of a target is w (diag(q) - q q^T) / divisor with the softmax q; w is 0 for ignored
+    targets. Returns None for other losses, and if the classes are not the last axis of the outputs.
     """
     if isinstance(loss, CrossEntropy):
         return (target != IGNORED).to(output)
@@ -166,9 +166,9 @@ def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None
 
 
 def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
-    """Return what the mean over a batch divides by; None for a loss of a type that is not known here.
+    """Return the divisor of the mean over a batch; None for a loss of unknown type.
 
-    Of numbers: how many there are. Of classes: the weights of the targets that are not ignored.
+    For numbers, the divisor is the number of entries; for classes, the summed weights of targets that are not ignored.
     """
     if type(loss) in _OF_NUMBERS:
         return float(output.numel())
@@ -182,10 +182,10 @@ def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
 
 
 def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
-    """Return what every batch's mean weighs in the mean over all batches: what each divides by.
+    """Return the weight of each batch in the mean over all batches: the divisor of its own mean.
 
-    A loss of a type that is not known must show that it is such a mean (or sum): its value and gradient on all outputs
-    joined are compared with those of the batches. Raises UserError where these do not add up.
+    For a loss of unknown type, value and gradient for all outputs joined are compared with those of the batches. Raises
+    UserError if they do not add up, so that the loss is neither a mean nor a sum.
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if len(outputs) == 1 or None not in known:
@@ -197,9 +197,9 @@ def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Ten
 
 
 def single_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Return weights w_i and a divisor d for which the loss is sum_i w_i l_i / d, l_i that of sample i alone.
+    """Return weights w_i and a divisor d such that the loss is sum_i w_i l_i / d, with l_i the loss of sample i alone.
 
-    Weights of samples that do not count are 0. Raises UserError for a loss that is no such sum, as `batch_weights`.
+    Samples that do not count have weight 0. Raises UserError for a loss that is not such a sum (see `batch_weights`).
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if None not in known:
@@ -210,17 +210,17 @@ def single_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Te
 
 
 def _size(output: Tensor) -> float:
-    """Return how many samples outputs are of; a loss that a network returns itself, of shape (), is one number."""
+    """Return the number of samples in outputs; a loss of shape (), returned by the network itself, counts as one."""
     return float(len(output)) if output.ndim else 1.0
 
 
 def _shown_weights(
     loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor], what: str
 ) -> tuple[list[float], bool]:
-    """Return what each weighs, by its size where that is enough, otherwise as shares of the whole; and which it is."""
+    """Return the weight of each output, and whether the weights are sizes; otherwise they are shares of the whole."""
     sizes = [*map(_size, outputs)]
     if not all(bool(output.isfinite().all()) for output in outputs):
-        return sizes, True  # nothing finite comes of these, whatever they weigh
+        return sizes, True  # the results are not finite for any weights
     outputs = [_moved(output) for output in outputs]
     try:
         whole, slope = _value_and_slope(loss, torch.cat([*outputs]), torch.cat([*targets]))
@@ -234,8 +234,8 @@ def _shown_weights(
         return sizes, True
     if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces)):
         return shown, False
-    said = first_few([f"{one:.6g}" for one, _ in singles])
-    raise _apart(loss, f"{whole:.6g} of all samples, {said} of the {what}", what)
+    values = first_few([f"{value:.6g}" for value, _ in singles])
+    raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
 
 
 def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:
@@ -246,13 +246,13 @@ def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[floa
 
 
 def _moved(output: Tensor) -> Tensor:
-    """Return outputs a little nearer to zero: there, a perfect fit has a gradient too."""
+    """Return outputs moved slightly towards zero, where the gradient does not vanish even for a perfect fit."""
     factors = torch.linspace(0.9, 1.0, output.numel(), dtype=output.dtype, device=output.device)
     return output.detach() * factors.view_as(output)
 
 
 def _share(piece: Tensor, own: Tensor) -> float:
-    """Return how much of a batch's own gradient is in that of all; 0 for a batch that counts for nothing."""
+    """Return the factor of a batch's own gradient in the gradient of all batches; 0 for a batch that does not count."""
     unit = unit_of(own)
     length = float((own / unit).square().sum())
     return float(((piece / unit) * (own / unit)).sum()) / length if length > 0 else 0.0

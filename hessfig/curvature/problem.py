@@ -1,4 +1,4 @@
-"""What is differentiated twice: a network, layered or not, cut down to what its weights reach; data and loss."""
+"""Objectives: a network, its batches and its loss, and the part of the network that depends on given weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hessfig.weights import Layout, Weight
 
 @runtime_checkable
 class Layered(Protocol):
-    """A network that offers its suffixes; other networks are evaluated whole."""
+    """A network that can be evaluated from any layer on; other networks are evaluated whole."""
 
     def hidden(self, inputs: Tensor, depth: int) -> Tensor:
         """Return the activations after `depth` layers (0: the embeddings), (batch, length, width)."""
@@ -35,29 +35,30 @@ class Layered(Protocol):
 
 @runtime_checkable
 class Headed(Layered, Protocol):
-    """A layered network whose outputs are features @ unembedding^T: with a large vocabulary they need not be held.
+    """A layered network whose outputs are features @ unembedding^T, so that large outputs need not be stored.
 
-    A further property `unembedding_bias`, a parameter (vocabulary), says that a bias is added to them.
+    If the network has a property `unembedding_bias`, a parameter (vocabulary), this bias is added to the outputs.
     """
 
     @property
     def unembedding(self) -> nn.Parameter:
-        """The matrix (vocabulary, width) that turns features into outputs; it may be that of the embedding too."""
+        """The matrix (vocabulary, width) that maps features to outputs; it may be tied to the embedding."""
 
     def features(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
-        """Return what the unembedding is applied to, (batch, scored, width)."""
+        """Return the inputs of the unembedding, (batch, scored, width)."""
 
 
 def unembedding_of(network: Headed) -> list[nn.Parameter]:
-    """Return what turns features into outputs: the matrix, and the bias (vocabulary) of a network that has one."""
+    """Return the parameters that map features to outputs: the matrix, and the bias (vocabulary) if there is one."""
     bias = getattr(network, "unembedding_bias", None)
     return [network.unembedding] if bias is None else [network.unembedding, bias]
 
 
 def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False) -> Tensor:
-    """Return the outputs that enter the loss: those at the scored positions, or all of a network that has no layers.
+    """Return the outputs that enter the loss: those at the scored positions, or all outputs of an unlayered network.
 
-    The last layer is evaluated where it is scored; `everywhere`: at all positions, as in a call of the whole network.
+    The last layer is evaluated at the scored positions only; with `everywhere`, at all positions, as the network itself
+    evaluates it.
     """
     if not isinstance(network, Layered):
         return network(inputs)
@@ -68,16 +69,17 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
 
 
 def evaluating(network: nn.Module) -> AbstractContextManager[Any]:
-    """Return the mode to evaluate a network in, whose outputs the caller detaches.
+    """Return the gradient mode for evaluating a network whose outputs the caller detaches.
 
-    One of somebody else records gradients: it may differentiate inside (forces, residuals of differential equations).
+    Networks of users record gradients: they may differentiate inside `forward` (forces, residuals of differential
+    equations).
     """
     return torch.set_grad_enabled(not isinstance(network, Layered))
 
 
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
-    """Let every call of the modules be seen by `hook` (module, inputs, output), which may give another output."""
+    """Register the forward hook `hook` (module, inputs, output) on all modules; it may replace the output."""
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield
@@ -87,16 +89,16 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[N
 
 
 def standard_error(samples: Float[Tensor, " count"]) -> float:
-    """Return the standard error of the samples' mean, std / sqrt(count); nan for a single sample."""
+    """Return the standard error of the mean of the samples, std / sqrt(count); nan for a single sample."""
     return deviation(samples) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
 
 
 def rademacher(
     dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
 ) -> Float[Tensor, "dim num_probes"]:
-    """Return independent +1/-1 entries, so that E v v^T = I; the first probes do not depend on how many follow.
+    """Return probes with independent entries +1 and -1, so that E v v^T = I.
 
-    Drawn on the CPU whatever the device of the products, so that every device sees the same probes.
+    The first probes do not depend on `num_probes`. Probes are drawn on the CPU, so that they are equal on every device.
 
     Examples
     --------
@@ -114,21 +116,21 @@ SEQUENCES = 2
 
 
 class OtherNetwork(ArithmeticError):
-    """The network computes something else than the engine that rebuilt it."""
+    """The outputs of the network differ from those of the engine that reimplements it."""
 
 
 def check_same(objective: Objective, outputs: Tensor, engine: str) -> None:
-    """Compare `outputs` (batch, scored, width) with the network's own at the first SEQUENCES sequences.
+    """Compare `outputs` (batch, scored, width) with those of the network for the first SEQUENCES sequences.
 
-    Raises OtherNetwork when they differ by more than rounding, relative to the largest; numbers that are not finite
-    cannot tell.
+    Raises OtherNetwork if the difference, relative to the largest output, exceeds rounding. Entries that are not finite
+    are ignored.
     """
     with torch.no_grad():
         network, inputs = objective.layered, objective.batch.inputs[:SEQUENCES]
         own = network.from_hidden(network.hidden(inputs, 0), 0, objective.batch.scored)
-    found = outputs[: len(own)].reshape(own.shape).to(own)
-    finite = own.isfinite() & found.isfinite()
-    off = float((own - found).abs()[finite].max()) if finite.any() else 0.0
+    other = outputs[: len(own)].reshape(own.shape).to(own)
+    finite = own.isfinite() & other.isfinite()
+    off = float((own - other).abs()[finite].max()) if finite.any() else 0.0
     scale = float(own.abs()[finite].max()) if finite.any() else 0.0
     if off > OUTPUTS.of(own.dtype) * scale:
         raise OtherNetwork(
@@ -143,20 +145,20 @@ Scalar = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples: what a network is given, and what its outputs are compared with.
+    """A batch of samples: inputs of the network and targets of the loss.
 
-    Inputs and targets are row-major in memory, however they were given.
+    Inputs and targets are stored in row-major order.
 
     Attributes
     ----------
     inputs : tensor, (batch, ...)
-        Tokens (batch, length), Gaussian rows (batch, length, d_model), pictures, or whatever the network takes.
+        Tokens (batch, length), Gaussian rows (batch, length, d_model), images, or any other tensor the network takes.
     targets : tensor
-        What fits the loss.
+        Second argument of the loss.
     scored : slice
-        The positions whose outputs enter the loss (a picture has one, which gives its class).
+        The positions whose outputs enter the loss (images have one position, whose output is the class).
     weight : float, optional
-        What the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
+        Divisor of the mean over this batch, if it is not proportional to the number of samples (losses.batch_weights).
 
     Examples
     --------
@@ -178,11 +180,11 @@ class Batch:
 
     @property
     def size(self) -> float:
-        """What the mean over this batch weighs next to those over others: its samples, unless `weight` says else."""
+        """The weight of this batch in a mean over several batches: `weight`, or the number of samples."""
         return float(len(self.inputs)) if self.weight is None else self.weight
 
     def samples(self, rows: slice | Tensor) -> Batch:
-        """Return the batch of some samples, whose mean is over them alone."""
+        """Return the batch that consists of the samples `rows`."""
         return Batch(self.inputs[rows], self.targets[rows], self.scored)
 
     def to(self, device: torch.device) -> Batch:
@@ -190,7 +192,7 @@ class Batch:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def cast(self, dtype: torch.dtype) -> Batch:
-        """Return the same batch with its floating-point numbers in another type."""
+        """Return the same batch with floating-point tensors cast to `dtype`."""
         inputs, targets = (
             given.to(dtype) if given.is_floating_point() else given for given in (self.inputs, self.targets)
         )
@@ -203,22 +205,22 @@ class Batch:
 
 @dataclass(frozen=True)
 class Witness:
-    """What a user's own function said of the problem that is measured in its place.
+    """Result of comparing the problem that is measured with the user's own function.
 
     Attributes
     ----------
     measured : str
         What is measured: a copy of the network, or the network itself.
     off : dict
-        How far the two are apart, by what was compared: the largest relative difference of a parameter's rows.
+        The largest relative difference in the rows of a parameter, by the quantity that was compared.
     not_taken : str
-        Why nothing was compared, if so.
+        The reason, if nothing was compared.
     no_split : str
-        Why H_o + H_f is not H, where it is not.
+        The reason, if H cannot be split into H_o + H_f.
     refusal : UserError, optional
-        Why there are no products by double backward.
+        The error to raise, if there are no products by double backward.
     has_gradient : bool
-        Whether differences of its gradient serve then.
+        Whether differences of gradients can be used instead.
     """
 
     measured: str
@@ -229,13 +231,13 @@ class Witness:
     has_gradient: bool = True
 
     def check_products(self, *, by_differences: bool) -> None:
-        """Raise UserError where second derivatives cannot be had in this way."""
+        """Raise UserError if second derivatives cannot be computed in this way."""
         if self.refusal and not (by_differences and self.has_gradient):
             raise self.refusal
 
     @property
     def record(self) -> dict[str, Any]:
-        """The witness in words and numbers, for tables and manifests."""
+        """The comparison as a dictionary, for tables and manifests."""
         words = {"not_taken": self.not_taken, "no_split": self.no_split, "refused": str(self.refusal or "")}
         off = {name: float(f"{one:.2g}") for name, one in self.off.items()}
         return {"measured": self.measured, "off": off, **{key: one for key, one in words.items() if one}}
@@ -245,21 +247,21 @@ class Witness:
 class Objective:
     """The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
 
-    The shares s_k of means add up to 1; those of sums are 1. `decay` / 2 |w|^2 is added to the loss, and `decay` times
-    the identity to H and H_f (see column.DecayedColumn).
+    For a loss that is a mean the shares s_k sum to 1; for a sum each share is 1. Weight decay adds `decay` / 2 |w|^2 to
+    the loss, and `decay` times the identity to H and H_f (see column.DecayedColumn).
 
     Attributes
     ----------
     network, loss : torch.nn.Module
-        f and l; l has a `reduction`, "mean" or "sum".
+        f and l; l has an attribute `reduction`, "mean" or "sum".
     batch : Batch
-        The first batch; `more` has the others.
+        The first batch; further batches are in `more`.
     layout : hessfig.weights.Layout
         The weights by name.
     decay : float
-        Of the weights.
+        Weight decay.
     witness : Witness, optional
-        What the problem of a user's own network was compared with.
+        For a network of a user: the comparison with the user's own function.
 
     Examples
     --------
@@ -285,29 +287,29 @@ class Objective:
     @property
     def layers(self) -> nn.ModuleList:
         """The layers of a layered network."""
-        found = self.network.layers
-        assert isinstance(found, nn.ModuleList)
-        return found
+        layers = self.network.layers
+        assert isinstance(layers, nn.ModuleList)
+        return layers
 
     @property
     def layered(self) -> Layered:
-        """The network as one that can be cut behind a layer."""
+        """The network as one that can be evaluated from a layer on."""
         assert isinstance(self.network, Layered)
         return self.network
 
     @property
     def is_headed(self) -> bool:
-        """Whether the network has a head under cross-entropy of tokens, so that its outputs need not be held."""
+        """Whether the network has an unembedding under cross-entropy of tokens, so that outputs need not be stored."""
         return isinstance(self.network, Headed) and type(self.loss) is CrossEntropy
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """Every batch."""
+        """All batches."""
         return (self.batch, *self.more)
 
     @property
     def shares(self) -> list[float]:
-        """Each batch's share of the loss: what it weighs over what all weigh for means, one for sums."""
+        """The share of each batch in the loss: its size over the total size for a mean, 1 for a sum."""
         if not self.more or self.loss.reduction == "sum":
             return [1.0] * len(self.batches)
         total = sum(batch.size for batch in self.batches)
@@ -319,13 +321,13 @@ class Objective:
         return replace(self, network=self.network.to(device), batch=self.batch.to(device), more=more)
 
     def on(self, device: torch.device) -> Objective:
-        """Return the same problem on `device`, with a network of its own where its user's is elsewhere."""
+        """Return the same problem on `device`; a network on another device is copied first, not moved."""
         if all(parameter.device == device for parameter in self.network.parameters()):
             return self.to(device)
         return replace(self, network=copy.deepcopy(self.network)).to(device)
 
     def cast(self, dtype: torch.dtype) -> Objective:
-        """Return the same problem in another floating-point type, with a network of its own."""
+        """Return the same problem in another floating-point type, with a copy of the network."""
         if self.dtype == dtype:
             return self
         more = tuple(batch.cast(dtype) for batch in self.more)
@@ -333,17 +335,17 @@ class Objective:
         return replace(self, network=network, batch=self.batch.cast(dtype), more=more)
 
     def weight(self, layer: int, name: str) -> nn.Parameter:
-        """Return the parameter that holds a weight of `layer` whole."""
+        """Return the parameter that is the weight `name` of `layer`."""
         (weight,) = self.layout.side(layer, name)
         assert weight.index is None
         return self.network.get_parameter(weight.parameter)
 
     def suffix(self, weights: Sequence[Weight]) -> Suffix:
-        """Return the part of the network that depends on `weights`, with its input computed once."""
+        """Return the part of the network that depends on `weights`; its input is computed once."""
         return Suffix(self, self.depth(weights))
 
     def depth(self, weights: Sequence[Weight]) -> int | None:
-        """Return how many layers lie below all of `weights`; None where the network cannot be cut below them."""
+        """Return the number of layers below all of `weights`; None if the network cannot be cut there."""
         if not isinstance(self.network, Layered) or any(map(_is_embedding, weights)):
             return None
         layers = [weight.layer for weight in weights if weight.layer]
@@ -351,10 +353,10 @@ class Objective:
 
 
 class Suffix(nn.Module):
-    """Maps the residual stream after `depth` layers (or the raw inputs, `depth` None) to the scored outputs.
+    """The map from the residual stream after `depth` layers (None: from the inputs) to the scored outputs.
 
-    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all products; `data` and `gradients`
-    hold them for every batch, gradients with the batch's share of the loss.
+    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all products. `data` and `gradients`
+    contain those of every batch; gradients are multiplied by the share of the batch.
     """
 
     def __init__(self, objective: Objective, depth: int | None) -> None:
@@ -379,23 +381,23 @@ class Suffix(nn.Module):
         ]
 
     def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
-        """Return the inputs of every batch and the scalar of its outputs whose Hessian is the batch's H or H_f."""
+        """Return, for every batch, its inputs and the scalar function of the outputs whose Hessian is H or H_f."""
         if part == Part.H_f:
             return [(start, partial(along, slope)) for start, slope in self.gradients]
         shares = zip(self.data, self.shares, strict=True)
         return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
 
     def check_held(self, number: int, outputs: Tensor) -> None:
-        """Raise UserError where the loss of a batch at the weights is not what it was when this was made.
+        """Raise UserError if the loss of a batch has changed since this object was created.
 
-        A network of the user's own is copied, but its code and its loss may read what changes elsewhere.
+        A network of a user is copied, but its code and its loss may read variables that change elsewhere.
         """
         if not self._values:
             return
         was, now = self._values[number], float(self._value(number, outputs))
         if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(abs(was), abs(now)):
             raise UserError(
-                "the function has changed since its products were made: what network or loss read is another",
+                "the function has changed since this operator was created: network or loss read other values",
                 got=f"a loss of {now:.9g}, and {was:.9g} before",
                 allowed="a network and a loss that give the same value at the same weights",
                 remedy="make the operator again: problem.operator(...)",
@@ -406,12 +408,12 @@ class Suffix(nn.Module):
             return self.loss(outputs, self.every_target[number])
 
     def at(self, parameters: dict[str, Tensor], start: Tensor) -> Tensor:
-        """Return the outputs at `start` with other values of some parameters of the suffix, by name."""
+        """Return the outputs for `start` with the given values of parameters of the suffix, by name."""
         return functional_call(self, parameters, (start,))
 
     @property
     def bytes_per_probe(self) -> int:
-        """Memory one probe's products take, counted from above: every activation of the suffix, some six times over."""
+        """Upper bound of the memory for the products of one probe: about six times all activations of the suffix."""
         activations = sum(_entries_per_position(module) for module in self.network.modules())
         axes = self.inputs.shape[:2] if self.inputs.ndim > 1 else self.inputs.shape
         return 6 * max(activations, 1) * axes.numel() * self.outputs.element_size()
@@ -429,7 +431,7 @@ class Suffix(nn.Module):
 
 
 def along(slope: Tensor, outputs: Tensor) -> Tensor:
-    """Return <slope, outputs>: the loss linearised in the outputs, whose Hessian is H_f."""
+    """Return <slope, outputs>, the loss linearised in the outputs; its Hessian is H_f."""
     return (outputs * slope).sum()
 
 

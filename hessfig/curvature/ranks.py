@@ -1,4 +1,4 @@
-"""Processes that share one cell: micro-batches dealt by rank, products added in the order of the micro-batches."""
+"""Products of one cell on several processes: micro-batches are distributed over ranks, and products added in order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,14 @@ from hessfig.terms import Part
 
 
 class RankedColumn(HeadedColumn):
-    """A column whose micro-batches are dealt by rank, rank r of n taking the (r + 1)-th of every n.
+    """A column whose micro-batches are distributed over ranks; rank r of n takes the (r + 1)-th of every n.
 
-    Every rank gathers the products of every micro-batch and adds them from the first to the last, so that the sums
-    have the same bits on every rank, and for any number of ranks. (A reduction by the ranks would associate the terms
-    by their number.)
+    Every rank gathers the products of all micro-batches and adds them in order, so that the sums have the same bits on
+    every rank and for any number of ranks. (The order of summation of a distributed reduction depends on that number.)
     """
 
     def split_matmat(self, probes: Tensor, parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V, keyed (row, part), for every row and each of `parts`, the same on every rank."""
+        """Return A V by (row, part), for every row and each of `parts`, equal on every rank."""
         columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
         sums = {part: Totals(columns).tensors() for part in wanted}
@@ -51,7 +50,7 @@ def broadcast(message: Any = None) -> Any:
 
 
 def all_gather(message: Any) -> list[Any]:
-    """Return the messages of all ranks, in their order."""
+    """Return the messages of all ranks, in order of rank."""
     messages = [None] * distributed.get_world_size()
     distributed.all_gather_object(messages, message)
     return messages

@@ -1,4 +1,4 @@
-"""How far two computations of one number may be apart, and sums of squares that neither under- nor overflow."""
+"""Tolerances for two computations of one number, and sums of squares without under- or overflow."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,33 +17,33 @@ class Rounding:
     lower: float
 
     def of(self, dtype: torch.dtype) -> float:
-        """Return the difference that is allowed in a type."""
+        """Return the relative difference that is allowed in a type."""
         return {torch.float64: self.double, torch.float32: self.single}.get(dtype, self.lower)
 
 
 OUTPUTS = Rounding(1e-9, 1e-3, 1e-2)  # of one network evaluated in two ways, or of vectors pulled back in two ways
 LOSS = Rounding(1e-9, 1e-4, 1e-2)  # of losses, and of their Hessians in the outputs
 SINGLES = Rounding(1e-6, 1e-3, 1e-2)  # of samples alone and among others: some networks compute in float32 inside
-# u.Av and v.Au of a sound operator: where the softmax saturates (linear attention, sigma 10), H_o loses ten digits to
-# cancellation and rounding reaches 1e-6. Operators that are wrong differ by per cents.
+# u.Av and v.Au of a correct operator: if the softmax saturates (linear attention, sigma 10), H_o loses ten digits to
+# cancellation, and rounding reaches 1e-6. Wrong operators differ by per cents.
 SYMMETRY = Rounding(1e-5, 5e-3, 5e-2)
 ROWS = Rounding(1e-9, 1e-4, 5e-2)  # of the rows of one parameter, of gradients and products by two routes
 CAST = Rounding(1e-6, 1e-2, 0.2)  # of a loss in the type of its user's network and in another
 
 
 def unit_of(*tensors: Tensor) -> float:
-    """Return 1, or where squares would under- or overflow the power of two just below the largest entry in size."""
+    """Return 1; if squares would under- or overflow, the largest power of two below the largest absolute entry."""
     peak = max((float(one.detach().abs().max()) for one in tensors if one.numel()), default=0.0)
     tiny = max((torch.finfo(one.dtype).tiny for one in tensors), default=0.0)
     is_usual = tiny**0.5 <= peak <= _MOST_ADDED / tiny**0.5
     return 1.0 if is_usual or not 0.0 < peak < math.inf else 2.0 ** (math.frexp(peak)[1] - 1)
 
 
-_MOST_ADDED = 1e-6  # of the root of a type's range: a million millions of such squares still have a sum
+_MOST_ADDED = 1e-6  # share of the root of the range of a type: a sum of 1e12 such squares does not overflow
 
 
 def by_squares(function: Callable[[Tensor], Tensor], of: Tensor, *, added_in: torch.dtype | None = None) -> float:
-    """Return f(x) of an f with f(u x) = u f(x) that adds squares, as a norm does: plainly where they are in range."""
+    """Return f(x) for a homogeneous f that sums squares, such as a norm; x is rescaled if squares leave the range."""
     plain = float(function(of))
     if torch.finfo(added_in or of.dtype).tiny ** 0.5 <= plain < math.inf:
         return plain
@@ -52,12 +52,12 @@ def by_squares(function: Callable[[Tensor], Tensor], of: Tensor, *, added_in: to
 
 
 def norm(tensor: Tensor) -> float:
-    """Return the root of the sum of squares of all entries."""
+    """Return the Euclidean norm of all entries."""
     return by_squares(Tensor.norm, tensor)
 
 
 def norm_of_all(tensors: Iterable[Tensor], plain: float) -> float:
-    """Return `plain`, the norm of all tensors together by their squares, unless these were out of range."""
+    """Return the norm of all tensors together: `plain`, computed by squares, unless these under- or overflowed."""
     tiny = torch.finfo(torch.float64).tiny
     return plain if tiny**0.5 <= plain < math.inf else math.hypot(*map(norm, tensors))
 

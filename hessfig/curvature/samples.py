@@ -1,4 +1,4 @@
-"""Samples of a loss: which of them count and how much, how each is taken alone, and that their gradients add up."""
+"""Single samples of a loss: their weights, their own losses and gradients, and a check that the gradients add up."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs
 from hessfig.curvature.rounding import SINGLES
 from hessfig.errors import UserError, first_few, plain
 
-_NOISE = 1e3  # roundings of all gradients together, of which the gradient of a parameter may consist
+_NOISE = 1e3  # allowed rounding errors in the gradient of a parameter, relative to all gradients together
 
 
 @runtime_checkable
 class BySample(Protocol):
-    """A network of arguments of several kinds, which can tell the axis of each that runs over samples."""
+    """A network with arguments of several kinds that knows which axis of each argument runs over samples."""
 
     def by_sample(self) -> nn.Module:
-        """Return the same network, to be given some of the samples. Raises UserError where samples meet."""
+        """Return the same network as a function of any of the samples. Raises UserError if samples interact."""
 
 
 def by_sample(objective: Objective) -> Objective:
-    """Return the problem with a network that may be given some of its samples.
+    """Return the problem with a network that accepts any subset of its samples.
 
-    Inputs that are one tensor have the samples as their first axis; a network that is called with several arguments is
-    asked. Raises UserError where it gives no sample alone what it gives the sample among the others.
+    Inputs that are one tensor have the samples as their first axis; for other inputs see `BySample`. Raises UserError
+    if the outputs of a sample alone differ from its outputs among the others.
     """
     if not isinstance(objective.network, BySample):
         return objective
@@ -42,10 +42,11 @@ def by_sample(objective: Objective) -> Objective:
 
 @dataclass(frozen=True)
 class Counted:
-    """The loss of a batch as sum_i weights_i l_i / divisor, l_i that of sample i alone; 0 for one that does not count.
+    """The loss of a batch as sum_i weights_i l_i / divisor, with the loss l_i of sample i alone.
 
-    Weights of a mean are what the sample's own divides by: its targets that are not ignored, or their class weights.
-    Those of a sum are 1. A loss of a type that is not known shows its weights, by value and gradient.
+    For a mean, the weight of a sample is the divisor of its own mean: the number of targets that are not ignored, or
+    their class weights. For a sum all weights are 1. A sample that does not count has weight 0. For a loss of unknown
+    type, weights are inferred from values and gradients.
     """
 
     weights: Float[Tensor, " samples"]
@@ -53,14 +54,14 @@ class Counted:
 
 
 def counted(objective: Objective, batch: Batch) -> Counted:
-    """Return which samples of a batch count, and how much. Raises UserError for a loss in which samples meet."""
+    """Return the weights of the samples of a batch. Raises UserError for a loss in which samples interact."""
     count, loss = len(batch.inputs), objective.loss
-    if isinstance(loss, Inside):  # of which the sum of the gradients tells
+    if isinstance(loss, Inside):  # its samples are checked by the sum of their gradients
         return Counted(torch.ones(count, dtype=torch.float64), float(count) if loss.reduction == "mean" else 1.0)
     if of_classes(loss, batch.targets):
-        outputs = [torch.empty(0)] * count  # targets alone are read
+        outputs = [torch.empty(0)] * count  # only targets are used
     else:
-        with torch.set_grad_enabled(not isinstance(objective.network, Layered)):  # others may differentiate inside
+        with torch.set_grad_enabled(not isinstance(objective.network, Layered)):  # users' may differentiate inside
             outputs = list(scored_outputs(objective.network, batch.inputs, batch.scored).detach().split(1))
     if len(outputs) != count or len(batch.targets) % count:
         raise met(f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}")
@@ -71,62 +72,62 @@ def counted(objective: Objective, batch: Batch) -> Counted:
 
 @dataclass(frozen=True)
 class Single:
-    """A sample that counts as a problem of its own; `factor` is its weight over the mean of all weights."""
+    """A sample as a problem of its own; `factor` is its weight divided by the mean weight of samples that count."""
 
     problem: Objective
     factor: float
 
 
 def singles(objective: Objective) -> tuple[list[Single], float]:
-    """Return every sample that counts, and s: the gradient of the loss is s times the mean of factor times gradient.
+    """Return all samples that count, and s such that the gradient of the loss is s times the mean of factor * gradient.
 
-    For a loss that is a mean s is 1. Raises UserError as `by_sample` and `counted` do.
+    For a loss that is a mean, s is 1. Raises UserError as `by_sample` and `counted` do.
     """
     apart, weighed = by_sample(objective), [(batch, counted(objective, batch)) for batch in objective.batches]
     sizes = [1.0 if objective.loss.reduction == "sum" else batch.size for batch in objective.batches]
-    masses = [size * (float(one.weights.sum()) / one.divisor) for size, (_, one) in zip(sizes, weighed, strict=True)]
-    count = sum(int(one.weights.count_nonzero()) for _, one in weighed)
-    found = []
-    for size, (batch, one) in zip(sizes, weighed, strict=True):
+    masses = [size * (float(own.weights.sum()) / own.divisor) for size, (_, own) in zip(sizes, weighed, strict=True)]
+    count = sum(int(own.weights.count_nonzero()) for _, own in weighed)
+    samples = []
+    for size, (batch, own) in zip(sizes, weighed, strict=True):
         targets = batch.targets.split(len(batch.targets) // len(batch.inputs))
-        for row in one.weights.nonzero().flatten().tolist():
-            factor = size * float(one.weights[row]) * count / (sum(masses) * one.divisor)
+        for row in own.weights.nonzero().flatten().tolist():
+            factor = size * float(own.weights[row]) * count / (sum(masses) * own.divisor)
             single = Batch(batch.inputs[row : row + 1], targets[row], batch.scored)
-            found.append(Single(replace(apart, batch=single, more=()), factor))
-    return found, sum(masses) / (1.0 if objective.loss.reduction == "sum" else sum(sizes))
+            samples.append(Single(replace(apart, batch=single, more=()), factor))
+    return samples, sum(masses) / (1.0 if objective.loss.reduction == "sum" else sum(sizes))
 
 
 def single_gradients(objective: Objective, most: int | None = None) -> Iterator[Float[Tensor, " n"]]:
-    """Yield the factor times the gradient of every sample that counts, in float64; of the first `most` of them.
+    """Yield factor * gradient in float64 for every sample that counts, or for the first `most` of them.
 
-    Raises UserError, at the end, where they do not add up to the gradient of the loss, parameter by parameter. Of the
-    package's networks, whose samples never meet, no more are made than are yielded.
+    Raises UserError at the end if the gradients do not add up to that of the loss, parameter by parameter. In networks
+    of the package samples never interact, so further gradients are not computed.
     """
     whole, (every, scale) = LossGradient(objective).gradient, singles(objective)
-    lengths = [one.numel() for one in whole.values()]
+    lengths = [slope.numel() for slope in whole.values()]
     total, sizes = torch.zeros(()), torch.zeros(len(lengths))
-    for number, one in enumerate(every):
+    for number, sample in enumerate(every):
         is_wanted = most is None or number < most
         if not is_wanted and isinstance(objective.network, Layered):
             return
         with alone():
-            found = LossGradient(one.problem).flat.double() * one.factor
-        total, sizes = total + found, sizes + torch.stack([piece.norm().cpu() for piece in found.split(lengths)])
+            gradient = LossGradient(sample.problem).flat.double() * sample.factor
+        total, sizes = total + gradient, sizes + torch.stack([piece.norm().cpu() for piece in gradient.split(lengths)])
         if is_wanted:
-            yield found
+            yield gradient
     mean = scale / len(every)
     check_sum(whole, dict(zip(whole, (mean * total).split(lengths), strict=True)), (mean * sizes).tolist())
 
 
 def check_alike(objective: Objective) -> None:
-    """Raise UserError where the samples of the batch do not count alike, or those of somebody's own network meet."""
+    """Raise UserError if samples of the batch have different weights, or interact in a network of a user."""
     weights = counted(objective, objective.batch).weights
     if bool((weights != weights[0]).any()):
         raise UserError(
-            "the samples do not count alike in the loss: some targets are ignored, or weigh more than others",
+            "the samples have different weights in the loss: some targets are ignored, or have larger weights",
             got=f"weights of samples from {float(weights.min()):.4g} to {float(weights.max()):.4g}",
-            allowed="a loss that is the mean over samples that count alike",
-            remedy="leave the quantities of single samples out, or give samples with as many targets that count",
+            allowed="a loss that is the mean over samples with equal weights",
+            remedy="leave the quantities of single samples out, or give samples with equally many targets that count",
         )
     if not isinstance(objective.network, Layered):
         for _ in single_gradients(objective):
@@ -134,19 +135,19 @@ def check_alike(objective: Objective) -> None:
 
 
 def check_sum(whole: Mapping[str, Tensor], total: Mapping[str, Tensor], sizes: Sequence[float]) -> None:
-    """Raise UserError where gradients of single samples do not add up to that of all, by the parameter's name.
+    """Raise UserError if gradients of single samples do not add up to that of all; the error names the parameters.
 
-    `sizes` are the sums of the lengths of those that are added up, parameter by parameter: rounding is relative to
-    these. Where the gradient is not finite there is nothing to tell.
+    `sizes` are the sums of the norms of the summands, parameter by parameter; rounding is relative to these. Gradients
+    that are not finite are not checked.
     """
-    if not all(bool(one.isfinite().all()) for one in whole.values()):
+    if not all(bool(gradient.isfinite().all()) for gradient in whole.values()):
         return
     noise = _NOISE * torch.finfo(next(iter(whole.values())).dtype).eps * sum(sizes)
     wrong = dict[str, float]()
-    for (name, one), size in zip(whole.items(), sizes, strict=True):
-        off = float((one.double().flatten() - total[name].to(one.device).flatten()).norm())
-        if not off <= SINGLES.of(one.dtype) * size + noise:
-            wrong[name] = off / max(float(one.norm()), torch.finfo(torch.float64).tiny)
+    for (name, gradient), size in zip(whole.items(), sizes, strict=True):
+        off = float((gradient.double().flatten() - total[name].to(gradient.device).flatten()).norm())
+        if not off <= SINGLES.of(gradient.dtype) * size + noise:
+            wrong[name] = off / max(float(gradient.norm()), torch.finfo(torch.float64).tiny)
     if wrong:
         shares = [f"{name} by {share:.2g} of its length" for name, share in wrong.items()]
         raise met(f"the gradients of single samples do not add up to that of the loss: off in {first_few(shares)}")
@@ -154,7 +155,7 @@ def check_sum(whole: Mapping[str, Tensor], total: Mapping[str, Tensor], sizes: S
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Turn what a network or loss raises of a sample alone into a UserError."""
+    """Turn any exception of a network or loss for a single sample into a UserError."""
     try:
         yield
     except Exception as error:
@@ -164,12 +165,12 @@ def alone() -> Iterator[None]:
 
 
 def met(got: str) -> UserError:
-    """Return what is said of samples that see each other."""
+    """Return the error for samples that interact."""
     return UserError(
         "quantities of single samples (Fisher matrices, Shampoo, noise_scale, ...): the samples see each other, or "
         "cannot be taken alone",
         got=got,
-        allowed="a network and a loss that give each sample alone what they give it among the others, outputs and "
-        "targets with the samples as their first axis",
+        allowed="a network and a loss whose results for a sample do not depend on the others, with outputs and "
+        "targets that have samples as their first axis",
         remedy="leave these quantities out; of approximations, diagonal, kfoc and kronecker_sum need no single samples",
     )

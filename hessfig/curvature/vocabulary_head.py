@@ -1,4 +1,4 @@
-"""Products of networks with a large vocabulary: double backward below the head, which is taken in chunks."""
+"""Products of networks with a large vocabulary: double backward below the head, and the head in chunks of tokens."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.problem import Headed, Objective, unembedding_of
 from hessfig.terms import Part
 
-CHUNK_BYTES = 2**26  # of one tensor of logits
+CHUNK_BYTES = 2**26  # size of one tensor of logits
 
 
 @dataclass(frozen=True)
 class Tangents:
-    """Directions: of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width), or neither.
+    """Directions of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width); each may be None.
 
-    A bias of the unembedding is its last column, next to which the features have a 1 that no weight changes.
+    A bias of the unembedding is its last column; the features then have a constant 1 as their last entry.
     """
 
     features: Tensor | None
@@ -33,11 +33,11 @@ class Tangents:
 
 @dataclass
 class Readout:
-    """The mean loss over `total` scored tokens, `targets` of which belong to this batch; W is the `unembedding`.
+    """The mean loss over `total` scored tokens, of which `targets` are in this batch; W is the `unembedding`.
 
-    With g = (p - y) / total the gradient and B = (diag(p) - p p^T) / total the Hessian in a token's logits z = W h, a
-    direction has dz = W dh + dW h. Then H_o has B dz, pulled back to h and W, and H_f has g, paired with the mixed
-    term dW dh of z: the only second-order term that the unembedding has.
+    In the logits z = W h of a token, the loss has the gradient g = (p - y) / total and the Hessian
+    B = (diag(p) - p p^T) / total. A direction has dz = W dh + dW h. H_o is B dz, pulled back to h and W. H_f is g times
+    the mixed term dW dh of z, the only second-order term of the unembedding.
     """
 
     unembedding: Float[Tensor, "vocabulary width"]
@@ -46,14 +46,14 @@ class Readout:
     _probabilities: Tensor | None = None
 
     def cotangent(self, features: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
-        """Return the loss's gradient in the features: W^T g."""
+        """Return the gradient of the loss in the features, W^T g."""
         pieces = [self._slope(features, chunk) @ self.unembedding for chunk in self._chunks(1)]
         return torch.cat(pieces)
 
     def products(
         self, features: Float[Tensor, "tokens width"], tangents: Tangents, part: Part, *, with_weight: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `part` sends back to the features, (k, tokens, width), and (`with_weight`) to the unembedding."""
+        """Return products of `part` in the features, (k, tokens, width), and, `with_weight`, in the unembedding."""
         k = next(len(one) for one in (tangents.features, tangents.unembedding) if one is not None)
         to_features = torch.zeros(k, *features.shape, dtype=features.dtype, device=features.device)
         to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape) if with_weight else None
@@ -93,7 +93,7 @@ class Readout:
         return p.div_(self.total)
 
     def _softmax(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
-        """Return p of a chunk of tokens; those of a batch that is a single chunk are kept."""
+        """Return p of a chunk of tokens; if the batch is a single chunk, p is kept."""
         if self._bytes_per_token * len(self.targets) > CHUNK_BYTES:
             return (features[chunk] @ self.unembedding.T).softmax(-1)
         if self._probabilities is None:
@@ -105,14 +105,14 @@ class Readout:
         return len(self.unembedding) * self.unembedding.element_size()
 
     def _chunks(self, k: int) -> Iterator[slice]:
-        """Yield slices of tokens, so many that k tensors of their logits take CHUNK_BYTES."""
+        """Yield slices of tokens such that k tensors of their logits take at most CHUNK_BYTES."""
         size = max(1, CHUNK_BYTES // (self._bytes_per_token * k))
         for start in range(0, len(self.targets), size):
             yield slice(start, min(start + size, len(self.targets)))
 
 
 class Features(nn.Module):
-    """The network without its unembedding, from the activations after `depth` layers (None: from the inputs) on."""
+    """The network without its unembedding, starting from the activations after `depth` layers (None: the inputs)."""
 
     def __init__(self, network: Headed, depth: int | None, scored: slice) -> None:
         super().__init__()
@@ -120,28 +120,28 @@ class Features(nn.Module):
         self.ones = len(unembedding_of(network)) - 1
 
     def start(self, inputs: Tensor) -> Tensor:
-        """Return what `forward` takes: the activations below the weights, computed once."""
+        """Return the input of `forward`: the activations below the weights, computed once."""
         with torch.no_grad():
             return inputs if self.depth is None else self.network.hidden(inputs, self.depth)
 
     def forward(self, start: Tensor, kept: Tensor) -> Tensor:
-        """Return the features of every scored token of the batch, (tokens, width); not those that `kept` leaves out.
+        """Return the features of the scored tokens that `kept` selects, (tokens, width).
 
-        Where the unembedding has a bias, a 1 stands behind each token's features.
+        If the unembedding has a bias, 1 is appended to the features of each token.
         """
         depth = self.depth or 0
         hidden = self.network.hidden(start, 0) if self.depth is None else start
-        found = self.network.features(hidden, depth, self.scored).flatten(0, 1)
-        found = found if kept.all() else found[kept]
-        return F.pad(found, (0, 1), value=1.0) if self.ones else found
+        features = self.network.features(hidden, depth, self.scored).flatten(0, 1)
+        features = features if kept.all() else features[kept]
+        return F.pad(features, (0, 1), value=1.0) if self.ones else features
 
 
 class Graphs:
-    """Features h(w) at `start`, and G(w, c) = dh^T c: the pull-back as a function of weights and cotangent.
+    """Features h(w) at `start`, and the pull-back G(w, c) = (dh/dw)^T c as a function of weights and cotangent.
 
-    With c held fixed, the gradient of <G, v> gives both what a direction v does to the features (in c: dh v) and the
-    second derivatives of <c, h> along v (in w): H_f, and the tangent that H_o needs. With c the loss's gradient at
-    h(w), it is H v at once. Each graph is made once for all directions, when it is first asked for.
+    For fixed c, the gradient of <G, v> in c is the tangent (dh/dw) v, which H_o needs, and its gradient in w is the
+    second derivative of <c, h> along v, which is H_f v. If c is the gradient of the loss at h(w), the gradient in w is
+    H v. Each graph is created once for all directions, on first use.
     """
 
     def __init__(
@@ -156,18 +156,18 @@ class Graphs:
         self._whole: tuple[_Direction, Sequence[Tensor]] | None = None
 
     def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return dh along `direction` (one tensor a weight) and, if `second`, the second derivatives of <c, h>."""
+        """Return dh along `direction` (one tensor per weight) and, if `second`, the second derivatives of <c, h>."""
         if self._split is None:
             cotangent = self.readout.cotangent(self.value).requires_grad_()
             self._split = (cotangent, self._pulled(cotangent))
         cotangent, pulled = self._split
-        found = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
-        return found[0], found[1:]
+        slopes = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
+        return slopes[0], slopes[1:]
 
     def multiply(
         self, direction: Sequence[Tensor], unembedding: Tensor | None, *, with_weight: bool
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return H v, one tensor a weight, and that of the unembedding, along `direction` and `unembedding`."""
+        """Return H v, one tensor per weight and one for the unembedding, along `direction` and `unembedding`."""
         if self._whole is None:
             seen = _Direction()
             with torch.enable_grad():
@@ -178,7 +178,7 @@ class Graphs:
         return self._along(pulled, direction, self._at), seen.to_weight
 
     def pull(self, cotangent: Tensor) -> list[Tensor]:
-        """Return dh^T `cotangent`, one tensor a weight."""
+        """Return (dh/dw)^T `cotangent`, one tensor per weight."""
         with differentiable_twice():
             return gradients(self._value, self._at, cotangent)
 
@@ -198,7 +198,7 @@ class Graphs:
 
 
 class _Direction:
-    """What a product by H has besides the features: the unembedding's direction, and what is sent back to it."""
+    """The direction of the unembedding in a product with H, and the product in the unembedding."""
 
     unembedding: Tensor | None = None
     to_weight: Tensor | None = None
@@ -206,7 +206,7 @@ class _Direction:
 
 
 class _Slope(torch.autograd.Function):
-    """The loss's gradient in the features; its derivative is the loss's Hessian, a chunk of tokens at a time."""
+    """The gradient of the loss in the features; its derivative is the Hessian, computed in chunks of tokens."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, readout: Readout, seen: _Direction) -> Tensor:
@@ -220,16 +220,16 @@ class _Slope(torch.autograd.Function):
         weight = None if ctx.seen.unembedding is None else ctx.seen.unembedding.unsqueeze(0)
         tangents = Tangents(tangent.unsqueeze(0), weight)
         with torch.no_grad():
-            found, to_weight = ctx.readout.products(features, tangents, Part.H, with_weight=ctx.seen.with_weight)
+            products, to_weight = ctx.readout.products(features, tangents, Part.H, with_weight=ctx.seen.with_weight)
         ctx.seen.to_weight = None if to_weight is None else to_weight[0]
-        return found[0], None, None
+        return products[0], None, None
 
 
 class Totals:
-    """Sums of products, one tensor (*shape, k) a parameter, made when something is first added to them.
+    """Sums of products, one tensor (*shape, k) per parameter, allocated on first use.
 
-    Nothing is added in place to what autograd returned: two weights may have been given the same tensor. A single
-    direction's pieces are taken as they are, for those of a whole network are as large as it.
+    Tensors that autograd returned are not modified in place, since two weights may have received the same tensor. For a
+    single direction its pieces are used without a copy, since those of a whole network are as large as the network.
     """
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
@@ -240,33 +240,33 @@ class Totals:
         self._sums: list[Tensor | None] = [None for _ in columns]
 
     def add(self, place: int, k: int, piece: Tensor) -> None:
-        """Add direction k's piece."""
-        held = self._sums[place]
+        """Add a piece of direction k."""
+        total = self._sums[place]
         if self._width == 1:
-            self._sums[place] = piece.unsqueeze(-1) if held is None else held + piece.unsqueeze(-1)
+            self._sums[place] = piece.unsqueeze(-1) if total is None else total + piece.unsqueeze(-1)
             return
-        if held is None:
-            held = self._sums[place] = self._empty[place]()
-        held[..., k] += piece
+        if total is None:
+            total = self._sums[place] = self._empty[place]()
+        total[..., k] += piece
 
     def tensors(self) -> list[Tensor]:
-        """Return the sums, zeros where nothing was added."""
+        """Return the sums; zero for parameters to which nothing was added."""
         pairs = zip(self._sums, self._empty, strict=True)
         return [empty() if held is None else held for held, empty in pairs]
 
 
 class HeadedColumn(SidedColumn):
-    """The blocks of a column by plain double backward below the head.
+    """The blocks of a column, by plain double backward below the head.
 
-    Batches come one after the other, so memory is that of one; the graphs of a single batch are kept between calls.
-    No vmap is used, under which products through LayerNorm are wrong (see double_backward.verified_or_fallback). With
-    features z, outputs U z and B the Hessian of the loss in them, H_o v = J_z^T U^T B U J_z v: outputs of a large
-    vocabulary are made in chunks and never held.
+    Batches are evaluated one after the other, so memory is that of one batch; if there is one batch, its graphs are
+    kept between calls. vmap is not used, since products through LayerNorm are wrong under it (see
+    double_backward.verified_or_fallback). With features z, outputs U z and the Hessian B of the loss in the outputs,
+    H_o v = J_z^T U^T B U J_z v: outputs of a large vocabulary are computed in chunks and never stored.
 
     Parameters
     ----------
-    problem : Objective
-        Whose network is Headed: it has `hidden`, `features` and `unembedding`.
+    objective : Objective
+        The loss; its network is Headed, with methods `hidden` and `features` and an `unembedding`.
     layer, col, rows
         As in ColumnOperator.
 
@@ -300,7 +300,7 @@ class HeadedColumn(SidedColumn):
         assert isinstance(network, Headed)
         self._network = network
         places = enumerate(zip(self.places, self.parameters, strict=True))
-        # A tied embedding is in both lists: the loss depends on it as input and as output weight.
+        # A tied embedding is in both lists, since the loss depends on it as an input and as an output weight.
         self._heads = _heads(self.parameters, network)
         is_tied = objective.depth(self.weights) is None
         self._body = {i: path for i, (path, _) in places if i not in self._heads or is_tied}
@@ -311,32 +311,32 @@ class HeadedColumn(SidedColumn):
 
     @property
     def bytes_per_probe(self) -> int:
-        """Memory that grows with the probes: directions, products of two parts, and rows read off them."""
+        """Memory per probe: directions, products of two parts, and the rows selected from them."""
         entries = sum(parameter.numel() for parameter in self.parameters)
         return 4 * entries * self.dtype.itemsize
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
+        """Return A V by (row, part), for every row and each of `parts`: one double backward per batch and probe."""
         columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
-        found = self._of_batches(range(len(self._batches)), columns, wanted)
-        del columns  # as large as the products, which are read off next
-        products = {part: totals.tensors() for part, totals in found.items()}
+        sums = self._of_batches(range(len(self._batches)), columns, wanted)
+        del columns  # as large as the products, which are copied next
+        products = {part: totals.tensors() for part, totals in sums.items()}
         return completed(self.gathered(products), parts)
 
     def _of_batches(self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]) -> dict[Part, Totals]:
-        """Return the sums of the products of some batches."""
-        found = {part: Totals(columns) for part in wanted}
+        """Return the sums of the products of the batches `numbers`."""
+        sums = {part: Totals(columns) for part in wanted}
         for number in numbers:
             graphs = self._graphs(number)
             if wanted == [Part.H] and self._body:
-                self._add_whole(found[Part.H], columns, graphs)
+                self._add_whole(sums[Part.H], columns, graphs)
             else:
-                self._add(found, columns, graphs)
-        return found
+                self._add(sums, columns, graphs)
+        return sums
 
     def _graphs(self, number: int) -> Graphs:
-        """Return the graphs of a batch: kept where it is the only one, made anew else."""
+        """Return the graphs of a batch; they are kept if it is the only batch, and otherwise recreated."""
         if self._kept is not None:
             return self._kept
         start, targets = self._batches[number]
@@ -349,7 +349,7 @@ class HeadedColumn(SidedColumn):
         return graphs
 
     def _add_whole(self, totals: Totals, columns: list[Tensor], graphs: Graphs) -> None:
-        """Add one batch's H v of all columns: a single double backward each."""
+        """Add H v of one batch for all columns, with a single double backward per column."""
         for k in range(columns[0].shape[-1]):
             weight = self._of_head([column[..., k] for column in columns])
             direction = [columns[place][..., k] for place in self._body]
@@ -358,12 +358,12 @@ class HeadedColumn(SidedColumn):
             if to_weight is not None:
                 self._add_to_head(totals, k, to_weight)
 
-    def _add(self, found: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
-        """Add one batch's products of all columns to `found`."""
-        tangents, seconds = self._pushed(columns, graphs, second=set(found) != {Part.H_o})
+    def _add(self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
+        """Add the products of one batch for all columns to `sums`."""
+        tangents, seconds = self._pushed(columns, graphs, second=set(sums) != {Part.H_o})
         if tangents is None:
             return
-        for part, totals in found.items():
+        for part, totals in sums.items():
             down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=bool(self._heads))
             if to_weight is not None:
                 for k, piece in enumerate(to_weight):
@@ -377,7 +377,7 @@ class HeadedColumn(SidedColumn):
     def _pushed(
         self, columns: list[Tensor], graphs: Graphs, *, second: bool
     ) -> tuple[Tangents | None, list[list[Tensor]]]:
-        """Send every column up: tangents of features and unembedding, and second derivatives by column."""
+        """Return tangents of features and unembedding for all columns, and second derivatives by column."""
         pushed = [
             graphs.push([columns[place][..., k] for place in self._body], second=second)
             for k in range(columns[0].shape[-1])
@@ -392,23 +392,23 @@ class HeadedColumn(SidedColumn):
         return Tangents(features, weight), [found for _, found in pushed if second]
 
     def _pull(self, totals: Totals, down: Tensor, graphs: Graphs) -> None:
-        """Send every column's cotangent down to the weights below the head; exact zeros need no pass."""
+        """Pull the cotangents of all columns back to the weights below the head; exact zeros need no pass."""
         for k, cotangent in enumerate(down):
             if cotangent.any():
                 self._into(totals, k, graphs.pull(cotangent))
 
     def _of_head(self, columns: Sequence[Tensor]) -> Tensor | None:
-        """Return the direction of the unembedding, zeros where a part of it is not among the parameters.
+        """Return the direction of the unembedding; parts that are not among the parameters are zero.
 
-        `columns` has a direction (or several, one behind the other) of every parameter.
+        `columns` has one direction, or several stacked ones, for every parameter.
         """
         if not self._heads:
             return None
         lead = columns[0].shape[: columns[0].ndim - self.parameters[0].ndim]
-        held = {id(self.parameters[place]): columns[place] for place in self._heads}
+        directions = {id(self.parameters[place]): columns[place] for place in self._heads}
         parts = [
-            held[id(one)] if id(one) in held else one.new_zeros(*lead, *one.shape)
-            for one in unembedding_of(self._network)
+            directions[id(parameter)] if id(parameter) in directions else parameter.new_zeros(*lead, *parameter.shape)
+            for parameter in unembedding_of(self._network)
         ]
         return _side_by_side(parts, len(lead))
 
@@ -422,7 +422,7 @@ class HeadedColumn(SidedColumn):
 
 
 def _heads(parameters: Sequence[nn.Parameter], network: Headed) -> dict[int, slice | int]:
-    """Return which columns of [unembedding, bias] a parameter is, by its place; nothing for those below."""
+    """Return the columns of [unembedding, bias] that each parameter is, by its index; no entry for other parameters."""
     width = network.unembedding.shape[1]
     chosen: list[slice | int] = [slice(0, width), width]
     heads = list(zip(unembedding_of(network), chosen, strict=False))
@@ -430,7 +430,7 @@ def _heads(parameters: Sequence[nn.Parameter], network: Headed) -> dict[int, sli
 
 
 def _side_by_side(parts: Sequence[Tensor], lead: int = 0) -> Tensor:
-    """Return a matrix and, as its last column, a bias; `lead` axes stand before those of both."""
+    """Return a matrix with a bias as its last column; both have `lead` further axes in front."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part if part.ndim == lead + 2 else part.unsqueeze(-1) for part in parts], dim=-1)

@@ -1,4 +1,4 @@
-"""Derivatives by plain double backward, by parameter: how far two functions are apart, and whether they are sound."""
+"""Derivatives by plain double backward, parameter by parameter, to compare two functions and to check autograd."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hessfig.curvature.problem import Batch, Objective, scored_outputs
 from hessfig.errors import UserError
 from hessfig.rng import stream
 
-_AGREE = 1e-3  # relative: of slopes and products with their differences
-_ALIKE = 0.1  # of a disagreement: differences of two steps that differ by less have no kink between them
-_NEARER = 1e-3  # the second step, relative to the first: other kinks lie between
-_ASYMMETRY = 1e-4  # of the length of a product
+_AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
+_ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this share, there is no kink between them
+_NEARER = 1e-3  # the second step relative to the first, small enough to exclude most kinks
+_ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
-_STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
+_STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Derivatives:
-    """Value, gradient and products H v of a function at a point, the latter two by parameter.
+    """Value, gradient and products H v of a function at a point; gradient and products are by parameter.
 
-    `reached` are the parameters that the value depends on. `failure` is why there are no products, if so.
+    `reached` are the parameters that the value depends on. `failure` is the reason if there are no products.
     """
 
     value: Tensor
@@ -42,7 +42,7 @@ class Derivatives:
 
     @property
     def named(self) -> Iterator[tuple[str, Tensors]]:
-        """Every derivative with a name."""
+        """Yield every derivative with a name."""
         yield "value", {"": self.value}
         if self.slopes:
             yield "gradient", self.slopes
@@ -51,7 +51,7 @@ class Derivatives:
 
 @dataclass(frozen=True)
 class Directions:
-    """Vectors and a step by parameter, the same for every type of numbers; `ratio` is |w| / |v|."""
+    """Vectors and a step, by parameter and equal for all floating-point types; `ratio` is |w| / |v|."""
 
     vectors: tuple[Mapping[str, Tensor], ...]
     step: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ class Directions:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor]) -> Directions:
-        """Return a random and a constant vector, and a step of _STEP along another random one."""
+        """Return a random vector, a constant vector, and a step of length _STEP along another random vector."""
         signs = {name: _signs("v", name, one) for name, one in parameters.items()}
         ones = {name: torch.ones_like(one) for name, one in parameters.items()}
         step = {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
@@ -67,7 +67,7 @@ class Directions:
         return cls((signs, ones), step, length(parameters.values()) / max(count, 1) ** 0.5)
 
     def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
-        """Return the vectors in the types of some leaves."""
+        """Return the vectors in the types of the leaves."""
         return [{name: vector[name].to(one) for name, one in leaves.items()} for vector in self.vectors]
 
 
@@ -78,7 +78,7 @@ def _signs(word: str, name: str, like: Tensor) -> Tensor:
 
 
 def _scale(parameter: Tensor) -> Tensor:
-    """Return a parameter's root mean square, 1 where it is zero or no number."""
+    """Return the root mean square of a parameter; 1 if it is zero or not finite."""
     size = parameter.double().square().mean().sqrt()
     return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size)).to(parameter)
 
@@ -86,27 +86,27 @@ def _scale(parameter: Tensor) -> Tensor:
 def derivatives(
     terms: Iterable[Callable[[], Tensor]], at: Mapping[str, Tensor], vectors: Sequence[Tensors], order: int
 ) -> Derivatives:
-    """Return the derivatives of a sum of terms in the leaves `at`, to an order, one term's graph at a time.
+    """Return the derivatives of a sum of terms in the leaves `at`, up to `order`, with the graph of one term at a time.
 
-    Products by plain double backward. Where there are none, first derivatives are returned with the failure.
+    Products are computed by plain double backward. If that fails, first derivatives are returned with the failure.
     """
     total: Derivatives | None = None
     with torch.enable_grad(), differentiable_twice():
         for term in terms:
-            one = _of_term(term, at, vectors, order)
-            total = one if total is None else _added(total, one)
+            piece = _of_term(term, at, vectors, order)
+            total = piece if total is None else _added(total, piece)
     assert total is not None
     return total
 
 
 def leaves_of(objective: Objective, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return copies of some parameters of a problem that may be differentiated in."""
-    held = dict(objective.network.named_parameters(remove_duplicate=False))
-    return {name: held[name].detach().clone().requires_grad_() for name in names}
+    """Return copies of parameters of a problem as leaves that require gradients."""
+    parameters = dict(objective.network.named_parameters(remove_duplicate=False))
+    return {name: parameters[name].detach().clone().requires_grad_() for name in names}
 
 
 def terms_of(objective: Objective, at: Mapping[str, Tensor]) -> list[Callable[[], Tensor]]:
-    """Return the loss of every batch of a problem, times its share, as functions of other values of its parameters."""
+    """Return the loss of every batch of a problem, times its share, as functions evaluated at the parameters `at`."""
 
     def of_batch(network: nn.Module, share: float, batch: Batch) -> Tensor:
         return share * objective.loss(scored_outputs(network, batch.inputs, batch.scored), batch.targets)
@@ -122,25 +122,25 @@ def _of_term(
 ) -> Derivatives:
     value = term()
     if not order or not value.requires_grad:
-        zeros = {name: torch.zeros_like(one) for name, one in at.items()} if order else {}
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in at.items()} if order else {}
         return Derivatives(value.detach(), zeros, [zeros] * len(vectors) if order > 1 else ())
     try:
         slopes, reached = _slopes(value, at, create_graph=order > 1)
-        found = [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
+        products = [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
     except (RuntimeError, NotImplementedError) as error:
         if order < 2:
             raise
         return _without_products(term, at, error)
-    return Derivatives(value.detach(), _by_name(at, slopes), found, reached)
+    return Derivatives(value.detach(), _by_name(at, slopes), products, reached)
 
 
 def _slopes(value: Tensor, at: Mapping[str, Tensor], *, create_graph: bool) -> tuple[list[Tensor], frozenset[str]]:
-    """Return the gradient, zeros where the value does not depend on a leaf, and the names of the leaves it reaches."""
+    """Return the gradient, zero for leaves that the value does not depend on, and the names of the other leaves."""
     leaves = list(at.values())
     ones = torch.ones_like(value, requires_grad=create_graph)  # as double_backward.gradients has it
-    found = torch.autograd.grad(value, leaves, ones, create_graph=create_graph, retain_graph=True, allow_unused=True)
-    reached = frozenset(name for name, one in zip(at, found, strict=True) if one is not None)
-    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)], reached
+    grads = torch.autograd.grad(value, leaves, ones, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    reached = frozenset(name for name, grad in zip(at, grads, strict=True) if grad is not None)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)], reached
 
 
 def _without_products(term: Callable[[], Tensor], at: Mapping[str, Tensor], error: Exception) -> Derivatives:
@@ -158,8 +158,8 @@ def _by_name(at: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> dict[str, T
 
 
 def _added(left: Derivatives, right: Derivatives) -> Derivatives:
-    def both(one: Tensors, other: Tensors) -> Tensors:
-        return {name: one[name] + other[name] for name in one}
+    def both(first: Tensors, other: Tensors) -> Tensors:
+        return {name: first[name] + other[name] for name in first}
 
     products = [both(*pair) for pair in zip(left.products, right.products, strict=False)]
     reached, failure = left.reached | right.reached, left.failure or right.failure
@@ -168,16 +168,16 @@ def _added(left: Derivatives, right: Derivatives) -> Derivatives:
     )
 
 
-def apart(one: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
-    """Return how far two functions' derivatives are apart, by what is compared: that of the worst parameter.
+def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
+    """Return the relative difference of the derivatives of two functions, by derivative, for the worst parameter.
 
-    Rounding has the size of what a move by the weights changes: |H v| |w| / |v| in a gradient, |g| |w| in a value.
-    `ratio` is |w| / |v|.
+    Rounding is relative to the change under a step as long as the weights: |H v| |w| / |v| for a gradient, and |g| |w|
+    for a value. `ratio` is |w| / |v|.
     """
-    product = ratio * length(one.products[0].values()) if one.products else 0.0
-    slope = ratio * max(length(one.slopes.values()), product)
+    product = ratio * length(first.products[0].values()) if first.products else 0.0
+    slope = ratio * max(length(first.slopes.values()), product)
     sizes = {"value": slope, "gradient": product}
-    pairs = zip(one.named, other.named, strict=False)
+    pairs = zip(first.named, other.named, strict=False)
     return {
         name: worst(mine, own, [torch.tensor(sizes.get(name, product / ratio if ratio else 0.0))])[1]
         for (name, mine), (_, own) in pairs
@@ -185,10 +185,11 @@ def apart(one: Derivatives, other: Derivatives, ratio: float) -> dict[str, float
 
 
 def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) -> UserError | None:
-    """Return why autograd's second derivatives of a problem are not those of its loss, if they are not.
+    """Return an error if the second derivatives by autograd are not those of the loss.
 
-    `here` has its derivatives, with products by a random and a constant one of `vectors`; differences are in float64.
-    Parameters that autograd does not reach are constants. Where a kink of the loss is near, nothing is refused.
+    `here` contains the derivatives, with products by the random and the constant vector in `vectors`; they are compared
+    with differences in float64. Parameters that autograd does not reach are constants. Near a kink of the loss nothing
+    is refused.
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
@@ -209,7 +210,7 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
 
 
 class _Ray:
-    """The loss along a vector, zero where autograd does not reach."""
+    """The loss along a vector that is zero for parameters which autograd does not reach."""
 
     def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors) -> None:
         self.problem, self._at = objective, leaves_of(objective, vector)
@@ -219,7 +220,7 @@ class _Ray:
         self._step = step(*flat) if reached else 1.0
 
     def differences(self, stretch: float) -> Tensors:
-        """Return H v by central differences of gradients, with a step in units of that of the rule."""
+        """Return H v by central differences of gradients; `stretch` multiplies the step of differences.step."""
         h = stretch * self._step
         plus, minus = (self._derivatives(sign * h, (), 1) for sign in (1, -1))
         return {name: (one - minus.slopes[name]) / (2 * h) for name, one in plus.slopes.items()}

@@ -283,7 +283,7 @@ def differenced(norm: Estimate, off: float) -> Estimate:
     error then, because the effect of rounding is not known.
     """
     error = math.hypot(norm.error, off * norm.value)
-    return replace(norm, error=error if norm.value else math.nan, is_rough=not off <= ROUGHEST)
+    return replace(norm, error=error if norm.value else math.nan, is_unreliable=not off <= ROUGHEST)
 
 
 def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Estimate:

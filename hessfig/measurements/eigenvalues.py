@@ -248,7 +248,7 @@ def extremes_of(
 
 def outer_estimate(pairs: Extremes) -> Estimate:
     """Return the outermost eigenvalue with its residual; it is marked rough if it has not converged."""
-    return Estimate(float(pairs.values[0]), float(pairs.residuals[0]), 0, _LANCZOS, is_rough=not pairs.converged)
+    return Estimate(float(pairs.values[0]), float(pairs.residuals[0]), 0, _LANCZOS, is_unreliable=not pairs.converged)
 
 
 def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:

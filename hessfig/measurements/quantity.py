@@ -226,7 +226,7 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
 class Estimate:
     """A number and its `error`: one standard error, 0 if the value is exact, and NaN if the estimator gives none.
 
-    `by` names the estimator that computed the number if it is not the configured one. `is_rough`: its products are
+    `by` names the estimator that computed the number if it is not the configured one. `is_unreliable`: its products are
     less accurate than allowed, so that it enters no mean.
     """
 
@@ -234,7 +234,7 @@ class Estimate:
     error: float
     num_probes: int
     by: str = ""
-    is_rough: bool = False
+    is_unreliable: bool = False
 
 
 def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
@@ -311,7 +311,7 @@ def state_row(
     """Return the row of a number that is no structural zero; a plain float is exact."""
     estimate = number if isinstance(number, Estimate) else exact(number)
     place = {} if block is not None else {"layer": layer, "row_layer": layer}
-    status = Status.not_converged if estimate.is_rough else Status.ok
+    status = Status.not_converged if estimate.is_unreliable else Status.ok
     return row_of(
         block,
         **place,
@@ -332,9 +332,9 @@ def state_rows(request: Request, numbers: Mapping[str, float | Estimate], **plac
     return [state_row(name, request, number, **place) for name, number in numbers.items()]
 
 
-def exact(value: float, by: str = EXACT, *, is_rough: bool = False) -> Estimate:
+def exact(value: float, by: str = EXACT, *, is_unreliable: bool = False) -> Estimate:
     """Return a number without error, computed `by` the named estimator."""
-    return Estimate(value, 0.0, 0, by, is_rough)
+    return Estimate(value, 0.0, 0, by, is_unreliable)
 
 
 def without_error(value: float, by: str = EXACT) -> Estimate:
@@ -363,11 +363,11 @@ def _status(quantity: str, request: Request, block: Block, part: Part, estimate:
     decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
     if not decayed and kind(request.model.kind).is_structural_zero(request.model, block, part):
         return _zero(quantity, block, part, estimate)
-    return Status.not_converged if estimate.is_rough else Status.ok
+    return Status.not_converged if estimate.is_unreliable else Status.ok
 
 
 def _zero(quantity: str, block: Block, part: Part, estimate: Estimate) -> Status:
-    if estimate.value != 0.0 and not estimate.is_rough:
+    if estimate.value != 0.0 and not estimate.is_unreliable:
         raise ArithmeticError(
             f"{quantity} of {part} of block {block} must vanish by the network's structure but is {estimate.value!r}"
         )

@@ -60,7 +60,7 @@ def critical_step(objective: Objective, request: Request) -> Measured:
     the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
     """
     step = crossing_step(objective, request.at)
-    step = replace(step, by="losses", is_rough=not step.error > 0)
+    step = replace(step, by="losses", is_unreliable=not step.error > 0)
     sharpness = 2 / step.value if step.value else float("nan")
     beside = sharpness * step.error / step.value if step.value else float("nan")
     sharp = replace(step, value=sharpness, error=beside)

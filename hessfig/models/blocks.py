@@ -1,4 +1,4 @@
-"""Blocks of the Hessian by name, and which vanish by the shape of the network."""
+"""Blocks of the Hessian by name, and blocks that vanish by the structure of the network."""
 
 import math
 import re
@@ -22,12 +22,12 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
     return kind(model.kind).matrices(model)
 
 
-TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
+TIED = "W_E+W_U"  # one parameter in both roles; its block contains second derivatives in both roles, and mixed ones
 COMPONENTS = (
     *("attention_bias", "scores", "norm_kind", "norm_eps", "positions", "n_kv_heads", "gate", "tied", "window"),
     *("residual_scale", "differential_lambda", "differential_norm", "softcap"),
 )
-# Settings of any network of attention and MLPs; and which of their values are not beyond the paper's network.
+# Settings of networks of attention and MLPs, with the values that the paper's network has.
 OF_LAYERS = (
     *("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "attention", "attention_skip", "norm", "mlp", "query_key"),
     *("temperature", "sigma_scales", "initialisation", "scaled_weight", "weight_scale"),
@@ -42,7 +42,7 @@ FIRST = {
 
 
 def components(model: ModelConfig) -> dict[str, Any]:
-    """Return the settings beyond the paper's network, by name, with their values: what no exact engine knows."""
+    """Return the settings that differ from the paper's network, with their values; exact norms do not support them."""
     named = {name: getattr(model, name) for name in COMPONENTS}
     chosen = {name: value for name, value in named.items() if value != getattr(ModelConfig, name)}
     first = {"attention": _FIRST_PATTERNS, "norm": _FIRST_NORMS, "mlp": _FIRST_MLPS}
@@ -50,13 +50,13 @@ def components(model: ModelConfig) -> dict[str, Any]:
 
 
 def attention_matrices(model: ModelConfig) -> list[Matrix]:
-    """Return the weights of an attention without output projection."""
+    """Return the weights of an attention without an output projection."""
     query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
     return [*query_key, Matrix.W_V, *[Matrix.W_G] * (model.gate == Gate.output)]
 
 
 def attention_groups(matrix: str) -> tuple[str, ...]:
-    """Return the groups of a weight of attention: the queries' and keys' are a group of their own too."""
+    """Return the groups of a weight of attention; weights of queries and keys also form a group."""
     return (Group.attention.value, *(Group.query_key.value,) * (matrix in SCORE_LIKE))
 
 
@@ -64,18 +64,18 @@ def layer_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of one layer of a transformer."""
     gate = [Matrix.W_gate] * (model.mlp in GATED)
     mlp = [] if model.mlp == MLP.none else [*gate, Matrix.W_in, Matrix.W_out]
-    held = attention_matrices(model)
-    return [*held[: held.index(Matrix.W_V) + 1], Matrix.W_O, *held[held.index(Matrix.W_V) + 1 :], *mlp]
+    names = attention_matrices(model)
+    return [*names[: names.index(Matrix.W_V) + 1], Matrix.W_O, *names[names.index(Matrix.W_V) + 1 :], *mlp]
 
 
 def transformer_matrices(model: ModelConfig) -> list[Matrix]:
-    """Return the weights of a transformer on tokens; a tied embedding is no weight of the paper's."""
+    """Return the weights of a transformer on tokens; a tied embedding is not a weight of the paper."""
     embeddings = [Matrix.W_E] * (not model.tied) + [Matrix.W_pos] * (model.positions == Positions.learned)
     return [*embeddings, *layer_matrices(model), *[Matrix.W_U] * (not model.tied)]
 
 
 def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
-    """Return the entries of a weight of attention or of a transformer: the dimension of its block."""
+    """Return the number of entries of a weight of attention or of a transformer, the dimension of its block."""
     m = with_defaults(model)
     shared = m.d_model * (m.n_kv_heads or m.n_heads) * (m.d_head or 0)
     sizes: dict[str, int] = {
@@ -100,7 +100,7 @@ SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     """Whether H_f(W, W) = 0 because the outputs are affine (or piecewise affine) in W, or H_fT = 0.
 
-    H_fT of W_Q, of W_K and of W_QK vanishes always: the scores are linear in each (Lemma 4.1, Remark D.1).
+    H_fT of W_Q, W_K and W_QK always vanishes, because the scores are linear in each (Lemma 4.1, Remark D.1).
 
     True for W_U and for linear MLPs always; without norms, in the last layer: for W_out always, for W_in unless the
     activation is smooth (a gated MLP is linear in it), for W_V and W_O (Theorem 3.2) and, where the mixing weights are
@@ -136,19 +136,19 @@ def _has_linear_pieces(model: ModelConfig) -> bool:
 
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
-MOST_BLOCKS = 20_000  # of a network; a plan of as many takes some seconds
+MOST_BLOCKS = 20_000  # limit per network; planning that many takes some seconds
 Pair = tuple[str, str]
 _SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q.head2
 
 
 def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
-    """Parse `blocks`: names mean diagonal blocks, two-element lists pairs; every layer has its own.
+    """Parse the setting `blocks`: a name means a diagonal block, a list of two names a pair, both in every layer.
 
-    `each` is the diagonal block of every weight, `all` every pair of weights. A name may be a pattern as in shells,
-    which stands for every weight that it matches (W_*, *.attn.*), or a group (attention, mlp,
-    norms, embeddings, layer, all) and may be pinned to a layer: W_V@2; pairs of pinned names reach across layers,
-    and @* stands for every layer in turn. Layer by layer; what has no layer comes first, pinned blocks last.
-    Raises UserError for a name, a layer or a pair this network has not.
+    `each` means the diagonal block of every weight, and `all` means every pair of weights. A name may be a pattern as
+    in shells, which matches any number of weights (W_*, *.attn.*), or a group (attention, mlp, norms, embeddings,
+    layer, all). It may be pinned to a layer, W_V@2; pairs of pinned names may cross layers, and @* means every layer in
+    turn. Blocks are sorted by layer: blocks without a layer come first, pinned blocks last. Raises UserError for a
+    name, a layer or a pair that the network does not have.
     """
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
@@ -159,12 +159,12 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
 
 
 def _count(pair: Pair, layout: Layout) -> int:
-    """Return the most blocks that a pair without pinned layers stands for."""
+    """Return an upper bound of the number of blocks for a pair without pinned layers."""
     return min((len(layout.layers_of(name)) for name in pair if layout.has_layer(name)), default=1)
 
 
 def _reach(pair: Pair, layout: Layout) -> int:
-    """Return how many blocks a pair with pinned layers stands for."""
+    """Return the number of blocks for a pair with pinned layers."""
     return math.prod(len(_at(name, layout)[1]) for name in pair)
 
 
@@ -185,7 +185,7 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
 
 
 def _matching(entry: Any, layout: Layout) -> list[Any]:
-    """Return the entries that one with patterns stands for: every weight, or pair of weights, that matches."""
+    """Expand an entry with patterns into all matching weights, or pairs of weights."""
     if isinstance(entry, str):
         return _named_like(entry, layout)
     if isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry):
@@ -194,7 +194,7 @@ def _matching(entry: Any, layout: Layout) -> list[Any]:
 
 
 def _named_like(name: str, layout: Layout) -> list[str]:
-    """Return the weights whose names match a pattern of shells (*, ?, [abc]), with the layer behind @; or the name."""
+    """Return the weights whose names match a shell pattern (*, ?, [abc]), with the layer after @, or just the name."""
     bare, at, layer = name.partition(AT)
     names = dict.fromkeys(weight.name for weight in layout.weights)
     if bare in names:
@@ -202,15 +202,15 @@ def _named_like(name: str, layout: Layout) -> list[str]:
     bare = _SHORT.sub(r"\1.head\2", bare)
     if not set("*?[") & set(bare):
         return [f"{bare}{at}{layer}"]
-    found = [one for one in names if fnmatchcase(one, bare)]
-    if not found:
+    matches = [known for known in names if fnmatchcase(known, bare)]
+    if not matches:
         raise UserError(
             f"blocks: no weight matches {name!r}",
             got=name,
             allowed=_allowed(layout),
             remedy="for example blocks=['*.weight'], or ['W_*'] for the weights of the paper's networks",
         )
-    return [f"{one}{at}{layer}" for one in found]
+    return [f"{match}{at}{layer}" for match in matches]
 
 
 def _check_number(number: int) -> None:
@@ -224,7 +224,7 @@ def _check_number(number: int) -> None:
 
 
 def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
-    # W_V@* alone means what W_V does: every layer's own block
+    # W_V@* alone means the same as W_V: the block of every layer
     alone = entry.removesuffix(AT + ANY) if isinstance(entry, str) else entry
     names = list(entry) if isinstance(entry, list | tuple) else [alone, alone]
     if len(names) != 2:
@@ -242,9 +242,9 @@ def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
 def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> None:
     bare, at, layer = str(name).partition(AT)
     layers = layout.layers_of(bare)
-    for one in layers:
-        if not at or layer in (ANY, str(one)):
-            _check_apart(bare, one, layout)
+    for number in layers:
+        if not at or layer in (ANY, str(number)):
+            _check_apart(bare, number, layout)
     if not layers:
         is_other = name in list(Matrix) and matrices_of(model)
         raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
@@ -258,7 +258,7 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
 
 
 def _check_apart(name: str, layer: int, layout: Layout) -> None:
-    """Raise UserError for a layer as a group where names of its weights overlap: it would count entries twice."""
+    """Raise UserError for a layer as a group if its weights overlap, since entries would count twice."""
     members = layout.members(layer, name)
     for pair in layout.shared:
         if all(weight in members for weight in pair):
@@ -271,17 +271,17 @@ def _check_apart(name: str, layer: int, layout: Layout) -> None:
 
 
 def _layer_by_layer(pairs: Sequence[Pair], layout: Layout) -> list[Block]:
-    found: dict[int, list[Block]] = {0: []}
+    blocks: dict[int, list[Block]] = {0: []}
     for row, col in pairs:
         layers = {*layout.layers_of(row), *layout.layers_of(col)} - {0}
         for layer in layers or {0}:
             if not layer or _is_there(layer, (row, col), layout):
-                found.setdefault(layer, []).append(Block(layer, row, col))
-    return [block for layer in sorted(found) for block in found[layer]]
+                blocks.setdefault(layer, []).append(Block(layer, row, col))
+    return [block for layer in sorted(blocks) for block in blocks[layer]]
 
 
 def _is_there(layer: int, pair: Pair, layout: Layout) -> bool:
-    """Whether both weights are in this layer or in none."""
+    """Whether each of the two weights is in this layer or outside the layers."""
     return all(layout.members(layer, name) or layout.members(0, name) for name in pair)
 
 
@@ -323,7 +323,7 @@ def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelC
 
 
 def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
-    """Return the setting that leaves `matrix` out of this model, and a setting that has it."""
+    """Return the setting that excludes `matrix` from this model, and a setting that includes it."""
     other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
     switches: dict[str, Any] = {"query_key": other, "mlp": MLP.swiglu if matrix == Matrix.W_gate else MLP.relu}
     switches |= {"gate": Gate.output, "tied": False, "positions": Positions.learned}

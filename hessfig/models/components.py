@@ -1,6 +1,6 @@
-"""Components of today's transformers in torch: norms, scores, patterns, positions, gated MLPs.
+"""Components of modern transformers in torch: norms, scores, patterns, positions, gated MLPs.
 
-All of them in elementary operations, which are twice differentiable under vmap and in forward mode too.
+All are written in elementary operations, which are twice differentiable under vmap and in forward mode, too.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from hessfig.config.enums import MLP, Attention, AttentionBias, Gate, NormKind, Positions, QueryKey, Scores, Sink
 from hessfig.config.science import ModelConfig
 
-UNIT_EPS = 1e-12  # of the length of queries and keys in cosine scores
+UNIT_EPS = 1e-12  # added to the mean square of queries and keys in cosine scores
 ROPE_BASE = 10_000.0
 
 
@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadGain(nn.Module):
-    """y = weight_h x for every head h: the learned temperature of cosine scores."""
+    """y = weight_h x for every head h, the learned temperature of cosine scores."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ GAINS = (nn.LayerNorm, nn.GroupNorm, RMSNorm, HeadGain)  # whose `weight` is 1 a
 
 
 def silu(rows: Tensor) -> Tensor:
-    """Return x sigmoid(x); torch's own has no forward-mode derivative of its gradient."""
+    """Return x sigmoid(x); the SiLU of torch has no forward-mode derivative of its gradient."""
     return rows * torch.sigmoid(rows)
 
 
@@ -93,7 +93,7 @@ class GatedMLP(nn.Module):
 
 
 def score_sink(model: ModelConfig) -> float:
-    """Return what is added to every head's score of the first key, before mask and softmax."""
+    """Return the constant that is added to the score of the first key in every head, before mask and softmax."""
     return model.sink_beta if model.sink in (Sink.scores, Sink.both) else 0.0
 
 
@@ -103,7 +103,7 @@ def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
 
 
 def with_sink(scores: Float[Tensor, "*rows keys"], beta: float) -> Float[Tensor, "*rows keys"]:
-    """Return scores + beta e_1^T: a constant, so that every derivative is that of softmax at other scores."""
+    """Return scores + beta e_1^T; beta is constant, so derivatives are those of the softmax at shifted scores."""
     return scores + beta * at_first(scores.shape[-1], scores) if beta else scores
 
 
@@ -116,12 +116,12 @@ def distances(length: int, device: torch.device | None = None) -> Tensor:
 def outside_window(
     length: int, window: int | None, device: torch.device | None = None
 ) -> Bool[Tensor, "length length"]:
-    """Return which keys a query does not see for being too far away."""
+    """Return a mask of the keys that are too far away for a query."""
     return distances(length, device) >= (length if window is None else window)
 
 
 def rotated(rows: Float[Tensor, "*rows length d"], positions: Tensor, *, back: bool = False) -> Tensor:
-    """Turn every pair of entries (2 i, 2 i + 1) by position * 10000^(-2 i / d) (arXiv 2104.09864), or `back`."""
+    """Rotate every pair of entries (2 i, 2 i + 1) by position * 10000^(-2 i / d) (arXiv 2104.09864), or `back`."""
     half = rows.shape[-1] // 2
     rates = ROPE_BASE ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
     angles = positions.to(torch.float64)[:, None] * (-rates if back else rates)
@@ -131,11 +131,11 @@ def rotated(rows: Float[Tensor, "*rows length d"], positions: Tensor, *, back: b
 
 
 class Attending(nn.Module):
-    """What every attention of the package does: scores, mixing weights, mixed values and their gate.
+    """Base of all attentions of the package: scores, mixing weights, mixed values and their gate.
 
-    It has the linear maps `q`, `v` and, but for the single matrix, `k`; `o` unless it `is_bare`, which leaves out
-    biases too; with a gate `g`. Differential attention makes two `sets` of scores of every head, each from one half of
-    its queries and keys.
+    It has the linear maps `q` and `v`; `k`, unless queries and keys share a single matrix; `o`, unless it `is_bare`,
+    which also excludes biases; and `g`, if there is a gate. Differential attention has two `sets` of scores per head,
+    each from one half of its queries and keys.
     """
 
     def __init__(self, model: ModelConfig, d_head: int, d_value: int, *, is_bare: bool) -> None:
@@ -161,7 +161,7 @@ class Attending(nn.Module):
     def mixed(
         self, hidden: Float[Tensor, "batch length d_model"], queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch queries inner"]:
-        """Return the mixed values of all heads side by side at the positions `queries`, through norm and gate."""
+        """Return the concatenated mixed values of all heads at the positions `queries`, after norm and gate."""
         weights = self.pattern(self.scores(hidden, queries), queries, masked)
         rows = weights @ self.shared(heads_of(self.v(hidden), self.kv_heads))
         if self.head_norm is not None:
@@ -170,7 +170,7 @@ class Attending(nn.Module):
         return merged if self.g is None else merged * torch.sigmoid(self.g(hidden[:, queries]))
 
     def scores(self, hidden: Tensor, queries: slice) -> Float[Tensor, "batch heads queries length"]:
-        """Return the unmasked scores of the query positions, biases included; for kernel attention phi(q).phi(k)."""
+        """Return the unmasked scores of the query positions, including biases; phi(q).phi(k) for kernel attention."""
         query, key = self._query_and_key(hidden, queries)
         if self.model.attention == Attention.kernel:
             return (1 + query) @ (1 + key).transpose(-2, -1)
@@ -185,7 +185,7 @@ class Attending(nn.Module):
     def pattern(
         self, scores: Tensor, queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch n_heads queries length"]:
-        """Return the mixing weights, 0 where `masked`; for differential attention the difference of two sets."""
+        """Return the mixing weights, 0 if `masked`; for differential attention, the difference of two sets."""
         bias = sigmoid_bias(self.model, len(masked))
         scores = scores + bias if bias else scores
         weights = PATTERNS[self.model.attention](scores, masked[queries, : scores.shape[-1]])
@@ -195,7 +195,7 @@ class Attending(nn.Module):
         return first - self.model.differential_lambda * second
 
     def shared(self, rows: Float[Tensor, "batch kv_heads length d"]) -> Float[Tensor, "batch heads length d"]:
-        """Repeat every head of values, or set of heads of keys, for the heads of queries that share it."""
+        """Repeat every head of values (or set of heads of keys) for the heads of queries that share it."""
         repeats = self.n_heads // self.kv_heads
         if repeats == 1:
             return rows
@@ -222,12 +222,12 @@ def slopes(model: ModelConfig, sets: int, length: int, *, like: Tensor) -> Float
 
 
 def sigmoid_bias(model: ModelConfig, length: int) -> float:
-    """Return what is added to the scores of sigmoid attention over `length` tokens."""
+    """Return the constant that is added to the scores of sigmoid attention over `length` tokens."""
     return -math.log(length) if model.attention_bias == AttentionBias.log_length else 0.0
 
 
 def heads_of(rows: Float[Tensor, "batch length inner"], heads: int) -> Float[Tensor, "batch heads length d"]:
-    """Cut rows into heads, in order."""
+    """Split rows into heads, in order."""
     return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
@@ -237,7 +237,7 @@ def softmax(scores: Tensor, masked: Tensor) -> Tensor:
 
 
 def off_by_one(scores: Tensor, masked: Tensor) -> Tensor:
-    """Return exp(s_j) / (1 + sum over allowed keys): a softmax with one more logit, 0."""
+    """Return exp(s_j) / (1 + sum over allowed keys): a softmax with an additional logit 0."""
     kept = scores.masked_fill(masked, float("-inf"))
     return torch.softmax(torch.cat([kept, torch.zeros_like(kept[..., :1])], dim=-1), dim=-1)[..., :-1]
 
@@ -248,7 +248,7 @@ def sigmoid(scores: Tensor, masked: Tensor) -> Tensor:
 
 
 def linear(scores: Tensor, masked: Tensor) -> Tensor:
-    """Return the allowed scores themselves."""
+    """Return the scores of allowed keys, unchanged."""
     return scores.masked_fill(masked, 0.0)
 
 
@@ -277,7 +277,7 @@ def entmax15(scores: Tensor, masked: Tensor) -> Tensor:
 
 
 def _support(scores: Tensor, holds: Callable[[Tensor], Tensor]) -> Bool[Tensor, "*rows keys"]:
-    """Return which keys are among the k largest, k the largest number for which `holds` is true of sorted scores."""
+    """Return a mask of the k largest scores, with the largest k for which `holds` is true of the sorted scores."""
     ordered = scores.sort(dim=-1, descending=True).values
     number = holds(ordered).sum(-1, keepdim=True)
     return scores >= ordered.gather(-1, number - 1)

@@ -1,4 +1,4 @@
-"""The fingerprint of a function at its weights (loss, gradient, a Hessian product) or away from them, to the bit."""
+"""Fingerprints of functions: exact hashes of loss, gradient and a Hessian product, at the weights or away from them."""
 
 import hashlib
 import secrets
@@ -18,15 +18,15 @@ from hessfig.models.protocol import ONCE
 from hessfig.rng import one_thread, stream
 from hessfig.terms import Part
 
-_STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
-_AWAY = tuple((-1) ** k * 2 ** (k / 4) for k in range(-20, 29))  # to points away from them, on either side
+_STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
+_AWAY = tuple((-1) ** k * 2 ** (k / 4) for k in range(-20, 29))  # steps to points away from the weights, on both sides
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The `digest` of a function at its weights: the same for the same function, to the bit.
+    """The `digest` of a function at its weights, which is equal for functions with the same bits.
 
-    `why` says why there is none, if so: then the digest is one that nothing else ever has, and nothing is reused.
+    If there is no fingerprint, `why` is the reason; the digest is then unique, so that no result is reused.
     """
 
     digest: str
@@ -38,20 +38,20 @@ def fingerprint(
 ) -> Fingerprint:
     """Return the fingerprint of the loss of `objective` in its parameters.
 
-    The loss, its gradient and one product H v, as far as `order` (0, 1, 2) goes, at the weights and at one point
-    beside them; v and the step to that point are drawn from a stream of `key`. They are computed `twice`: where the
-    two differ, or where one fails, there is no fingerprint.
+    It hashes the loss, its gradient and one product H v, up to `order` (0, 1, 2), at the weights and at a nearby point;
+    v and the step are drawn from a stream of `key`. If `twice`, all are computed twice. There is no fingerprint if the
+    results differ, or if a computation fails.
 
-    With `is_far`, it is of the loss alone, away from the weights: at 49 points on both sides along a line, from 1/32 to
-    128 times the size of the weights, and with either half of the weights at zero.
+    With `is_far`, only the loss is hashed, away from the weights: at 49 points on both sides along a line, from 1/32 to
+    128 times the size of the weights, and with either half of the weights set to zero.
     """
     order = 0 if is_far else order
     try:
-        found = {_digest(objective, key, order, is_far) for _ in range(1 + twice)}
-    except Exception as error:  # whatever the user's code raises is the reason
+        digests = {_digest(objective, key, order, is_far) for _ in range(1 + twice)}
+    except Exception as error:  # an exception of the user's code is the reason
         what = ("its loss", "its gradient", "a product with its Hessian")[order] + " away from its weights" * is_far
         return _none(f"{what} cannot be computed", error)
-    return Fingerprint(found.pop()) if len(found) == 1 else _none("two calls with the same weights differ")
+    return Fingerprint(digests.pop()) if len(digests) == 1 else _none("two calls with the same weights differ")
 
 
 def _none(why: str, error: Exception | None = None) -> Fingerprint:
@@ -60,7 +60,7 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
 
 
 def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with one_thread() if is_small(objective.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
         suffix = Suffix(objective, None)
         own = {
@@ -69,8 +69,8 @@ def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
         vector = {name: _signs(key, name, p) for name, p in own.items()}
         for at in _far(key, own, vector) if is_far else _beside(own, vector):
             for number in _numbers(suffix, at, list(vector.values()), order):
-                found.update(tensor_bytes(number))
-    return found.hexdigest()
+                digest.update(tensor_bytes(number))
+    return digest.hexdigest()
 
 
 def _beside(own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -87,11 +87,11 @@ def _far(key: str, own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterato
 
 
 def _numbers(suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], order: int) -> list[Tensor]:
-    """Return the loss, its gradient and H v at a point: the sums over batches, one graph at a time."""
+    """Return the loss, its gradient and H v at a point, summed over batches with one graph at a time."""
     total: list[Tensor] = []
     for start, scalar in suffix.terms(Part.H):
-        one = _of_batch(suffix, start, scalar, at, vector, order)
-        total = [held + more for held, more in zip(total, one, strict=True)] if total else one
+        piece = _of_batch(suffix, start, scalar, at, vector, order)
+        total = [summed + more for summed, more in zip(total, piece, strict=True)] if total else piece
     return total
 
 
@@ -111,6 +111,6 @@ def _signs(key: str, name: str, like: Tensor) -> Tensor:
 
 
 def _scale(parameter: Tensor) -> Tensor:
-    """Return a parameter's root mean square, 1 where it is zero or no number."""
+    """Return the root mean square of a parameter; 1 if it is zero or not finite."""
     size = parameter.square().mean().sqrt()
     return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))

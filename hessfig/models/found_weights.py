@@ -1,4 +1,4 @@
-"""Weights of a transformer of any make, named by what they do: suggested by names and shapes, given after a use."""
+"""Finds the weights of any transformer: names and shapes suggest roles, and small runs of the network check them."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ _IN_ATTENTION, _IN_MLP = (*QKV, Matrix.W_O, "W_rel"), (*GATED, Matrix.W_out)
 
 
 def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inputs: Any = None) -> Layout:
-    """Return the weights of a transformer by the names of the paper; with heads, experts, biases and norms.
+    """Return the weights of a transformer under the names of the paper, with heads, experts, biases and norms.
 
     Parameters
     ----------
     network : torch.nn.Module
-        A transformer with its layers in lists; the types of transformers are known best.
+        A transformer with its layers in module lists; model types of the library transformers are supported best.
     roles : {module: role}, optional
-        What cannot be told: the end of a module's path ("attn.pack") and its role, W_Q, W_K, W_V, W_O, W_gate, W_in,
-        W_out or W_router; for a fused map what follows along its outputs, "W_Q+W_K+W_V", with " by heads" where it
-        does so for every group of heads, " by 4" for 4 pieces, " by entries" for entries in turn; or "other": the
-        matrix keeps its own name.
+        Roles that cannot be inferred, by the end of the path of a module ("attn.pack"): W_Q, W_K, W_V, W_O, W_gate,
+        W_in, W_out or W_router. The role of a fused map lists the weights along its outputs, "W_Q+W_K+W_V"; append
+        " by heads" if they alternate for every group of heads, " by 4" for 4 pieces, or " by entries" if single entries
+        alternate. With the role "other" a matrix keeps its own name.
     inputs : tensor, tuple of arguments or dictionary of words, optional
-        What the network is called with to see what its weights do; left out, small inputs are made up. Only plain
-        forward passes are run, and the network is left as it was.
+        Inputs for runs of the network that check the roles; by default, small random inputs. Only forward passes are
+        run, and the network is not changed.
 
     Returns
     -------
     hessfig.weights.Layout
-        For hessfig.Problem(..., weights=...). Layers are counted from 1 through all stacks (docs/names.md).
+        The layout, for hessfig.Problem(..., weights=...). Layers count from 1 through all stacks (docs/names.md).
 
     Raises
     ------
     UserError
-        Without attention in layers, and for matrices of layers whose role names, shapes and use do not tell.
+        If no layer has attention, or if names, shapes and runs do not determine the role of a matrix.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def _checked(roles: Mapping[str, str]) -> dict[str, str]:
     for where, role in roles.items():
         if not isinstance(role, str) or not _ROLE.fullmatch(role):
             raise UserError(
-                f"roles: that of {where} is not known",
+                f"roles: the role of {where} is not known",
                 got=repr(role),
                 allowed=f"W_Q, W_in, ..., '{FUSED} by heads', '{OTHER}'",
                 remedy="see hessfig.find_weights",
@@ -86,7 +86,7 @@ def _checked(roles: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Named:
-    """The parameters of a network, each under the name that it had in use."""
+    """The parameters of a network, each under the name that runs of the network have confirmed."""
 
     def __init__(self, network: nn.Module, roles: dict[str, str], inputs: Any) -> None:
         self.trial = NetworkTrial(network, inputs)
@@ -96,10 +96,10 @@ class _Named:
         self.reasons: list[str] = []
 
     def layout(self) -> Layout:
-        """Return the layout. Raises UserError without attention in layers, and for what has to be asked."""
+        """Return the layout. Raises UserError if no layer has attention, and for roles that the user must give."""
         if not self.places.has_layers:
             raise UserError(
-                "weights: there are no layers with attention under a name that is known",
+                "weights: there are no layers with attention under a known name",
                 got=f"{type(self.places.network).__name__}: {first_few(list(self.held))}",
                 allowed="layers in lists, whose modules are called q_proj, query, c_attn, ... (docs/names.md)",
                 remedy="find_weights(network, roles={MODULE: ROLE}), or weights={NAME: PARAMETER}",
@@ -112,17 +112,17 @@ class _Named:
         return Layout(tuple(self._weights()), whole.weights)
 
     def _weights(self) -> Iterator[Weight]:
-        """Yield every weight in the order of the parameters."""
-        for one in self.held.values():
-            if not one.layer:
-                yield self.outside.weight(one)
-            elif one.role in ("", OTHER):
-                yield views.own(one)
+        """Yield all weights in the order of the parameters."""
+        for entry in self.held.values():
+            if not entry.layer:
+                yield self.outside.weight(entry)
+            elif entry.role in ("", OTHER):
+                yield views.own(entry)
             else:
-                yield from views.named(one)
+                yield from views.named(entry)
 
     def _ask(self) -> None:
-        """Raise UserError for the matrices in layers that have no role, with the reasons and an answer."""
+        """Raise UserError for matrices of layers without a role, with reasons and a possible answer."""
         asked = {
             re.sub(r"\.\d+\.", ".*.", one.where.partition(".")[2]): one.shape
             for one in self.held.values()
@@ -142,13 +142,13 @@ class _Named:
         )
 
     def _check_attention(self) -> None:
-        """Keep the names of attentions that were used as they say, one of a kind in a layer."""
+        """Keep the names of attentions that runs confirm, if there is one of each kind per layer."""
         groups = defaultdict[tuple[str, int, str], list[Held]](list)
-        for one in self._matrices(_IN_ATTENTION):
-            if one.is_of_attention:
-                groups[one.stack, one.layer, one.module].append(one)
+        for entry in self._matrices(_IN_ATTENTION):
+            if entry.is_of_attention:
+                groups[entry.stack, entry.layer, entry.module].append(entry)
         verdicts = {
-            key: tried_names.attention(self.trial, self._parts(one), self._biases(one)) for key, one in groups.items()
+            key: tried_names.attention(self.trial, self._parts(own), self._biases(own)) for key, own in groups.items()
         }
         suffixes = {key: _suffix(groups[key], verdict) for key, verdict in verdicts.items()}
         for key, members in groups.items():
@@ -157,14 +157,14 @@ class _Named:
             if suffixes[key] is None:
                 verdict = Verdict(reason=f"{key[2]} has the name of attention to other inputs, and the same inputs")
             elif len(twins) > 1:
-                verdict = Verdict(reason=f"{' and '.join(one[2] for one in twins)} are alike in one layer")
+                verdict = Verdict(reason=f"{' and '.join(twin[2] for twin in twins)} are alike in one layer")
             self._take(members, verdict, suffixes[key] or "")
 
     def _check_mlps(self) -> None:
         groups = defaultdict[tuple[str, int, str, str], list[Held]](list)
-        for one in self._matrices(_IN_MLP):
-            if not one.is_of_attention:
-                groups[one.stack, one.layer, one.suffix, one.module].append(one)
+        for entry in self._matrices(_IN_MLP):
+            if not entry.is_of_attention:
+                groups[entry.stack, entry.layer, entry.suffix, entry.module].append(entry)
         for key, members in groups.items():
             twins = [other for other in groups if other[:3] == key[:3]]
             verdict = tried_names.mlp(self.trial, self._parts(members), self._biases(members))
@@ -173,25 +173,25 @@ class _Named:
             self._take(members, verdict, key[2])
 
     def _check_routers(self) -> None:
-        for one in list(self._matrices((ROUTER,))):
+        for router in list(self._matrices((ROUTER,))):
             beside = [
                 other
                 for other in self._matrices((Matrix.W_in,))
-                if (other.stack, other.layer, other.suffix) == (one.stack, one.layer, one.suffix)
+                if (other.stack, other.layer, other.suffix) == (router.stack, router.layer, router.suffix)
             ]
             lists = {other.module for other in beside}
             experts = (
-                1 if one.suffix else max([len(lists), *(other.shape[0] for other in beside if len(other.shape) > 2)])
+                1 if router.suffix else max([len(lists), *(other.shape[0] for other in beside if len(other.shape) > 2)])
             )
-            (part,) = self._parts([one])
+            (part,) = self._parts([router])
             self._take(
-                [one], tried_names.router(self.trial, part, [other.path for other in beside], experts), one.suffix
+                [router], tried_names.router(self.trial, part, [other.path for other in beside], experts), router.suffix
             )
 
     def _matrices(self, names: Sequence[str]) -> Iterator[Held]:
-        for one in self.held.values():
-            if one.layer and not one.is_bias and {*one.names} & {*names}:
-                yield one
+        for entry in self.held.values():
+            if entry.layer and not entry.is_bias and {*entry.names} & {*names}:
+                yield entry
 
     def _parts(self, members: Sequence[Held]) -> list[MatrixPart]:
         return [part for one in members for part in _parts_of(one)]
@@ -204,20 +204,20 @@ class _Named:
         return [one for one in self.held.values() if (one.stack, one.layer, one.where) in places]
 
     def _take(self, members: Sequence[Held], verdict: Verdict, suffix: str) -> None:
-        """Keep roles that were used or given, and heads that were used."""
+        """Keep roles that were confirmed or given, and heads that were confirmed."""
         if not verdict.is_used:
-            given = ", ".join(f"{one.where.partition('.')[2]} as {one.role}" for one in members if one.given)
+            given = ", ".join(f"{m.where.partition('.')[2]} as {m.role}" for m in members if m.given)
             self.reasons.append(verdict.reason + f" with {given}" * bool(given))
-        for one in self._same_modules(members):
-            role = one.role if verdict.is_used or one.given else ""
-            heads = verdict.heads or (one.given and one.has_heads)
-            self.held[one.path] = replace(
-                one, role=role, has_heads=heads, suffix=suffix if verdict.is_used else one.suffix
+        for member in self._same_modules(members):
+            role = member.role if verdict.is_used or member.given else ""
+            heads = verdict.heads or (member.given and member.has_heads)
+            self.held[member.path] = replace(
+                member, role=role, has_heads=heads, suffix=suffix if verdict.is_used else member.suffix
             )
 
 
 def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
-    """Return what tells cross-attention apart: keys of other inputs than the queries'. None where that is not told."""
+    """Return the suffix of cross-attention, whose keys have other inputs than its queries; None if it is undecided."""
     is_named = any(one.is_named_cross for one in members)
     queries, keys, is_same = verdict.rows
     if not verdict.is_used:
@@ -227,17 +227,17 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
     return None if is_named else ""
 
 
-def _parts_of(one: Held) -> Iterator[MatrixPart]:
-    """Yield the weights of a map as the checks take them."""
-    is_behind = one.role in (Matrix.W_O, Matrix.W_out)
-    axis = _inputs_axis(one) if is_behind else one.outputs
-    weights = list(views.named(replace(one, suffix="", has_heads=True)))
-    for name in one.names:
-        columns = [views.columns_of(weight, one.shape, axis) for weight in weights if weight.name == name]
+def _parts_of(held: Held) -> Iterator[MatrixPart]:
+    """Yield the weights of a map in the form that the checks need."""
+    is_behind = held.role in (Matrix.W_O, Matrix.W_out)
+    axis = _inputs_axis(held) if is_behind else held.outputs
+    weights = list(views.named(replace(held, suffix="", has_heads=True)))
+    for name in held.names:
+        columns = [views.columns_of(weight, held.shape, axis) for weight in weights if weight.name == name]
         in_heads = [weight for weight in weights if weight.name.startswith(f"{name}.head")]
-        heads = tuple(views.columns_of(weight, one.shape, axis) for weight in in_heads)
-        yield MatrixPart(name, one.path, one.outputs, torch.cat(columns), heads)
+        heads = tuple(views.columns_of(weight, held.shape, axis) for weight in in_heads)
+        yield MatrixPart(name, held.path, held.outputs, torch.cat(columns), heads)
 
 
-def _inputs_axis(one: Held) -> int:
-    return 3 - one.outputs if len(one.shape) == 3 else 1 - one.outputs
+def _inputs_axis(held: Held) -> int:
+    return 3 - held.outputs if len(held.shape) == 3 else 1 - held.outputs

@@ -1,4 +1,4 @@
-"""What networks, losses and callables are made of, as far as Python shows it: types, attributes, tensors, code."""
+"""Hashes of networks, losses and callables by content, as far as Python shows it: types, attributes, tensors, code."""
 
 import hashlib
 import inspect
@@ -21,32 +21,32 @@ from hessfig.curvature.problem import Objective
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
 _OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-_DEEPEST = 60  # levels of objects inside of objects
-_OF_NO_OUTPUT = {"training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook"}  # or counted apart
+_DEEPEST = 60  # maximal depth of nested objects
+_OF_NO_OUTPUT = {"training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook"}  # or hashed separately
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return type, shape and numbers of a dense tensor."""
+    """Return type, shape and numbers of a dense tensor as bytes."""
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     return f"{tensor.dtype} {tuple(tensor.shape)}\n".encode() + plain.view(torch.uint8).numpy().tobytes()
 
 
 def identity(*things: Any, without: Iterable[Tensor] = ()) -> str:
-    """Return a hash of all that things are made of; tensors of `without` count as being there, not by their numbers.
+    """Return a hash of objects by content; for tensors in `without`, their presence counts but not their numbers.
 
-    Code counts by its instructions, constants, defaults, closures and the globals that it names; that of libraries by
-    its name. What Python does not show (compiled code, files, generators) counts by its type.
+    Code is hashed by instructions, constants, defaults, closures and the globals that it uses; code of libraries is
+    hashed by name. Objects that Python does not show (compiled code, files, generators) are hashed by type.
     """
-    found = _Walk({id(one): "a tensor of its own" for one in without})
+    walk = _Walk({id(tensor): "a tensor of its own" for tensor in without})
     for thing in things:
-        found.take(thing)
-    return found.hash.hexdigest()
+        walk.take(thing)
+    return walk.hash.hexdigest()
 
 
 def identities(network: nn.Module, **things: Any) -> dict[str, str]:
-    """Return a short hash of every module and buffer of a network, its parameters left out, and of further things.
+    """Return a short hash of every module and buffer of a network, without parameters, and of further objects.
 
-    A module counts by itself: what it holds is listed by its own name.
+    Each module is hashed by itself; its submodules have their own entries.
     """
     modules = {f"module {path}" if path else "the network": module for path, module in network.named_modules()}
     known = {id(module): path for path, module in modules.items()}
@@ -70,15 +70,15 @@ def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str
 def content_of(drawn: Objective) -> str:
     """Return a hash of a network, its batches, its loss and the names of its weights, as far as Python shows them.
 
-    What it computes is told by its fingerprint (hessfig.models.fingerprint).
+    The fingerprint (hessfig.models.fingerprint) identifies the function that the network computes.
     """
-    held = ((name, tensor_bytes(one)) for name, one in drawn.network.named_parameters(remove_duplicate=False))
+    parameters = ((name, tensor_bytes(p)) for name, p in drawn.network.named_parameters(remove_duplicate=False))
     parts = identities(drawn.network, **{"the loss": drawn.loss})
-    return _hash(chain(held, parts.items(), [("data", data_content(drawn))]))
+    return _hash(chain(parameters, parts.items(), [("data", data_content(drawn))]))
 
 
 def data_content(drawn: Objective) -> str:
-    """Return a hash of the batches and the names of the weights, whatever network and loss are."""
+    """Return a hash of the batches and the names of the weights, independent of network and loss."""
     weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
     given = [part for one in getattr(drawn.network, "given", ()) for part in one.tensors]
     batches = [(name, getattr(one, name)) for one in (drawn.batch, *drawn.more) for name in ("inputs", "targets")]
@@ -86,27 +86,27 @@ def data_content(drawn: Objective) -> str:
 
 
 def _hash(parts: Iterable[tuple[str, Any]]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for label, thing in parts:
-        found.update(f"{label}\n".encode())
-        found.update(thing if isinstance(thing, bytes) else f"{thing}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{label}\n".encode())
+        digest.update(thing if isinstance(thing, bytes) else f"{thing}\n".encode())
+    return digest.hexdigest()
 
 
 class _Walk:
-    """Hashes what it is given, each object once; `known` are those that a word stands for, by their id."""
+    """Hashes objects recursively, each object once; `known` maps the ids of objects to words that replace them."""
 
     def __init__(self, known: Mapping[int, str]) -> None:
         self.hash, self._words, self._held, self._depth = hashlib.sha256(), dict(known), list[Any](), 0
 
     def take(self, thing: Any) -> None:
-        """Add a thing of any kind."""
+        """Add an object of any kind."""
         if isinstance(thing, (*_PLAIN, *_OF_TORCH)):
             self._say(f"{type(thing).__name__} {thing!r}")
         elif id(thing) in self._words:
             self._say(self._words[id(thing)])
         else:
-            self._held.append(thing)  # its id stays its own
+            self._held.append(thing)  # so that its id is not reused
             self._words[id(thing)] = f"the {len(self._held)}th"
             self._depth += 1
             if self._depth < _DEEPEST:
@@ -116,7 +116,7 @@ class _Walk:
             self._depth -= 1
 
     def module(self, module: nn.Module) -> None:
-        """Add a module without its parameters, buffers and what it holds: type, code, attributes, hooks."""
+        """Add type, code, attributes and hooks of a module, without parameters, buffers and submodules."""
         self.take(type(module))
         self._say(f"{list(module._parameters)} {list(module._buffers)} {list(module._modules)}")
         for name, value in sorted(vars(module).items()):
@@ -130,8 +130,8 @@ class _Walk:
     def _take(self, thing: Any) -> None:
         if isinstance(thing, nn.Module):
             self.module(thing)
-            for held in (thing._parameters, thing._buffers, thing._modules):
-                self._all("held", held.values())
+            for part in (thing._parameters, thing._buffers, thing._modules):
+                self._all("held", part.values())
         elif isinstance(thing, Tensor) and thing.grad_fn is not None:
             self._say("a result of a computation")
         elif isinstance(thing, Tensor):
@@ -151,31 +151,31 @@ class _Walk:
             self._all(type(thing).__name__, _pieces(thing))
 
     def _apart(self, thing: Any) -> str:
-        """Return a hash of an entry of a set, whatever its place there; what was met on the way to it is known."""
+        """Return a hash of an entry of a set, independent of its position; objects seen before are known."""
         walk = _Walk(self._words)
         walk._depth = self._depth
         walk.take(thing)
         return walk.hash.hexdigest()[:16]
 
     def _all(self, kind: str, things: Iterable[Any]) -> None:
-        held = list(things)
-        self._say(f"{kind} of {len(held)}")
-        for one in held:
-            self.take(one)
+        members = list(things)
+        self._say(f"{kind} of {len(members)}")
+        for member in members:
+            self.take(member)
 
     def _say(self, words: str) -> None:
         self.hash.update(f"{words}\n".encode("utf-8", "surrogatepass"))
 
 
 def _pieces(thing: Any) -> Iterable[Any]:
-    """Return what code, classes, bound functions and other objects are made of."""
+    """Return the parts of code, classes, bound functions and other objects."""
     return next(parts(thing) for kind, parts in _PARTS if isinstance(thing, kind))
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     is_own = not is_library(function.__module__)
-    inner = function if is_own else inspect.unwrap(function)  # of checks of types, say
-    if not isinstance(inner, FunctionType):  # torch.compile wraps modules and functions of C, too
+    inner = function if is_own else inspect.unwrap(function)  # without checks of types, for example
+    if not isinstance(inner, FunctionType):  # torch.compile also wraps modules and C functions
         yield inner
         return
     function = inner
@@ -203,17 +203,17 @@ def _of_class(kind: type) -> Iterator[Any]:
 
 
 def _of_object(thing: Any) -> Iterator[Any]:
-    """Yield the class and attributes of an object; of a library's (a logger, a trainer) those alone that are plain.
+    """Yield the class and attributes of an object; for objects of libraries (loggers, trainers) only plain attributes.
 
-    What a library calls a hash is Python's, as a rule, and another number in every process.
+    Attributes of libraries with "hash" in their names usually contain Python hashes, which differ between processes.
     """
     kind = type(thing)
     named = str(getattr(thing, "__name__", ""))
     yield from (kind, named)
-    slots = [slot for one in kind.__mro__ for slot in _slots(one)]
-    held = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
+    slots = [slot for base in kind.__mro__ for slot in _slots(base)]
+    entries = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
     whole = not is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
-    yield {name: value for name, value in sorted(held.items()) if whole or (_is_plain(value) and "hash" not in name)}
+    yield {name: value for name, value in sorted(entries.items()) if whole or (_is_plain(value) and "hash" not in name)}
 
 
 _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
@@ -236,7 +236,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _is_plain(thing: Any) -> bool:
-    """Whether a thing is a number, a word or a tensor, or lists and dictionaries of these."""
+    """Whether an object is a number, a string or a tensor, or a list or dictionary of these."""
     if isinstance(thing, list | tuple | set | frozenset):
         return all(map(_is_plain, thing))
     if isinstance(thing, dict):
@@ -245,7 +245,7 @@ def _is_plain(thing: Any) -> bool:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that code looks up, and those of functions inside of it."""
+    """Yield the names that code and its inner functions look up."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -254,7 +254,7 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 @cache
 def is_library(module: str | None) -> bool:
-    """Whether a module is Python's or an installed package's, hessfig included: its code changes with its version."""
+    """Whether a module belongs to Python or an installed package (hessfig included), whose version fixes its code."""
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top in ("builtins", "hessfig"):
         return top != "__main__"

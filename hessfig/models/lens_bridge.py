@@ -1,4 +1,4 @@
-"""A bridge of TransformerLens as a network of tokens: the model that it wraps, and the batches it is given."""
+"""A bridge of TransformerLens as a network of tokens: the model that it wraps, and its batches."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ _PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_l
 
 
 def wrapped(bridge: Any) -> nn.Module:
-    """Return a copy of the model that a bridge wraps, in evaluation mode, with what its outputs are computed from.
+    """Return a copy of the model that a bridge wraps, in evaluation mode, with only the parameters that it uses.
 
-    A bridge splits fused matrices into maps of their own, and keeps the fused one, which nothing reads any more: it is
-    no parameter of the copy.
+    A bridge splits fused matrices into separate maps and keeps the fused matrix, which is no longer used; the matrix is
+    not a parameter of the copy.
     """
     model = copied(bridge.original_model, "the network").eval()
     for module in model.modules():
         _set_free(module)
-    parameters = {path: one for path, one in model.named_parameters() if one.is_floating_point()}
-    trained = {path: one.requires_grad for path, one in parameters.items()}
+    parameters = {path: parameter for path, parameter in model.named_parameters() if parameter.is_floating_point()}
+    trained = {path: parameter.requires_grad for path, parameter in parameters.items()}
     with torch.enable_grad():
-        for one in parameters.values():
-            one.requires_grad_()
+        for parameter in parameters.values():
+            parameter.requires_grad_()
         logits = _logits(model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)))
         slopes = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
-    for (path, one), slope in zip(parameters.items(), slopes, strict=True):
-        one.requires_grad_(trained[path])
+    for (path, parameter), slope in zip(parameters.items(), slopes, strict=True):
+        parameter.requires_grad_(trained[path])
         if slope is None and ".qkv." in path:
             place, _, name = path.rpartition(".")
             module = model.get_submodule(place)
             del module._parameters[name]
-            module.register_buffer(name, one.detach())
+            module.register_buffer(name, parameter.detach())
     return model
 
 
 def _set_free(module: nn.Module) -> None:
-    """Take from a part of a copied bridge what ties it to the original: hooks that note a layer's input there.
+    """Remove the hooks of a copied bridge that record inputs of layers in the original.
 
-    They serve inputs that a bridge can split in front of attention and the MLP, and change no output.
+    A bridge needs these hooks to split inputs of attention and MLP; they do not change outputs.
     """
     for key, hook in list(module._forward_pre_hooks.items()):
         if getattr(hook, "__name__", "") in _NOTING:
@@ -64,10 +64,10 @@ def _forget(module: nn.Module, given: Any, found: Any) -> None:
 
 
 def bridge_as_network(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn.Module, Any, Any]:
-    """Return a bridge's model as a network of its batches, with inputs and targets.
+    """Return the model of a bridge as a network, with inputs and targets.
 
-    Tokens alone (samples, length), or a list of such tensors, are their own targets: the next token at every position
-    but the last. Raises UserError for these where positions see what follows them.
+    For tokens without targets (samples, length), or a list of such tensors, the targets are the next tokens at all
+    positions but the last. Raises UserError if positions attend to later tokens in this case.
     """
     if _are_tokens(inputs):
         if targets is None:
@@ -78,7 +78,7 @@ def bridge_as_network(bridge: Any, model: nn.Module, inputs: Any, targets: Any) 
 
 
 def followed(bridge: Any, batch: Any, loss: Any) -> tuple[nn.Module, Any, Any]:
-    """Return the model that a bridge wraps, which its training changes, with batch and loss for a monitor."""
+    """Return the model that a bridge wraps, which is the one that is trained, with batch and loss for a monitor."""
     if _are_tokens(batch):
         check_causal(bridge)
         batch = [(one, following(one)) for one in (batch if isinstance(batch, list) else [batch])]
@@ -91,15 +91,15 @@ def _are_tokens(inputs: Any) -> bool:
 
 
 def following(tokens: Tensor) -> Tensor:
-    """Return the next token at every position of (samples, length), -100 at the last."""
+    """Return the next token at every position of (samples, length), and -100 at the last position."""
     return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
 
 
 def check_causal(bridge: Any) -> None:
-    """Raise UserError for a bridge whose positions see what follows them."""
+    """Raise UserError for a bridge whose positions attend to later tokens."""
     if bridge.cfg.attention_dir != "causal":
         raise UserError(
-            "targets: positions of this model see what follows them, so that tokens are no targets of their own",
+            "targets: positions of this model attend to later tokens, so the next tokens cannot be the targets",
             got=f"no targets, and attention_dir={bridge.cfg.attention_dir}",
             allowed="targets (samples, length) with -100 where nothing is scored",
             remedy="hessfig.Problem(bridge, masked_tokens, targets)",

@@ -1,6 +1,6 @@
-"""Checks of the network and its task: of settings that go together, and against what is true of the kind of network.
+"""Checks of the network and its task: combinations of settings, and settings against the kind of network.
 
-hessfig.config.checks calls them by name when a configuration is composed, since rooms below know no kinds.
+hessfig.config.checks calls them by name when it composes a configuration, since lower layers do not import kinds.
 """
 
 from enum import StrEnum
@@ -17,12 +17,12 @@ from hessfig.models.protocol import NetworkKind, kind, kinds, kinds_where
 from hessfig.terms import Matrix
 
 _SIZES = tuple(f"model.{name}" for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary"))
-_BY_SIZE = ("model.sink", "model.scaled_weight")  # sweeps take a size of none of them among others
-_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.masked_tokens, Data.text, Data.addition)  # with a kind's name
+_BY_SIZE = ("model.sink", "model.scaled_weight")  # sweeps over their size include the value "none"
+_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.masked_tokens, Data.text, Data.addition)  # listed in messages
 
 
 def check_model(model: ModelConfig) -> None:
-    """Raise UserError for the first setting of the network that cannot be built; unknown kinds are refused later."""
+    """Raise UserError for the first setting with which the network cannot be built; unknown kinds are refused later."""
     if model.kind not in kinds():
         return
     known = kind(model.kind)
@@ -42,7 +42,7 @@ def check_model(model: ModelConfig) -> None:
 
 
 def unread(config: Config, key: str) -> UserError | None:
-    """Return what is said of a setting, or an entry of one, that the network, its data and state do not read."""
+    """Return the error for a setting, or an entry of it, that the network, its data and its state do not read."""
     key, name = setting_of(key), key.split(".")[1] if key.startswith("model.") else "kind"
     if is_off(config, key):
         return None
@@ -50,13 +50,13 @@ def unread(config: Config, key: str) -> UserError | None:
         reads = kind(config.model.kind).reads
         if name not in reads:
             return _of_other_kinds(config, key, name)
-        if said := setting_not_read(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
-            return said
+        if reason := setting_not_read(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
+            return reason
     return setting_not_read(config, key, settings()[key].says.where)
 
 
 def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
-    readers = kinds_where(lambda one: name in one.reads)
+    readers = kinds_where(lambda record: name in record.reads)
     meant = settings()[key].says.implies
     data = f" task={kind(readers[0]).data}" if config.task.data not in kind(readers[0]).takes else ""
     return UserError(
@@ -69,32 +69,33 @@ def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
 
 @cache
 def _never_idle() -> tuple[str, ...]:
-    """Return the settings whose value says which network, data or state it is, wherever the value is from.
+    """Return the settings that identify network, data or state, and must be read wherever their value comes from.
 
-    Sizes, and the settings of data that version 0.1 had, are in presets and sweeps whose network may be another.
+    Sizes, and the settings of data of version 0.1, also occur in presets and sweeps that do not read them.
     """
-    told = {
-        "model": lambda one: one.key not in (*_SIZES, *_BY_SIZE),
-        "state": lambda one: True,
-        "task": lambda one: one.added,
+    counts = {
+        "model": lambda setting: setting.key not in (*_SIZES, *_BY_SIZE),
+        "state": lambda setting: True,
+        "task": lambda setting: setting.added,
     }
-    found = (one for one in settings().values() if one.role in VARIED and one.key.partition(".")[0] in told)
-    return tuple(one.key for one in found if told[one.key.partition(".")[0]](one))
+    idle = (entry for entry in settings().values() if entry.role in VARIED and entry.key.partition(".")[0] in counts)
+    return tuple(entry.key for entry in idle if counts[entry.key.partition(".")[0]](entry))
 
 
 def check_idle(config: Config) -> None:
-    """Raise UserError for the first setting that is not at its default and that network, data and state do not read.
+    """Raise UserError for the first setting that differs from its default and that network, data and state do not read.
 
-    Sweeps cross softmax and linear attention with networks of both kinds: an MLP has neither, and is there twice.
+    Exception: sweeps cross softmax and linear attention with all networks, so an MLP, which has no attention, occurs
+    twice.
     """
     crossed = "model.attention" if holds(config, FIRST["attention"]) else ""
     for key in _never_idle():
-        if key != crossed and value_of(config, key) != default_of(key) and (said := unread(config, key)):
-            raise said
+        if key != crossed and value_of(config, key) != default_of(key) and (reason := unread(config, key)):
+            raise reason
 
 
 def _check_sink(model: ModelConfig) -> None:
-    """Raise UserError for a sink on scores that are no logits."""
+    """Raise UserError for a sink on scores that are not logits."""
     if model.sink in (Sink.scores, Sink.both) and model.attention == Attention.linear:
         raise UserError(
             "model.sink: linear attention has no softmax; a constant in its scores would add the first value",
@@ -105,19 +106,19 @@ def _check_sink(model: ModelConfig) -> None:
 
 
 def _check_scaled(model: ModelConfig, known: NetworkKind) -> None:
-    """Raise UserError for a weight that this network has not."""
-    held = _scalable(known.matrices(model))
-    if model.scaled_weight is not None and model.scaled_weight not in held:
+    """Raise UserError for a scaled weight that the network does not have."""
+    scalable = _scalable(known.matrices(model))
+    if model.scaled_weight is not None and model.scaled_weight not in scalable:
         raise UserError(
             f"model.scaled_weight: this network (model.kind={model.kind}) draws no weight {model.scaled_weight}",
             got=model.scaled_weight,
-            allowed=", ".join(held) or "null",
-            remedy=f"model.scaled_weight={held[0] if held else 'null'}",
+            allowed=", ".join(scalable) or "null",
+            remedy=f"model.scaled_weight={scalable[0] if scalable else 'null'}",
         )
 
 
 def _scalable(matrices: list[Matrix]) -> list[ScaledWeight]:
-    """Return the weights that model.scaled_weight may name: own weights, and groups that have some here."""
+    """Return the allowed values of model.scaled_weight: weights of the network, and groups with such weights."""
     groups = {
         ScaledWeight.mlp: Matrix.W_in in matrices or Matrix.W in matrices,
         ScaledWeight.query_key: Matrix.W_Q in matrices,
@@ -128,7 +129,7 @@ def _scalable(matrices: list[Matrix]) -> list[ScaledWeight]:
 _NO_PAIR = "it needs queries and keys of their own, and the single matrix W_QK has none"
 _NO_LOGITS = "kernel attention has features phi(q) and phi(k) in place of logits"
 _NO_SOFTMAX = "linear attention has no softmax; a constant in its scores would add values"
-# A setting and its value, a further setting with the values that it excludes, and why.
+# A setting and its value, a further setting with the values that it excludes, and the reason.
 _EXCLUSIONS: tuple[tuple[str, StrEnum, str, tuple[StrEnum, ...], str], ...] = (
     ("query_key", QueryKey.single, "scores", (Scores.qk_norm, Scores.cosine), _NO_PAIR),
     ("query_key", QueryKey.single, "positions", (Positions.rope,), _NO_PAIR),
@@ -154,7 +155,7 @@ def _check_excluded(model: ModelConfig) -> None:
 
 
 def _check_heads(model: ModelConfig) -> None:
-    """Raise UserError for heads that cannot be shared, halved or turned."""
+    """Raise UserError for heads that cannot be shared, halved or rotated."""
     if model.n_kv_heads is not None and (model.n_heads % model.n_kv_heads or model.query_key == QueryKey.single):
         is_single = model.query_key == QueryKey.single
         raise UserError(
@@ -193,7 +194,7 @@ def _check_norm(model: ModelConfig) -> None:
 
 
 def check_task(config: Config) -> None:
-    """Raise UserError for data that the network does not take, and for settings that the data do not have."""
+    """Raise UserError for data that the network does not take, and for settings that these data do not have."""
     task, name = config.task, config.model.kind
     takes = kind(name).takes if name in kinds() else (Data.addition,)
     data = task.data if task.data in takes else takes[0]
@@ -215,8 +216,8 @@ def check_task(config: Config) -> None:
 
 
 def _takers(data: Data) -> str:
-    """Return the kinds of networks that take these data, in words."""
-    *others, last = kinds_where(lambda one: data in one.takes)
+    """Return the kinds of networks that take these data, as a phrase."""
+    *others, last = kinds_where(lambda record: data in record.takes)
     return f"{', '.join(others)} or {last}" if len(others) > 1 else ", ".join([*others, last])
 
 

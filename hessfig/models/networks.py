@@ -1,4 +1,4 @@
-"""The package's networks in torch: transformer, MLPs, vision transformer, CNN, and a bare attention layer."""
+"""Built-in networks in torch: transformer, MLPs, vision transformer, CNN, and a single attention layer."""
 
 import math
 from collections.abc import Iterable
@@ -17,20 +17,20 @@ from hessfig.terms import GATED
 
 
 def embedding_sink(model: ModelConfig) -> float:
-    """Return by how much more than itself the first position's embedding counts."""
+    """Return beta, where the embedding of the first position is multiplied by 1 + beta."""
     return model.sink_beta if model.sink in (Sink.embedding, Sink.both) else 0.0
 
 
 def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor) -> Float[Tensor, "rows 1"]:
-    """Return 1 + beta at position 0, else 1: a fixed factor of the network; W_E and W_pos stay its parameters."""
+    """Return 1 + beta at position 0, else 1: a fixed factor, so the parameters remain W_E and W_pos."""
     return (1 + beta * (positions == 0).to(like.dtype)).unsqueeze(1)
 
 
 class SelfAttention(Attending):
     """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
 
-    TransformerLens's native attention, and next to it a `temperature` t, the single-matrix query-key form X W_QK X^T, a
-    sink on the first key, an output at chosen query positions only, and the components of hessfig.models.components.
+    The native attention of TransformerLens, extended by a `temperature` t, the form X W_QK X^T with a single matrix, a
+    sink on the first key, outputs at selected query positions, and the components of hessfig.models.components.
     """
 
     causal_mask: Tensor
@@ -49,7 +49,7 @@ class SelfAttention(Attending):
 
 
 class Layer(nn.Module):
-    """Attention and MLP sublayers with norms before, after, around or nowhere, and an optional attention skip."""
+    """Attention and MLP sublayers with norms before, after, around or none, and an optional skip of the attention."""
 
     def __init__(self, model: ModelConfig, length: int) -> None:
         super().__init__()
@@ -84,9 +84,9 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Token and position embeddings, `n_layers` layers, final norm (before or around alone), unembedding with bias.
 
-    Equals TransformerLens's native model, given equal weights, for softmax attention with
-    norm `none` or `pre` (tests/models/kinds/test_transformer.py). It is built here, for that library imports all of
-    transformers: five seconds of every run.
+    For softmax attention with norm `none` or `pre`, it equals the native model of TransformerLens with equal weights
+    (tests/models/kinds/test_transformer.py). It is implemented here because that library imports all of transformers,
+    which takes five seconds in every run.
     """
 
     def __init__(self, model: ModelConfig, *, vocabulary: int, length: int) -> None:
@@ -127,14 +127,14 @@ class Transformer(nn.Module):
 
 
 def through(layers: Iterable[nn.Module], hidden: Tensor) -> Tensor:
-    """Return what comes out of these layers, one after the other."""
+    """Return the output of a sequence of layers."""
     for layer in layers:
         hidden = layer(hidden)
     return hidden
 
 
 def final_norm(model: ModelConfig) -> nn.Module:
-    """Return the norm before the unembedding: none where norms stand after the residual sums, or nowhere."""
+    """Return the norm before the unembedding: none if norms follow the residual sums, or if there are no norms."""
     return _norm(model, model.norm in (Norm.pre, Norm.sandwich))
 
 
@@ -145,8 +145,8 @@ def _norm(model: ModelConfig, is_there: bool) -> nn.Module:
 class PrefixMLP(nn.Module):
     """logits_p = W_U phi(W ... phi(W_in x_p + b_in) ... + b) + b_U, x_p = (e_1, ..., e_p, 0, ..., 0).
 
-    e_t is the embedding of token t; the first `reach` tokens have a place in x. A token's position is told by the
-    columns of W_in that it meets, so there is no W_pos.
+    e_t is the embedding of token t; x contains the first `reach` tokens. The columns of W_in that multiply a token
+    encode its position, so there is no W_pos.
     """
 
     def __init__(self, model: ModelConfig, *, width: int, vocabulary: int, reach: int) -> None:
@@ -174,12 +174,12 @@ class PrefixMLP(nn.Module):
 
 
 def prefixes(embedded: Float[Tensor, "batch reach d"], positions: slice) -> Float[Tensor, "batch positions reach_d"]:
-    """Return x_p for the chosen positions p: the rows up to p side by side, zeros in the place of later ones."""
+    """Return x_p for the positions p: the concatenated rows up to p, with zeros for later rows."""
     return (embedded[:, None] * known(embedded, positions)[..., None]).flatten(2)
 
 
 def known(embedded: Float[Tensor, "batch reach ..."], positions: slice) -> Float[Tensor, "positions reach"]:
-    """Return 1 where a position sees a token, 0 for later tokens."""
+    """Return 1 if a token is known at a position, and 0 for later tokens."""
     reach = embedded.shape[1]
     return torch.ones(reach, reach, dtype=embedded.dtype, device=embedded.device).tril()[positions]
 
@@ -226,8 +226,8 @@ class BareAttention(Attending):
 class VisionTransformer(nn.Module):
     """logits = W_U mean_t h_t + b_U, h the tokens W_patch x_t + b_patch + W_pos[t] after `n_layers` layers.
 
-    x_t are the pixels of patch t, row by row. Layers as the transformer's, without its mask; with pre-LN a last
-    LayerNorm stands before the mean. The one output position is the picture's class.
+    x_t are the pixels of patch t, row by row. Layers are those of the transformer without its mask; with pre-LN there
+    is a final LayerNorm before the mean. The only output position is the class of the image.
     """
 
     def __init__(self, model: ModelConfig, *, side: int, classes: int) -> None:
@@ -243,7 +243,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(model.d_model, classes)
 
     def patches(self, images: Float[Tensor, "batch side side"]) -> Float[Tensor, "batch tokens pixels"]:
-        """Cut pictures into squares, row by row of squares."""
+        """Split images into squares, row by row."""
         count = self.patches_a_side
         squares = images.unflatten(1, (count, -1)).unflatten(3, (count, -1)).transpose(2, 3)
         return squares.flatten(3).flatten(1, 2)
@@ -255,16 +255,16 @@ class VisionTransformer(nn.Module):
     def from_hidden(
         self, hidden: Float[Tensor, "batch tokens d_model"], depth: int, scored: slice
     ) -> Float[Tensor, "batch 1 classes"]:
-        """Return the logits of every picture, given the residual stream after `depth` layers."""
+        """Return the logits of every image, given the residual stream after `depth` layers."""
         hidden = through(self.layers[depth:], hidden)
         return self.head(self.ln_out(hidden).mean(dim=1, keepdim=True))[:, scored]
 
 
 class GroupNorm(nn.GroupNorm):
-    """GroupNorm in elementary operations: the backward pass of torch's own has no derivative in forward mode."""
+    """GroupNorm in elementary operations; the backward pass of torch's GroupNorm has no forward-mode derivative."""
 
     def forward(self, input: Float[Tensor, "batch channels *pixels"]) -> Float[Tensor, "batch channels *pixels"]:
-        """Return every group of channels with mean 0 and variance 1 over its pixels, then gain and shift."""
+        """Normalise every group of channels to mean 0 and variance 1 over its pixels; apply gain and shift."""
         groups = input.unflatten(1, (self.num_groups, -1)).flatten(2)
         centred = groups - groups.mean(dim=2, keepdim=True)
         scaled = centred * (centred.square().mean(dim=2, keepdim=True) + self.eps).rsqrt()
@@ -273,10 +273,10 @@ class GroupNorm(nn.GroupNorm):
 
 
 class Convolution(nn.Module):
-    """h <- phi(N(W * h + b)): 3 x 3 pixels, zeros beyond the border; where it `halves`, on means of 2 x 2 pixels.
+    """h <- phi(N(W * h + b)) with 3 x 3 kernels and zero padding; if it `halves`, on means of 2 x 2 pixels.
 
-    Activations are (batch, pixels, channels), pixels row by row. W is held as (channels, 9 inputs): of every output
-    channel the 3 x 3 pixels of each input channel, one after the other. N is GroupNorm, or nothing.
+    Activations are (batch, pixels, channels), pixels row by row. W is stored as (channels, 9 inputs): for every output
+    channel, the 3 x 3 pixels of each input channel in turn. N is GroupNorm or the identity.
     """
 
     def __init__(self, model: ModelConfig, *, inputs: int, channels: int, halves: bool) -> None:
@@ -286,13 +286,13 @@ class Convolution(nn.Module):
         self.act, self.halves = ACTIVATIONS[model.mlp], halves
 
     def forward(self, rows: Float[Tensor, "batch pixels inputs"]) -> Float[Tensor, "batch fewer channels"]:
-        """Return the activations of all pixels, a quarter as many where it halves."""
+        """Return the activations of all pixels, or of a quarter as many if it halves."""
         side = math.isqrt(rows.shape[1])
         images = rows.transpose(1, 2).unflatten(2, (side, side))
         images = F.avg_pool2d(images, 2) if self.halves else images
         kernel = self.conv.weight.unflatten(1, (-1, 3, 3))
-        found = self.act(self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1)))
-        return found.flatten(2).transpose(1, 2)
+        activations = self.act(self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1)))
+        return activations.flatten(2).transpose(1, 2)
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -314,5 +314,5 @@ class ConvolutionalNetwork(nn.Module):
     def from_hidden(
         self, hidden: Float[Tensor, "batch pixels channels"], depth: int, scored: slice
     ) -> Float[Tensor, "batch 1 classes"]:
-        """Return the logits of every picture, given the activations after `depth` convolutions."""
+        """Return the logits of every image, given the activations after `depth` convolutions."""
         return self.head(through(self.layers[depth:], hidden).mean(dim=1, keepdim=True))[:, scored]

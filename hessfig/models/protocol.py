@@ -1,6 +1,6 @@
-"""What a kind of networks offers to the rest of the house.
+"""The interface that every kind of network provides to the rest of the package.
 
-Standard library only: plans and previews need names and sizes, not tensors.
+Only the standard library is imported, because plans and previews need names and sizes, not tensors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
 
-ONCE = "once "  # how the hash of a function begins of which nothing can be reused: nothing else ever has it
+ONCE = "once "  # prefix of the hash of a function whose results cannot be reused; such a hash is unique
 
 
 class Structure(StrEnum):
-    """Networks whose structure the exact engine, the counts of operations and the spread of scores know.
+    """Network structures with exact norms, operation counts and spreads of scores.
 
-    Causal layers of attention and MLP, one attention alone, or linear maps of single tokens.
+    Causal layers of attention and MLP, a single attention, or linear maps of single tokens.
     """
 
     layers = "layers"
@@ -43,8 +43,11 @@ class Structure(StrEnum):
 
 
 class Draw(StrEnum):
-    """How a weight is drawn: N(0, 0.64 / d_model), N(0, 0.64 / its inputs), or PyTorch's uniform default, as the paper
-    does; N(0, 2 / its inputs), which keeps the scale of activations through many layers of ReLU (arXiv 1502.01852)."""
+    """Distribution of initial weights.
+
+    As in the paper: N(0, 0.64 / d_model), N(0, 0.64 / inputs), or the uniform default of PyTorch. Also N(0, 2 /
+    inputs), which preserves the scale of activations through many layers of ReLU (arXiv 1502.01852).
+    """
 
     width = "width"
     inputs = "inputs"
@@ -54,24 +57,24 @@ class Draw(StrEnum):
 
 @dataclass(frozen=True)
 class NetworkKind:
-    """A kind of networks. `hessfig.models.kinds.<kind>.KIND` is one; everything below `layout` has an honest default.
+    """A kind of network, `hessfig.models.kinds.<kind>.KIND`; every field below `layout` has a default.
 
-    `layout` names the weights of the configured network. Give either `skeleton` (an uninitialised network for
-    sequences of a length; weights are then drawn as the paper draws them, see states.initialised) or `draw` (network,
-    data and loss from sigma and seed, for kinds that make all of it themselves). `check` raises UserError for
-    settings that cannot be built. `axes` says which of sigma and seed change the network. `is_structural_zero` says
-    which blocks vanish by the shape of the network. `files` is a hash of the files behind model.path or model.factory
-    as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
-    user's own apart, for cells' keys. `is_own`: the user's code makes network, data and loss, so that a cell is reused
-    only if what it returns is what it was (see sweep.own_content). `about` says how the data are held, for previews and
-    manifests. `completed` fills in settings that say where something is, before any file is read.
+    `layout` names the weights of the configured network. A kind has either a `skeleton` (an uninitialised network for
+    sequences of a given length, whose weights are drawn as in the paper, see states.initialised) or a function `draw`
+    (network, data and loss from sigma and seed). `check` raises UserError for settings that cannot be built. `axes`
+    returns which of sigma and seed change the network. `is_structural_zero` returns whether a block vanishes by the
+    structure of the network. `files` is a hash of the present files behind model.path or model.factory; planning stores
+    it in model.sha256, and other files are refused later. `source` is a hash of code and files of the user, for keys of
+    cells. `is_own` is true if the user's code creates network, data and loss; a cell is then reused only if that code
+    returns the same objects (see sweep.own_content). `about` describes how the data are stored, for previews and
+    manifests. `completed` fills in settings of locations, before any file is read.
 
-    What is true of the kind: `data` is the task.data it takes, `also_takes` is further data. `place` is the setting
-    that says what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are
-    the paper's weights that it has, in order. `reads` are the settings of the group model that it reads, each with the
-    settings under which it does (as SettingInfo.where; "" always). `weights_drawn` says how weights are drawn from the
-    skeleton. `structure` is None for networks that only double backward knows. `check_model` raises UserError for
-    settings of the network that do not fit together, before anything is planned.
+    Facts about the kind: `data` is the task.data it takes, and `also_takes` lists further data. `place` is the setting
+    with the source of the network, for kinds that bring their own sizes ("" if sizes are settings). `matrices` returns
+    the weights of the paper that it has, in order. `reads` maps the settings of the group model that it reads to the
+    conditions under which it reads them (as SettingInfo.where; "" for always). `weights_drawn` gives the distribution
+    of weights of a skeleton. `structure` is None for networks that have only double backward. `check_model` raises
+    UserError for settings of the network that do not fit together, before anything is planned.
     """
 
     layout: Callable[[Config], Layout]
@@ -96,34 +99,34 @@ class NetworkKind:
 
     @property
     def takes(self) -> tuple[Data, ...]:
-        """Every task.data it takes, the usual one first."""
+        """All task.data that the kind takes, the default first."""
         return (self.data, *self.also_takes)
 
     @property
     def has_scores(self) -> bool:
-        """Whether its attention scores can be seen."""
+        """Whether its attention scores can be computed."""
         return self.structure in (Structure.layers, Structure.attention)
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds, without importing one."""
+    """Return the names of all kinds, without importing them."""
     return [module.name for module in pkgutil.iter_modules(folder.__path__)]
 
 
 def kinds_where(fact: Callable[[NetworkKind], bool]) -> list[str]:
-    """Return the names of the kinds of which `fact` is true, the shipped ones in their order."""
+    """Return the names of the kinds for which `fact` is true, shipped kinds first and in their order."""
     shipped = [name.value for name in Shipped]
-    found = [name for name in kinds() if fact(kind(name))]
-    return sorted(found, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
+    matching = [name for name in kinds() if fact(kind(name))]
+    return sorted(matching, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
 
 
 @cache
 def kind(name: str) -> NetworkKind:
-    """Return the kind called `name`. Raises UserError when there is none."""
+    """Return the kind called `name`. Raises UserError if there is none."""
     known = kinds()
     if name not in known:
         otherwise = "your own: model=python model.factory=FILE.py:FUNCTION"
         raise unknown_name("model.kind: there is no such kind of network", name, known, otherwise)
-    found = import_module(f"{folder.__name__}.{name}").KIND
-    assert isinstance(found, NetworkKind)
-    return found
+    record = import_module(f"{folder.__name__}.{name}").KIND
+    assert isinstance(record, NetworkKind)
+    return record

@@ -1,4 +1,4 @@
-"""Which route a column of blocks takes, and whole Hessians from the columns."""
+"""Selects the route for the products of a column of blocks, and builds whole Hessians from columns."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from hessfig.models.tape.columns import LinearisedNetwork
 
 
-LARGE = 2**14  # parameters of a column from where on products in float32 take half the time of those in float64
+LARGE = 2**14  # from this number of parameters on, products of a column take half the time in float32
 
 
 class Engines:
-    """The engines of one problem, each built once, when it is first asked for.
+    """The engines of one problem, each built on first use.
 
-    Those that rebuild networks of the package are imported then; networks of others never need them. Processes that
-    share a cell put another class of columns into `headed_column`.
+    Engines for networks of the package are imported only then, so that networks of users never need them. Processes
+    that share a cell set `headed_column` to another class of columns.
     """
 
     headed_column: ClassVar[type[HeadedColumn]] = HeadedColumn
@@ -40,13 +40,13 @@ class Engines:
 
     @cached_property
     def exact(self) -> ExactEngine:
-        """The exact engine, for networks it knows."""
+        """The exact engine, for networks that it supports."""
         from hessfig.models.exact.exact_blocks import ExactEngine
 
         return ExactEngine(self.problem, self.model)
 
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
-        """Return the blocks of one column as operators, keyed by block; with what weight decay adds to them."""
+        """Return the blocks of one column as operators, by block, including weight decay."""
         column, decay = self._column(layer, col, blocks), self.problem.decay
         return DecayedColumn(column, self.problem, layer, col, _rows(blocks)) if decay else column
 
@@ -68,10 +68,10 @@ class Engines:
         return network.column(layer, col, rows)
 
     def low_precision(self, column: Column, layer: int, col: str, blocks: Sequence[Block]) -> Column | None:
-        """Return the blocks of `column`, one of these engines', with products in float32.
+        """Return the blocks of a `column` of these engines with products in float32.
 
-        None where they would not be much cheaper: half the time on the tape, for columns of LARGE parameters and more
-        (smaller ones spend theirs outside matrix products), and only for products in float64.
+        None if float32 is not much faster: it takes half the time on the tape for columns of at least LARGE parameters
+        (smaller columns spend most time outside matrix products), if products are in float64.
         """
         if not isinstance(self.problem.network, Layered) or column.dtype != torch.float64:
             return None
@@ -93,7 +93,7 @@ class Engines:
 
     @cached_property
     def _linearised(self) -> LinearisedNetwork | None:
-        """The tape; None for a network that has none, for several batches, or for something else (which is said)."""
+        """The tape; None for networks without one, for several batches, or (with a warning) if outputs differ."""
         if self.problem.more or not isinstance(self.problem.network, Layered):
             return None
         from hessfig.models.tape.columns import LinearisedNetwork
@@ -104,7 +104,7 @@ class Engines:
         try:
             return LinearisedNetwork(self.problem, self.model)
         except OtherNetwork as error:
-            warnings.warn(f"{error}; taken here", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error}, which is used here", RuntimeWarning, stacklevel=2)
             return None
 
 

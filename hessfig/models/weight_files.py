@@ -1,4 +1,4 @@
-"""Tensors read from a file (safetensors, or a state_dict read without executing code), and networks made of them."""
+"""Tensors read from a file (safetensors, or a state_dict read without executing code), and networks of tokens."""
 
 import hashlib
 import io
@@ -28,43 +28,43 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a file by name; `key` is the setting that names it.
+    """Return the tensors of a file by name; `key` is the setting that names the file.
 
-    Raises UserError when it is not such a file, or when its SHA-256 is not `sha256`.
+    Raises UserError if it is not such a file, or if its SHA-256 is not `sha256`.
     """
-    content, found = hashed(path, key)
-    check_pin(path, key, found=found, planned=sha256)
+    content, sha256_read = hashed(path, key)
+    check_pin(path, key, found=sha256_read, planned=sha256)
     return tensors_of(content, path, key)
 
 
 def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
-    """Return the bytes of a file of weights and their SHA-256. Raises UserError when it cannot be read."""
-    there = existing_file(key, FORMS, path)
+    """Return the bytes of a file of weights and their SHA-256. Raises UserError if it cannot be read."""
+    file = existing_file(key, FORMS, path)
     try:
-        content = there.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise _unreadable(path, key, str(error)) from error
     return content, hashlib.sha256(content).hexdigest()
 
 
 def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]:
-    """Return the tensors in the content of `path`. Raises UserError when it is anything else."""
-    found = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
-    if not isinstance(found, Mapping) or not found or not all(isinstance(t, Tensor) for t in found.values()):
-        raise _unreadable(path, key, "it holds something else than named tensors")
-    if odd := [name for name, tensor in found.items() if not _is_whole(tensor)]:
+    """Return the tensors in the content of `path`. Raises UserError for any other content."""
+    tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
+    if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise _unreadable(path, key, "it does not contain named tensors")
+    if odd := [name for name, tensor in tensors.items() if not _is_whole(tensor)]:
         raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
-    return {str(name): row_major(tensor) for name, tensor in found.items()}
+    return {str(name): row_major(tensor) for name, tensor in tensors.items()}
 
 
 def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Objective:
-    """Return a network of tokens with its sequences, `at_once` in a batch (the last may be smaller)."""
+    """Return the problem of a network of tokens, with `at_once` sequences in a batch (the last may be smaller)."""
     first, *more = micro_batches(torch.tensor(ids), first_scored, at_once)
     return Objective(network, first, CrossEntropy(), layout, tuple(more))
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether every entry is there: not sparse, quantised or on no device, nor repeated beyond what is stored."""
+    """Whether every entry is stored: not sparse, quantised, on the meta device, or expanded."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
     return plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 

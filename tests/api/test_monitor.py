@@ -332,7 +332,7 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": lambda f, y: f}, r"the loss is no scalar(.|\n)*\.mean\(\)"),
+        ({"loss": lambda f, y: f}, r"the loss is not a scalar(.|\n)*\.mean\(\)"),
         ({"batch": {"input": torch.ones(2, 3)}}, "has no entry 'labels'"),
         ({"batch": (torch.ones(2, 5), torch.ones(2).long())}, "cannot take the batch: it raises RuntimeError"),
         ({"quantities": ["preconditioned_eigenvalue"]}, "optimiser: there is none"),

@@ -153,7 +153,7 @@ BAD = {
         "model.download: kind=huggingface reads it with model.path",
         "leave model.download out",
     ],
-    ("run", "sweep=gpt2", "estimator=exact"): ["own networks alone", "estimator=auto"],
+    ("run", "sweep=gpt2", "estimator=exact"): ["only built-in networks", "estimator=auto"],
     ("run", "sweep=gpt2", "state=trained"): ["no task to train on", "task.data=addition"],
     ("run", "model=transformer_lens", "task=tokens"): ["model.path is missing", "config.json", "model.path=DIR"],
     ("run", "model=transformer_lens", "task=tokens", "model.path=nowhere"): ["no such folder", "state.pth"],

@@ -252,7 +252,7 @@ def test_code_of_a_bundle_runs_when_it_is_asked_for(cli: Cli, tmp_path: Path, ve
     assert answer.code == 2 and "mine.py:make" in answer.err and "code=run" in answer.err
     assert not list(tmp_path.rglob("ran"))
     answer = cli(verb, str(folder), "code=run")
-    assert answer.code == 2 and "model.factory: mine.py:make is no function" in answer.err
+    assert answer.code == 2 and "model.factory: mine.py:make is not a function" in answer.err
     assert "own/mine.py" in answer.out or "  mine.py" in answer.out
     assert (folder / "own/ran").exists()
 

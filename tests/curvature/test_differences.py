@@ -61,8 +61,8 @@ def test_the_error_covers_what_the_norm_is_off_by(dtype: torch.dtype, part: Part
     truth = float(oracle()[part][Matrix.W_V, Matrix.W_V].norm())
     found = norm_of(toy_problem(SMOOTH).cast(dtype), Matrix.W_V, part)
     assert 0 < abs(found.value - truth) <= found.error
-    assert found.is_rough == (found.error > 0.1 * found.value)
-    assert not found.is_rough or dtype == torch.bfloat16
+    assert found.is_unreliable == (found.error > 0.1 * found.value)
+    assert not found.is_unreliable or dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("mlp", [MLP.gelu, MLP.relu])
@@ -104,15 +104,15 @@ def test_a_kink_is_flagged() -> None:
     with torch.no_grad():
         problem.weight(1, Matrix.W_in)[0] = 0.0
         problem.network.get_parameter("layers.0.mlp.fc_in.bias")[0] = 0.0
-    assert norm_of(problem, Matrix.W_in, Part.H).is_rough
-    assert not norm_of(problem, Matrix.W_V, Part.H_o, Method.hutchinson).is_rough
+    assert norm_of(problem, Matrix.W_in, Part.H).is_unreliable
+    assert not norm_of(problem, Matrix.W_V, Part.H_o, Method.hutchinson).is_unreliable
 
 
 def test_products_lost_in_rounding_are_no_zeros() -> None:
     column = DifferencedColumn(toy_problem(SMOOTH), 1, Matrix.W_V, [Matrix.W_V], stretch=1e-14)
     assert float(dense_blocks(column, [Part.H])[Matrix.W_V, Part.H].norm()) == 0.0
     lost = differenced(Estimate(0.0, 0.0, 1), column.relative_error(Matrix.W_V, Part.H))
-    assert lost.is_rough and math.isnan(lost.error)
+    assert lost.is_unreliable and math.isnan(lost.error)
 
 
 def test_the_step_follows_weights_probe_and_type() -> None:

@@ -176,7 +176,7 @@ def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac() -> None:
     torch.manual_seed(0)
     ids = labels(6, 3, classes=WORDS)
     problem = hessfig.Problem(Tied().double(), ids, ids.roll(1, 1), "cross_entropy")
-    with pytest.raises(UserError, match="acts outside of calls"):
+    with pytest.raises(UserError, match="is also used outside"):
         problem.approximation("kfac", "out.weight")
 
 

@@ -150,7 +150,7 @@ def test_targets_of_ones_own_and_several_batches_count() -> None:
 
 def test_an_encoder_needs_targets() -> None:
     held = around("BertForMaskedLM", **_HF, **{**_IDS, "pad_token_id": 0}).eval()
-    with pytest.raises(UserError, match="see what follows them"):
+    with pytest.raises(UserError, match="attend to later tokens"):
         hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
     targets = torch.where(torch.arange(LENGTH) == 1, tokens(), -100)
     assert hessfig.measure(hessfig.Problem(held, tokens(), targets), blocks=["W_V@1"])["value"].iloc[0] > 0
@@ -246,7 +246,7 @@ def test_unknown_names_and_two_sources_are_refused() -> None:
     shipped = kind("transformer_lens")
     with pytest.raises(UserError, match="not in TransformerLens's registry"):
         shipped.check(named("model.name=GPT9"))
-    with pytest.raises(UserError, match="see what follows them"):
+    with pytest.raises(UserError, match="attend to later tokens"):
         shipped.check(named("model.name=BertForMaskedLM"))
     with pytest.raises(UserError, match="read, or drawn at random"):
         shipped.check(named("model.name=native", "model.path=somewhere"))

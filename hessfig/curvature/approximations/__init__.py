@@ -1,1 +1,1 @@
-"""Approximations of blocks of the Hessian: what they are made of, their matrices, and each by its name."""
+"""Approximations of blocks of the Hessian by name, their ingredients, and their structured matrices."""

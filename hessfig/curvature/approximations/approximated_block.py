@@ -1,4 +1,4 @@
-"""An approximation of a diagonal block as an operator, with solutions of its linear systems."""
+"""Approximations of diagonal blocks as operators, with solutions of linear systems."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from hessfig.terms import Block
 class ApproximatedBlock(ImplicitMatrix):
     """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
-    K-FAC, for one, is (sum g g^T) (x) (mean x x^T) of inputs x and vectors g sent back; docs/approximations.md defines
-    each. `solve` needs no preconditioner. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
+    For example, K-FAC is (sum g g^T) (x) (mean x x^T) for inputs x and backpropagated vectors g;
+    docs/approximations.md defines all approximations. `solve` needs no preconditioner. `names`, `sizes`, `flatten` and
+    `unflatten` are those of BlockOperator.
 
     Examples
     --------
@@ -46,13 +47,13 @@ class ApproximatedBlock(ImplicitMatrix):
 
     @property
     def T(self) -> ApproximatedBlock:
-        """Itself: it is symmetric."""
+        """The matrix itself, which is symmetric."""
         return self
 
     def _solved(
         self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
     ) -> tuple[Tensor, Tensor]:
-        """Solve through the eigenvalues of A, up to rounding; raise UserError where A + damping I is singular."""
+        """Solve by the eigenvalues of A, up to rounding; raise UserError if A + damping I is singular."""
         columns = b.to(self.device, torch.float64)
         x = self._function(lambda values: self._inverted(values, damping)).matmat(columns)
         left = columns - self._product.matmat(x) - damping * x
@@ -66,7 +67,7 @@ class ApproximatedBlock(ImplicitMatrix):
 
     @property
     def _scale(self) -> float:
-        """A number of the size of the largest eigenvalue."""
+        """A number of the order of the largest eigenvalue."""
         vector = torch.ones(self.shape[0], 1, dtype=torch.float64)
         return float(self._product.matmat(vector).norm() / vector.norm())
 
@@ -74,28 +75,28 @@ class ApproximatedBlock(ImplicitMatrix):
         return spectral_function(self._product, function, self.shape[0])
 
     def _inverted(self, values: Float[Tensor, "*shape"], damping: float) -> Float[Tensor, "*shape"]:
-        found = 1 / (values + damping)
-        if not bool(found.isfinite().all()):
+        inverse = 1 / (values + damping)
+        if not bool(inverse.isfinite().all()):
             raise UserError(
                 f"solve: {self.name} is singular",
                 got=f"damping={damping!r}",
                 allowed="a damping that keeps A + damping I away from zero",
                 remedy="damping=1e-3",
             )
-        return found
+        return inverse
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
         return self._product.matmat(vectors)
 
 
 Function = Callable[[Tensor], Tensor]
-MOST_DENSE = 4096  # rows of a matrix without such a structure, which is decomposed whole
+MOST_DENSE = 4096  # the most rows of a matrix without structure, which is decomposed as a whole
 _ASYMMETRY = 1e-10
 
 
 @dataclass(frozen=True)
 class Shifted:
-    """`inside` on the span of the orthonormal columns of `vectors`, the number `outside` on its complement."""
+    """The operator `inside` on the span of the orthonormal columns of `vectors`, and `outside` times I elsewhere."""
 
     vectors: Float[Tensor, "dim rank"]
     inside: Float[Tensor, " rank"]
@@ -109,10 +110,10 @@ class Shifted:
 
 @singledispatch
 def spectral_function(matrix: Product, function: Function, dim: int) -> Product:
-    """Return f(A) = Q f(eigenvalues) Q^T of a symmetric A. Raises UserError where it is too large to be decomposed."""
+    """Return f(A) = Q f(eigenvalues) Q^T of a symmetric A. Raises UserError if A is too large to be decomposed."""
     if dim > MOST_DENSE:
         raise UserError(
-            "solve: this approximation has no structure to solve with",
+            "solve: this approximation has no structure for solving linear systems",
             got=f"{dim} rows",
             allowed=f"at most {MOST_DENSE}, or a diagonal, a Kronecker product, or one of these in another basis",
             remedy="kfac, ekfac, diagonal, shampoo, soap or a Fisher matrix",

@@ -1,6 +1,6 @@
 """Structured matrices with fast products: diagonals, low rank, sums of Kronecker products, diagonals in other bases.
 
-A vector of a block is the weight's (m, n) matrix, row by row, so that G (x) P multiplies as G V P^T.
+A vector of a block is the (m, n) matrix of the weight, row by row, so G (x) P maps V to G V P^T.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from jaxtyping import Float
 from scipy.linalg import eigh
 from torch import Tensor
 
-_SWEEPS, _STILL = 100, 1e-8  # of alternating least squares: at most, and when a factor moves less than this
-_RIDGE = 1e-13  # of the normal equations, relative to their trace
+_SWEEPS, _STILL = 100, 1e-8  # alternating least squares: maximal number of sweeps, and change at which it stops
+_RIDGE = 1e-13  # ridge of the normal equations, relative to their trace
 
 
 @runtime_checkable
 class Product(Protocol):
-    """A symmetric matrix that is known by its products."""
+    """A symmetric matrix that is given by its products."""
 
     def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
         """Return A V."""
@@ -64,7 +64,7 @@ class KroneckerSum:
 
 @dataclass(frozen=True)
 class Basis:
-    """The orthonormal basis Q_left (x) Q_right of the weights of a matrix."""
+    """The orthonormal basis Q_left (x) Q_right of the space of a weight matrix."""
 
     left: Float[Tensor, "m m"]
     right: Float[Tensor, "n n"]
@@ -104,27 +104,27 @@ def as_weights(vectors: Float[Tensor, "dim k"], shape: Sequence[int]) -> Float[T
 def kronecker_factors(
     sent_back: Float[Tensor, "k m"], inputs: Float[Tensor, "uses n"]
 ) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
-    """Return K-FAC's factors of a linear map: sum g g^T of vectors sent back to its outputs, mean x x^T of its inputs.
+    """Return the K-FAC factors of a linear map: sum g g^T of backpropagated vectors, and mean x x^T of inputs.
 
-    The order of sums is that of both of its users, approximations of a block and steps of a training.
+    Approximations of blocks and steps of trainings share this function, so that both have the same order of summation.
     """
     return sent_back.T @ sent_back, inputs.T @ inputs / len(inputs)
 
 
 def root(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Return the square root of a positive semi-definite matrix; negative eigenvalues, which are rounding, count as 0.
+    """Return the matrix square root of a positive semi-definite matrix, A^(1/2) A^(1/2) = A.
 
-    Sources call it the matrix square root, A^(1/2) A^(1/2) = A.
+    Negative eigenvalues are rounding and count as 0.
     """
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
 def best_kronecker_sum(matrix: Float[Tensor, "dim dim"], shape: Sequence[int], rank: int) -> KroneckerSum:
-    """Return the sum of `rank` Kronecker products that is nearest to a matrix in the Frobenius norm.
+    """Return the sum of `rank` Kronecker products that is closest to a matrix in the Frobenius norm.
 
-    The rearranged matrix, whose row (i, j) is the block that couples rows i and j of the weight, has rank r for such a
-    sum, so that its leading singular vectors are the factors (Van Loan and Pitsianis 1993).
+    The matrix is rearranged so that row (i, j) is the block that couples rows i and j of the weight. A sum of r
+    Kronecker products then has rank r, so the leading singular vectors are the factors (Van Loan and Pitsianis 1993).
     """
     m, n = shape
     rearranged = matrix.reshape(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
@@ -141,10 +141,10 @@ def best_kronecker_sum(matrix: Float[Tensor, "dim dim"], shape: Sequence[int], r
 def fitted_kronecker_sum(
     vectors: Float[Tensor, "dim k"], products: Float[Tensor, "dim k"], shape: Sequence[int], rank: int
 ) -> KroneckerSum:
-    """Return a sum of `rank` Kronecker products that maps `vectors` to `products`, one product after the other.
+    """Return a sum of `rank` Kronecker products that approximately maps `vectors` to `products`.
 
-    Each is fitted to what the earlier ones leave, by alternating least squares. For a matrix that is no such sum it is
-    near the best one, and nearer with more vectors; its error is that of some sum, hence not below that of the best.
+    Kronecker products are fitted one after the other, each to the residual of the earlier ones, by alternating least
+    squares. The result approaches the best sum with more vectors; its error is never below that of the best sum.
     """
     given, left = (as_weights(one, shape) for one in (vectors, products))
     pairs = []
@@ -156,7 +156,7 @@ def fitted_kronecker_sum(
 
 
 def _fitted_pair(given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> tuple[Tensor, Tensor]:
-    """Return L and R for which L V R^T is near Y."""
+    """Return L and R that fit L V R^T to Y."""
     right = torch.eye(given.shape[2], dtype=given.dtype)
     for _ in range(_SWEEPS):
         before = right / right.norm()
@@ -168,7 +168,7 @@ def _fitted_pair(given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) 
 
 
 def _factor(design: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> Float[Tensor, "m m"]:
-    """Return the L for which L W is nearest to Y over all k."""
+    """Return the L that minimises |L W - Y| over all k."""
     flat, target = (one.transpose(0, 1).flatten(1) for one in (design, wanted))
     normal = flat @ flat.T
     normal.diagonal().add_(_RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny)

@@ -1,7 +1,7 @@
-"""The approximations of a block that optimisers stand for, each made by the function of its name.
+"""Approximations of a block that correspond to optimisers; each method is named after its approximation.
 
-Those of the Hessian's own block (diagonal, soap, kfoc, kronecker_sum and the two block diagonals) are in
-hessfig.measurements.approximations, which holds the block. docs/approximations.md gives formulas and sources.
+Approximations that need the block itself (diagonal, soap, kfoc, kronecker_sum and the two block diagonals) are in
+hessfig.measurements.approximations. docs/approximations.md gives formulas and sources.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from hessfig.weights import Weight
 
 
 class SampleGradients:
-    """Gradients of the single samples of a problem's batch, made once for all blocks.
+    """Gradients of the single samples of the batch of a problem, computed once for all blocks.
 
-    `batch_size` is that of the mini-batches whose expected second moments optimisers accumulate; inf: the whole batch.
+    `batch_size` is the size of the mini-batches whose second moments optimisers accumulate; inf is the whole batch.
     """
 
     def __init__(self, output_side: OutputSide, labels: Generator, batch_size: float = inf) -> None:
@@ -40,21 +40,22 @@ class SampleGradients:
 
     @cached_property
     def true(self) -> dict[str, Tensor]:
-        """Each sample's share of the gradient, by parameter: their sum is the gradient. Of those alone that count."""
-        counted, found = self.output_side.counted.cpu(), self.output_side.gradients_of_samples(self.output_side.slopes)
-        return found if bool(counted.all()) else {name: one[counted] for name, one in found.items()}
+        """The share of each sample that counts in the gradient, by parameter; the shares sum to the gradient."""
+        counted, shares = self.output_side.counted.cpu(), self.output_side.gradients_of_samples(self.output_side.slopes)
+        return shares if bool(counted.all()) else {name: share[counted] for name, share in shares.items()}
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:
-        """Gradients at labels that the network draws, scaled so that the mean of their outer products' sum is H_o."""
+        """Gradients at labels drawn from the network, scaled so that the sum of their outer products has mean H_o."""
         return self.output_side.gradients_of_samples(self.output_side.sampled(self._labels))
 
 
 class Material:
-    """What the approximations of one diagonal block are made of.
+    """The ingredients of the approximations of one diagonal block.
 
-    `weights` are the block's, `shape` that of a single one; `stored` is the diagonal that adam divides by, by
-    parameter; `heads` is the number of heads that the rows (or for W_O the columns) of the weight are cut into.
+    `weights` are the weights of the block, and `shape` is the shape of a single weight. `stored` is the diagonal by
+    which Adam divides, by parameter. `heads` is the number of heads into which the rows of the weight (for W_O: the
+    columns) are divided.
     """
 
     def __init__(
@@ -70,22 +71,22 @@ class Material:
 
     def approximation(self, name: Approximation) -> Product:
         """Return the approximation called `name`."""
-        found: Product = getattr(self, f"_{name}")()
-        return found
+        approximation: Product = getattr(self, f"_{name}")()
+        return approximation
 
     @cached_property
     def shampoo_basis(self) -> Basis:
-        """The eigenvectors of Shampoo's two factors, in which SOAP runs Adam."""
+        """The eigenvectors of the two factors of Shampoo, in which SOAP runs Adam."""
         return Basis.of(*self._shampoo_factors)
 
     @property
     def inputs(self) -> KroneckerSum:
-        """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of its outputs' squared errors."""
+        """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of the squared error of its outputs."""
         each = self._signals.inputs.flatten(0, 1)
         return KroneckerSum(torch.eye(self.shape[0], dtype=each.dtype)[None], (each.T @ each)[None])
 
     def _flat(self, by_parameter: Mapping[str, Tensor]) -> Float[Tensor, "batch dim"]:
-        """Return the block's entries of gradients of samples, in the order of the block."""
+        """Return the gradients of samples, restricted to the block and in its order."""
         pieces = [
             torch.stack([view_of(one, weight).flatten() for one in by_parameter[weight.parameter]])
             for weight in self.weights
@@ -158,17 +159,17 @@ class Material:
         return Diagonal(self._second_moment.sqrt())
 
     def _adam_mini(self) -> Diagonal:
-        """One number for each weight of the block."""
+        """One number per weight of the block."""
         pieces = self._second_moment.split([weight.size for weight in self.weights])
         return Diagonal(torch.cat([piece.mean().sqrt().expand(len(piece)) for piece in pieces]))
 
     def _adam_mini_head(self) -> Diagonal:
-        """One number for each head: rows of the weight that make queries, keys and values, columns of W_O."""
+        """One number per head: rows of the weights of queries, keys and values, and columns of W_O."""
         square = self._second_moment.reshape(*self.shape)
         along = square.T if self.weights[0].name == "W_O" else square
         heads = along.reshape(self.heads, -1).mean(dim=1).sqrt()
-        held = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(along.shape)
-        return Diagonal((held.T if self.weights[0].name == "W_O" else held).flatten())
+        scales = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(along.shape)
+        return Diagonal((scales.T if self.weights[0].name == "W_O" else scales).flatten())
 
     def _empirical_fisher(self) -> LowRank:
         return LowRank(self.samples.output_side.terms**0.5 * self._shares)

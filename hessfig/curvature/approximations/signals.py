@@ -1,4 +1,4 @@
-"""What optimisers see of a loss: gradients of single samples, and inputs and backpropagated vectors of a linear map."""
+"""Ingredients of approximations: gradients of single samples, and inputs and backpropagated vectors of linear maps."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from hessfig.curvature.samples import alone, by_sample, check_sum, counted, met
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
-MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
+MOST_BYTES = 2**31  # limit for gradients of single samples, and for vectors backpropagated through a linear map
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Inputs of a linear map at every use t, and vectors g sent back to its outputs, one for each column of a root.
+    """Inputs x of a linear map at every use t, and backpropagated vectors g, one for each column of the root S.
 
-    H_o of its weight is the sum over columns s and samples b of vec(J) vec(J)^T with J = sum_t g_t x_t^T. The uses are
-    those of a call of the whole network: all positions of all sequences, in the last layer too, scored or not.
+    H_o of the weight is the sum of vec(J) vec(J)^T over columns s and samples b, with J = sum_t g_t x_t^T. The uses are
+    those of a call of the whole network: all positions of all sequences, scored or not, in the last layer as well.
     """
 
     inputs: Float[Tensor, "batch uses n"]
@@ -39,7 +39,7 @@ class Signals:
 
 
 class OutputSide:
-    """A problem's loss as a function of its outputs: gradients there, and roots of its Hessian."""
+    """The loss as a function of the outputs: its gradients, and roots of its Hessian."""
 
     def __init__(self, objective: Objective) -> None:
         if objective.more:
@@ -70,15 +70,15 @@ class OutputSide:
     def roots(self) -> Float[Tensor, "batch positions width width"]:
         """Return S with S S^T the Hessian of the loss in the outputs of each position.
 
-        That of cross-entropy, (diag(p) - p p^T) / terms, has the root (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms),
-        which keeps its digits where the softmax saturates. Raises UserError for a loss whose Hessian couples positions,
-        or has negative eigenvalues.
+        For cross-entropy the Hessian is (diag(p) - p p^T) / terms, with the root (diag(sqrt(p)) - p sqrt(p)^T) /
+        sqrt(terms), which is accurate even if the softmax saturates. Raises UserError for a loss whose Hessian couples
+        positions or has negative eigenvalues.
         """
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
             roots = chances.sqrt()
-            found = (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
-            return self._weighted(found.flatten(2)).view_as(found)
+            root = (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
+            return self._weighted(root.flatten(2)).view_as(root)
         hessian = self._hessian(self.raw)
         values, vectors = torch.linalg.eigh(hessian)
         if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()):
@@ -86,32 +86,32 @@ class OutputSide:
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
     def sampled(self, generator: Generator) -> Float[Tensor, "batch positions width"]:
-        """Return one gradient in the outputs for labels that the network draws, scaled so that E u u^T = S S^T.
+        """Return a gradient u in the outputs at labels drawn from the network, scaled so that E u u^T = S S^T.
 
-        A position's label is drawn from its softmax for a loss of classes whose Hessian is that of cross-entropy;
-        otherwise u = S z with normal z, which is a gradient at a target drawn from a normal distribution.
+        For a loss of classes whose Hessian is that of cross-entropy, the label of a position is drawn from its softmax.
+        Otherwise u = S z with normal z, which is the gradient at a target drawn from a normal distribution.
         """
         if self._class_weights is None:
             normal = torch.randn(self.outputs.shape, dtype=torch.float64, generator=generator).to(self.outputs)
             return (self.roots() @ normal[..., None]).squeeze(-1)
         chances = self.outputs.softmax(-1)
-        drawable = chances.where(chances.isfinite(), 1.0)  # whatever is drawn there, the gradient is not finite
+        drawable = chances.where(chances.isfinite(), 1.0)  # the gradient is not finite for any label there
         drawn = torch.multinomial(drawable.flatten(0, 1).cpu(), 1, generator=generator).to(chances.device)
         ones = nn.functional.one_hot(drawn.view(chances.shape[:2]), chances.shape[-1])
         return self._weighted((chances - ones) / self._class_weights[1] ** 0.5)
 
     def _weighted(self, vectors: Float[Tensor, "batch positions k"]) -> Float[Tensor, "batch positions k"]:
-        """Return vectors of positions times the root of what each weighs, exactly zero where it does not count."""
+        """Return vectors times the root of the weight of their position; exactly zero if a position does not count."""
         assert self._class_weights is not None, "asked of losses of classes"
         weights = self._class_weights[0][..., None]
         return torch.where(weights > 0, vectors * weights.sqrt(), 0.0)
 
     @cached_property
     def _class_weights(self) -> tuple[Float[Tensor, "batch positions"], float] | None:
-        """What every position weighs, and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
+        """The weight w of every position and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
 
-        Where a loss of classes is not known, that at outputs of zero tells w, and that at the outputs whether it is so;
-        None for all others.
+        For a loss of classes of unknown type, w is inferred from the Hessian at outputs of zero, and then checked at
+        the outputs. None for all other losses.
         """
         loss, targets = self.problem.loss, self.problem.batch.targets
         if targets.is_floating_point():
@@ -128,43 +128,43 @@ class OutputSide:
 
     @property
     def terms(self) -> float:
-        """The number of terms of the loss: what its mean divides by, or 1 for a sum."""
+        """The number of terms of the loss: the divisor of its mean, or 1 for a sum."""
         loss, targets = self.problem.loss, self.problem.batch.targets
-        found = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
-        if found is None:
+        count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
+        if count is None:
             raise self._refusal("is of a type whose number of terms is not known")
-        return found
+        return count
 
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"]
     ) -> dict[str, Float[Tensor, "batch ..."]]:
-        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, in every parameter by its name; on the CPU.
+        """Return sum_p (d outputs_p / d w)^T sent_p of every sample, by parameter and on the CPU.
 
-        Raises UserError where these do not add up to what is sent back through the whole batch: samples see each other.
+        Raises UserError if these do not add up to the result for the whole batch, so that samples interact.
         """
-        held = {f"network.{name}": one for name, one in self.problem.network.named_parameters()}
+        parameters = {f"network.{name}": p for name, p in self.problem.network.named_parameters()}
         _check_bytes(
-            len(sent) * sum(one.numel() * one.element_size() for one in held.values()), "gradients of single samples"
+            len(sent) * sum(p.numel() * p.element_size() for p in parameters.values()), "gradients of single samples"
         )
-        at = {name: one.detach().clone().requires_grad_() for name, one in held.items()}
+        at = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
         body, inputs = Evaluated(by_sample(self.problem).network, self._by_position), self.problem.batch.inputs
         with torch.enable_grad(), differentiable_twice(), alone():
-            found = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
-        stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*found, strict=True)]
+            of_samples = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
+        stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*of_samples, strict=True)]
         each = dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
         with torch.enable_grad(), differentiable_twice():
             whole = dict(zip(each, _pulled(self.body, at, inputs, sent), strict=True))
-        sizes = [float(one.reshape(len(one), -1).norm(dim=1).sum()) for one in each.values()]
-        check_sum(whole, {name: one.sum(dim=0) for name, one in each.items()}, sizes)
+        sizes = [float(gradient.reshape(len(gradient), -1).norm(dim=1).sum()) for gradient in each.values()]
+        check_sum(whole, {name: gradient.sum(dim=0) for name, gradient in each.items()}, sizes)
         return each
 
     @property
     def counted(self) -> Bool[Tensor, " batch"]:
-        """Which samples count in the loss. Raises UserError for a loss in which samples see each other."""
+        """A mask of the samples that count in the loss. Raises UserError for a loss in which samples interact."""
         return counted(self.problem, self.problem.batch).weights > 0
 
     def linear_of(self, weight: Weight) -> nn.Linear | None:
-        """Return the linear map that holds a weight whole and is called; None where there is none."""
+        """Return the linear map whose weight is `weight` and that is called by the network; None if there is none."""
         place, _, name = weight.parameter.rpartition(".")
         module = self.problem.network.get_submodule(place)
         if isinstance(module, nn.Linear) and name == "weight" and weight.index is None and module in self._called:
@@ -172,9 +172,9 @@ class OutputSide:
         return None
 
     def signals(self, weight: Weight) -> Signals:
-        """Return what a linear map sees, by one backward pass for each scored position and column of the root.
+        """Return the signals of a linear map, by one backward pass for each scored position and column of the root.
 
-        Raises UserError for a map whose calls do not hold one sample after the other.
+        Raises UserError unless the samples are the first axis of the inputs of the map.
         """
         module, roots = self.linear_of(weight), self.roots()
         assert module is not None, "weights of other modules were left out"
@@ -196,56 +196,56 @@ class OutputSide:
         return Signals(self._joined(inputs), torch.stack(sent_back))
 
     def _through_leaves(self, weight: Weight) -> Float[Tensor, "batch positions width"]:
-        """Return the outputs behind the leaves. Raises UserError for a network that differentiates through them."""
+        """Return the outputs as a function of the leaves. Raises UserError if the network differentiates inside."""
         try:
             return self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
         except RuntimeError as error:
             raise UserError(
-                f"quantities=[approximations]: the outputs are no function of what {weight.parameter} returns alone",
+                f"quantities=[approximations]: the outputs do not only depend on the result of {weight.parameter}",
                 got=plain(f"forward() differentiates through it: {error}", most=300),
-                allowed="K-FAC of networks whose forward() computes values and no derivatives",
+                allowed="K-FAC for networks whose forward() computes no derivatives",
                 remedy="leave K-FAC out: Problem.approximation('diagonal', ...); approximation.names=[diagonal]",
             ) from error
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
-        """Return the vectors of every use of a map by a sample, its calls one after the other: float64, on the CPU."""
+        """Return the vectors of a map by sample and use, with its calls in order; in float64 on the CPU."""
         return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double().cpu()
 
     def _check_samples(self, outputs: Tensor, calls: list[Tensor], weight: Weight) -> None:
-        """Raise UserError where outputs of a sample depend on another part of a call than its own.
+        """Raise UserError if outputs of a sample depend on rows of a call that belong to other samples.
 
-        Samples are parted in two by each binary digit of their numbers: two samples differ in one of them.
+        Samples are divided in two by each binary digit of their numbers; any two samples differ in one digit.
         """
         count = len(outputs)
         factors, numbers = _factors(outputs), torch.arange(count, device=outputs.device)
         parts = [(numbers >> digit) % 2 == side for digit in range((count - 1).bit_length()) for side in (0, 1)]
         is_apart = not any(len(call) % count for call in calls)
         for chosen in parts if is_apart else ():
-            found = gradients((outputs * factors)[chosen].sum(), calls)
-            is_apart = is_apart and not any(bool(one.reshape(count, -1)[~chosen].any()) for one in found)
+            slopes = gradients((outputs * factors)[chosen].sum(), calls)
+            is_apart = is_apart and not any(bool(slope.reshape(count, -1)[~chosen].any()) for slope in slopes)
         if not is_apart:
             raise UserError(
-                f"quantities=[approximations]: the inputs of {weight.parameter} are not one sample after the other",
-                got=f"calls of shape {', '.join(str(tuple(one.shape)) for one in calls)} for {count} samples",
-                allowed="linear maps whose inputs have the samples as their first axis, each apart from the others",
+                f"quantities=[approximations]: the first axis of {weight.parameter}'s inputs does not run over samples",
+                got=f"calls of shape {', '.join(str(tuple(call.shape)) for call in calls)} for {count} samples",
+                allowed="linear maps whose inputs have independent samples as their first axis",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 
     def _check_gradient(self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], weight: Weight) -> None:
-        """Raise UserError where the sum of g x^T over all uses is not the gradient: the weight acts elsewhere, too."""
+        """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
         factors = _factors(outputs)
-        held = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
+        leaf = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
         body = Evaluated(self.problem.network, partial(self._by_position, everywhere=True))
-        again = functional_call(body, {f"network.{weight.parameter}": held}, (self.problem.batch.inputs,))
-        (whole,), sent = gradients((again * factors).sum(), [held]), gradients((outputs * factors).sum(), calls)
+        again = functional_call(body, {f"network.{weight.parameter}": leaf}, (self.problem.batch.inputs,))
+        (whole,), sent = gradients((again * factors).sum(), [leaf]), gradients((outputs * factors).sum(), calls)
         pairs = [(back.flatten(0, -2), given.flatten(0, -2)) for back, given in zip(sent, inputs, strict=True)]
         size = sum(float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs)
         off = float((torch.stack([back.T @ given for back, given in pairs]).sum(dim=0) - whole).norm())
         if bool(whole.isfinite().all()) and not off <= SINGLES.of(whole.dtype) * size:
             raise UserError(
-                f"quantities=[approximations]: {weight.parameter} acts outside of calls of its linear map, too",
+                f"quantities=[approximations]: {weight.parameter} is also used outside its linear map",
                 got=f"the sum of g x^T over its calls is off by {off / size:.2g} of its terms",
-                allowed="a weight that acts in calls of one torch.nn.Linear alone",
+                allowed="a weight that is used only by calls of one torch.nn.Linear",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 
@@ -254,14 +254,14 @@ class OutputSide:
         with torch.enable_grad():
             value = self.problem.loss(leaf, self.problem.batch.targets)
             (slope,) = gradients(value, [leaf], create_graph=True)
-            rows = [gradients(slope[..., one].sum(), [leaf])[0] for one in range(leaf.shape[-1])]
+            rows = [gradients(slope[..., place].sum(), [leaf])[0] for place in range(leaf.shape[-1])]
             factors = torch.linspace(-1, 1, leaf.numel(), dtype=leaf.dtype, device=leaf.device).view_as(leaf)
             (product,) = gradients((slope * factors).sum(), [leaf])
-        found = torch.stack(rows, dim=-2)
-        off = (found @ factors[..., None]).squeeze(-1) - product
-        if norm(off) > LOSS.of(found.dtype) * norm(found) * factors.numel() ** 0.5:
+        hessian = torch.stack(rows, dim=-2)
+        off = (hessian @ factors[..., None]).squeeze(-1) - product
+        if norm(off) > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5:
             raise self._refusal("couples positions, or its classes are not the last axis")
-        return found.reshape(*self.outputs.shape, -1)
+        return hessian.reshape(*self.outputs.shape, -1)
 
     def _refusal(self, what: str) -> UserError:
         return UserError(
@@ -273,12 +273,12 @@ class OutputSide:
 
 
 def _factors(outputs: Tensor) -> Tensor:
-    """Return a number of its own, and none of them 0, for every entry of outputs."""
+    """Return distinct nonzero factors, one for every entry of the outputs."""
     return torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
 
 
 def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Tensor) -> list[Tensor]:
-    """Return what outputs send back to the parameters `at`."""
+    """Return the cotangents `sent` of the outputs, pulled back to the parameters `at`."""
     outputs = functional_call(body, dict(at), (inputs,))
     if outputs.shape != sent.shape:
         raise met(f"outputs of shape {tuple(outputs.shape)} where {tuple(sent.shape)} belong to the samples")
@@ -286,9 +286,9 @@ def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Ten
 
 
 def _seen(inputs: list[Tensor], calls: list[Tensor], module: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
-    """Note inputs and outputs of a call; the network goes on from a copy, which it may change in place.
+    """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
 
-    Outputs keep their graph: what is sent back to an early call comes through later calls, too.
+    Outputs keep their graph, so that vectors backpropagated to an early call include paths through later calls.
     """
     del module
     inputs.append(given[0].detach())

@@ -1,1 +1,1 @@
-"""Eigenvalues of symmetric blocks: all of them, the outermost, and densities, with the error of each."""
+"""Spectra of symmetric blocks: all eigenvalues, the outermost eigenvalues, and densities, each with its error."""

@@ -21,29 +21,30 @@ _ROWS = 512
 
 
 def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, NDArray[np.float64] | None]:
-    """Return the ascending eigenvalues of each part of the square block `row` of `column`; None where not finite.
+    """Return the ascending eigenvalues of each part of the square block `row` of `column`; None for a nonfinite block.
 
-    Raises ArithmeticError for a part that is not symmetric up to rounding. The matrices must be known to fit.
+    Raises ArithmeticError for a part that is not symmetric up to rounding. The caller checks that the matrices fit into
+    memory.
     """
-    made = _matrices(column, row, to_multiply(parts))
-    finite = {part: bool(np.isfinite(matrix.sum())) for part, matrix in made.items()}
-    for part, matrix in made.items():
+    matrices = _matrices(column, row, to_multiply(parts))
+    finite = {part: bool(np.isfinite(matrix.sum())) for part, matrix in matrices.items()}
+    for part, matrix in matrices.items():
         if finite[part]:
             _symmetrise(matrix, Square(column, row, part))
-    found: dict[Part, Matrix | None] = {}
-    if Part.H in parts and Part.H not in made:
-        outer, functional = (made[part] for part in split_in(made))
-        found[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
-    for part in list(made):
-        found[part] = _eigenvalues(made.pop(part)) if finite[part] else None
-    return {part: found[part] for part in parts}
+    values: dict[Part, Matrix | None] = {}
+    if Part.H in parts and Part.H not in matrices:
+        outer, functional = (matrices[part] for part in split_in(matrices))
+        values[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
+    for part in list(matrices):
+        values[part] = _eigenvalues(matrices.pop(part)) if finite[part] else None
+    return {part: values[part] for part in parts}
 
 
 def dense_matrix(square: Square) -> Matrix:
-    """Return a part of a square block as a matrix; entries that are not finite stay as they are.
+    """Return a part of a square block as a matrix (n, n) in float64.
 
-    The mean (A + A^T) / 2 of its n products with unit vectors, (n, n) in float64. Raises ArithmeticError where it is
-    not symmetric up to rounding.
+    The matrix A has the n products with unit vectors as columns; (A + A^T) / 2 is returned. A matrix with entries that
+    are not finite is returned as it is. Raises ArithmeticError if A is not symmetric up to rounding.
 
     Examples
     --------
@@ -63,7 +64,7 @@ def dense_matrix(square: Square) -> Matrix:
 
 
 def eigenvalues(matrix: Tensor) -> Tensor:
-    """Return the ascending eigenvalues of a symmetric matrix that is at hand; NaN for one that is not finite."""
+    """Return the ascending eigenvalues of a symmetric matrix; NaN if the matrix is not finite."""
     if not bool(matrix.isfinite().all()):
         return matrix.new_full((len(matrix),), torch.nan)
     return torch.linalg.eigvalsh(matrix)
@@ -71,21 +72,21 @@ def eigenvalues(matrix: Tensor) -> Tensor:
 
 def _matrices(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, Matrix]:
     dim = column.dim
-    made = {part: np.empty((dim, dim), order="F") for part in parts}
+    matrices = {part: np.empty((dim, dim), order="F") for part in parts}
     at = 0
     while at < dim:
         unit = torch.zeros(dim, min(COLUMNS_AT_ONCE, dim - at), dtype=column.dtype)
         unit[range(at, at + unit.shape[1]), range(unit.shape[1])] = 1.0
         for chunk in chunks(unit, column, COLUMNS_AT_ONCE):
             products = column.split_matmat(chunk, parts=parts)
-            for part, matrix in made.items():
+            for part, matrix in matrices.items():
                 matrix[:, at : at + chunk.shape[1]] = products[row, part].cpu().double().numpy()
             at += chunk.shape[1]
-    return made
+    return matrices
 
 
 def _symmetrise(matrix: Matrix, square: Square) -> None:
-    """Take the mean of matrix and transpose, in place, band by band; the difference must be rounding."""
+    """Replace a matrix by the mean of it and its transpose, in place and band by band; check the asymmetry."""
     asymmetry, size = 0.0, float(np.linalg.norm(matrix))
     for low in range(0, len(matrix), _ROWS):
         band = slice(low, low + _ROWS)
@@ -97,7 +98,7 @@ def _symmetrise(matrix: Matrix, square: Square) -> None:
 
 
 def _of_sum(outer: Matrix, functional: Matrix) -> Matrix:
-    """Return the eigenvalues of the sum, which is put into the lower triangle of `outer` and taken out again."""
+    """Return the eigenvalues of the sum, which is formed in the lower triangle of `outer`; `outer` is restored."""
     diagonal = outer.diagonal().copy()
     for column in range(len(outer)):
         outer[column:, column] += functional[column:, column]
@@ -109,23 +110,24 @@ def _of_sum(outer: Matrix, functional: Matrix) -> Matrix:
 
 
 def _eigenvalues(matrix: Matrix) -> Matrix:
-    """Return the eigenvalues; the lower triangle and the diagonal are destroyed."""
+    """Return the eigenvalues; the lower triangle and the diagonal are overwritten."""
     if not matrix.any():
         return np.zeros(len(matrix))
-    found: Matrix = scipy.linalg.eigh(
+    values: Matrix = scipy.linalg.eigh(
         matrix, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="ev"
     )
-    return found
+    return values
 
 
-BASIS_BYTES = 2**30  # of the vectors that the runs at once keep
+BASIS_BYTES = 2**30  # limit for the vectors of runs that advance together
 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """Nodes and weights of every probe, and those of the first half of the same runs.
+    """Nodes and weights for every probe, and those of the first half of the same runs.
 
-    Weights of a probe sum to 1. A run that broke down early is exact and has fewer: the rest have weight and node 0.
+    The weights of a probe sum to 1. A run that breaks down early is exact and has fewer nodes; the remaining nodes and
+    weights are 0.
     """
 
     nodes: Float[Tensor, "num_probes steps"]
@@ -135,12 +137,12 @@ class Quadrature:
 
 
 def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"], steps: int) -> Quadrature:
-    """Return the quadrature of `steps` Lanczos steps from every column v of `starts`.
+    """Return the Gauss quadrature of `steps` Lanczos steps from every column v of `starts`.
 
-    Nodes are Ritz values theta_i, weights w_i the squared first entries of their vectors, so that sum_i w_i f(theta_i)
-    is v.f(A)v / |v|^2 for polynomials f of degree up to 2 steps - 1 (Ghorbani et al. 2019). Runs advance together, as
-    many as keep their vectors within BASIS_BYTES. Raises NotFinite, and ArithmeticError for an operator that is not
-    symmetric.
+    The nodes are the Ritz values theta_i; the weights w_i are the squared first entries of the eigenvectors of the
+    projection. Then sum_i w_i f(theta_i) = v.f(A)v / |v|^2 for polynomials f of degree up to 2 steps - 1 (Ghorbani et
+    al. 2019). As many runs advance together as have vectors of at most BASIS_BYTES. Raises NotFinite for products that
+    are not finite, and ArithmeticError for an operator that is not symmetric.
 
     Examples
     --------
@@ -169,7 +171,7 @@ def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"
 
 
 def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
-    """Return nodes and weights of the first `steps` steps of a run, filled up with zeros."""
+    """Return nodes and weights of the first `steps` steps of a run, padded with zeros."""
     length = min(run.length, steps)
     values, coefficients = torch.linalg.eigh(run.projection[:length, :length])
     rule = torch.zeros(2, size, dtype=torch.float64)
@@ -177,16 +179,16 @@ def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
     return rule
 
 
-_RANK = 1e-12  # directions below this share of the largest are no part of a range
+_RANK = 1e-12  # singular values below this share of the largest count as zero
 
 
 def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generator) -> tuple[float, float]:
-    """Return the trace and its standard error, from `num_products` products (an even number, less than 2 dim).
+    """Return an estimate of the trace and its standard error, from `num_products` products (even, less than 2 dim).
 
-    XTrace of Epperly, Tropp and Webber (2024): the mean over test vectors w of
-    tr(Q^T A Q) + w.(I - Q Q^T) A (I - Q Q^T) w, Q the range of the images of all other test vectors. Test vectors are
-    uniform on the sphere of radius sqrt(n); what is left of one outside a range is scaled to the sphere of that
-    complement (the paper's improved version, section 2.3). The error is nan with a single test vector.
+    XTrace (Epperly, Tropp and Webber 2024) is the mean over the test vectors w of
+    tr(Q^T A Q) + w.(I - Q Q^T) A (I - Q Q^T) w, where Q spans the images of all other test vectors. Test vectors are
+    uniform on the sphere of radius sqrt(n); the component of w outside the range of Q is rescaled to the sphere of the
+    complement (the improved version, section 2.3 of their paper). With a single test vector the error is nan.
 
     Examples
     --------
@@ -211,7 +213,7 @@ def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generat
 
 
 def _left_out(i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor) -> Float[Tensor, ""]:
-    """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w, w test vector i and Q the range of the others' images."""
+    """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others."""
     others = torch.cat([image[:, :i], image[:, i + 1 :]], dim=1)
     left, sizes, _ = torch.linalg.svd(basis.T @ others, full_matrices=False)
     within = left[:, sizes > _RANK * sizes.max()] if sizes.numel() and float(sizes.max()) > 0.0 else left[:, :0]

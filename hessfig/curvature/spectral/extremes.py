@@ -1,4 +1,4 @@
-"""The outermost eigenvalues of an operator: two starts that must agree, and residuals that certify."""
+"""The outermost eigenvalues of an operator by Lanczos runs from two starts, which must agree, and by residuals."""
 
 import math
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from torch import Generator, Tensor
 
 from hessfig.curvature.spectral.lanczos import InUnits, LanczosRun, SymmetricOperator, advance
 
-_ALIKE = 1e-4  # what unit vectors differ by is another direction from here on
+_ALIKE = 1e-4  # unit vectors that differ by more than this span another direction
 
 
 class End(StrEnum):
-    """Which end of the spectrum, algebraically."""
+    """An end of the spectrum, in algebraic order."""
 
     largest = "largest"
     smallest = "smallest"
 
     def order(self, values: Float[Tensor, " j"]) -> Tensor:
-        """Return the places of `values`, the outermost first."""
+        """Return the indices that sort `values`, the outermost first."""
         return values.argsort(descending=self == End.largest, stable=True)
 
 
@@ -29,10 +29,10 @@ class End(StrEnum):
 class Extremes:
     """The k outermost eigenvalues, the outermost first, with orthonormal vectors.
 
-    `residuals` are ||A v - value v||, of products made for it: within so much of each value there is an eigenvalue.
-    `scale` is the largest eigenvalue in size that was seen; `converged`: all residuals and the disagreement of the two
-    starts are below tolerance * scale. `products` counts all products that were spent, `rough_products` those of an
-    operator of lower precision next to them.
+    `residuals` are ||A v - value v||, from separate products: an eigenvalue lies within the residual of each value.
+    `scale` is the largest absolute eigenvalue seen. `converged` is true if all residuals, and the difference between
+    the two starts, are below tolerance * scale. `products` counts the products in full precision, and `rough_products`
+    those of an operator of lower precision.
     """
 
     values: Float[Tensor, " k"]
@@ -45,7 +45,7 @@ class Extremes:
 
 
 def nothing_found(dim: int) -> Extremes:
-    """Return what is known before anything was found."""
+    """Return the result before the first run: no eigenvalues."""
     none = torch.zeros(0, dtype=torch.float64)
     return Extremes(none, none, torch.zeros(dim, 0, dtype=torch.float64), 0.0)
 
@@ -53,23 +53,23 @@ def nothing_found(dim: int) -> Extremes:
 def certify(
     operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
 ) -> Extremes:
-    """Return what was found before or by a run alone if nothing is to be added, else what all have found together.
+    """Return the eigenvalues of a single run (or those of `before`) if all agree, else those of all vectors together.
 
-    Nothing is to be added when the values of the runs (or those found before) are those of the space that all vectors
-    span together. All residuals come from products made for them, and so do the sizes that `scale` is the largest of:
-    the runs may have had an operator of lower precision, whose rounding must not pass for a size.
+    The runs agree if their values (or those of `before`) are the Ritz values of the space that all vectors span. All
+    residuals, and the values that enter `scale`, come from separate products: the runs may have used an operator of
+    lower precision, whose rounding must not enter `scale`.
     """
     pieces = [before.vectors, *(outer(run, end, k) for run in runs), _longest(runs, end, k)]
     product = operator.matmat(torch.cat(pieces, dim=1))
     *images, image = product.split([piece.shape[1] for piece in pieces], dim=1)
-    *found, peak = pieces
-    alone = [pairs(v, p, end, k) for v, p in zip(found, images, strict=True) if v.numel()]
-    together = pairs(torch.cat(found, dim=1), torch.cat(images, dim=1), end, k)
+    *bases, peak = pieces
+    alone = [pairs(v, p, end, k) for v, p in zip(bases, images, strict=True) if v.numel()]
+    together = pairs(torch.cat(bases, dim=1), torch.cat(images, dim=1), end, k)
     sizes = (peak * image).sum(dim=0).abs().tolist()
-    scale = max([before.scale, *(one.scale for one in (together, *alone)), *sizes])
+    scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
     claims = alone[:1] if before.vectors.numel() else alone
-    agree = all(_agree(one, together, tolerance * scale) for one in claims)
-    best = min(claims, key=lambda one: float(one.residuals.max())) if agree else together
+    agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
+    best = min(claims, key=lambda claim: float(claim.residuals.max())) if agree else together
     small = bool((best.residuals <= tolerance * scale).all())
     return replace(best, scale=scale, converged=agree and small)
 
@@ -81,20 +81,20 @@ def outer(run: LanczosRun, end: End, k: int) -> Float[Tensor, "n k"]:
 
 
 def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End, k: int) -> Extremes:
-    """Return the outermost Ritz pairs of the space that `vectors` span, whose products are given."""
+    """Return the outermost Ritz pairs of the space spanned by `vectors`, with the products of the vectors given."""
     left, sizes, right = torch.linalg.svd(vectors, full_matrices=False)
     is_new = sizes > _ALIKE
     basis, image = left[:, is_new], product @ (right[is_new].T / sizes[is_new])
     values, coefficients = torch.linalg.eigh((basis.T @ image + image.T @ basis) / 2)
     order = end.order(values)[:k]
     chosen = coefficients[:, order]
-    found = basis @ chosen
-    residuals = (image @ chosen - found * values[order]).norm(dim=0)
-    return Extremes(values[order], residuals, found, float(values.abs().max()))
+    ritz_vectors = basis @ chosen
+    residuals = (image @ chosen - ritz_vectors * values[order]).norm(dim=0)
+    return Extremes(values[order], residuals, ritz_vectors, float(values.abs().max()))
 
 
 def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p"]:
-    """Return the Ritz vector of the largest value in size; none where it is among the k outermost of its run."""
+    """Return the Ritz vector of the largest absolute value; none if it is among the k outermost of its run."""
     run = max(runs, key=lambda run: float(run.ritz().values.abs().max()))
     ritz = run.ritz()
     longest = int(ritz.values.abs().argmax())
@@ -102,48 +102,49 @@ def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p
     return run.vectors(ritz.coefficients[:, [] if is_outer else [longest]])
 
 
-def _agree(one: Extremes, other: Extremes, allowed: float) -> bool:
-    same = len(one.values) == len(other.values)
-    return same and bool(((one.values - other.values).abs() <= allowed).all())
+def _agree(first: Extremes, other: Extremes, allowed: float) -> bool:
+    same = len(first.values) == len(other.values)
+    return same and bool(((first.values - other.values).abs() <= allowed).all())
 
 
 def unseen(
-    runs: Sequence[LanczosRun], end: End, found: Extremes, allowed: float, least: float
+    runs: Sequence[LanczosRun], end: End, best: Extremes, allowed: float, least: float
 ) -> Float[Tensor, "n k"] | None:
-    """Return vectors of values that lie beyond those found by more than `allowed`, in the space of all runs' bases.
+    """Return Ritz vectors whose values lie outside those of `best` by more than `allowed`; None if there are none.
 
-    That is the block Krylov space of all starts: it may show what no run shows alone, at the price of no product.
-    Directions whose squared length is below `least` in the bases side by side are their rounding, and left out.
+    The vectors are sought in the span of the bases of all runs, the block Krylov space of all starts. It may contain
+    eigenvectors that no single run shows, and costs no product. Directions whose squared length in the joined bases is
+    below `least` are rounding and are left out.
     """
     pieces = [[run.against(other) for other in runs] for run in runs]
     gram, product = (torch.cat([torch.cat([two[i] for two in row], dim=1) for row in pieces]) for i in range(2))
     sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
     basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
     values, coefficients = torch.linalg.eigh(basis.T @ (product + product.T) @ basis / 2)
-    order = end.order(values)[: len(found.values)]
+    order = end.order(values)[: len(best.values)]
     sign = 1 if end == End.largest else -1
-    if not bool((sign * (values[order] - found.values[: len(order)]) > allowed).any()):
+    if not bool((sign * (values[order] - best.values[: len(order)]) > allowed).any()):
         return None
     parts = (basis @ coefficients[:, order]).split([run.length for run in runs])
     return torch.stack([run.vectors(part) for run, part in zip(runs, parts, strict=True)]).sum(dim=0)
 
 
 STARTS = 2
-BASIS_BYTES = 2**30  # of the vectors that the two runs keep
+BASIS_BYTES = 2**30  # limit for the vectors of the two runs
 _FEWEST, _CHECK_EVERY, _RESTARTS = 20, 2, 30
-_WARMTH = 3.0  # how much of a warm start is the vector given, the rest of it random
-_SPARE = 0.5  # the share of the tolerance that a run may spend
-_DOUBT = 4.0  # for the gap, which is one to a Ritz value that has not converged
+_WARMTH = 3.0  # length of the given vector in a warm start, relative to the random vector
+_SPARE = 0.5  # share of the tolerance that is allowed for the residual of a run
+_DOUBT = 4.0  # safety factor of the gap, which is to a Ritz value that has not converged
 _FAR = 30.0  # n times the squared cosine of a random vector with one of n eigenvectors is above it once in 2e7
-_MISSED = 0.01  # the chance that one run has not seen a value that is farther out
+_MISSED = 0.01  # probability that one run has missed a value that is farther out
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The `k` outermost values at one `end`, to `tolerance` times the largest in size, by runs of `steps` vectors.
+    """The `k` outermost values at one `end`, to `tolerance` times the largest one in size, by runs of `steps` vectors.
 
-    `strict`: every run is to reach the residuals, not only the one that is ahead. `fewest`: the steps of a run whose
-    outermost Ritz vectors may be no single eigenvectors.
+    With `strict`, every run has to reach the residuals, not only the fastest one. `fewest` is the minimum number of
+    steps of a run whose outermost Ritz vectors may be mixtures of eigenvectors.
     """
 
     end: End
@@ -156,7 +157,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class _Claim:
-    """The largest residual of a run's outermost Ritz pairs, how far their values may be off, and their scale."""
+    """The largest residual of the outermost Ritz pairs of a run, the possible error of their values, and the scale."""
 
     residual: float
     off: float
@@ -164,15 +165,15 @@ class _Claim:
 
 
 def starts_of(dim: int, generator: Generator, warm: Tensor | None) -> list[Tensor]:
-    """Return a start for each run: random, or near `warm`."""
+    """Return a start vector for each run: random, or near `warm`."""
     return [_start(dim, generator, warm) for _ in range(STARTS)]
 
 
 def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[LanczosRun]:
-    """Return runs from `starts`, orthogonal to `locked`, that have not taken a step.
+    """Return new runs from `starts`, orthogonal to `locked`.
 
-    A space of at most twice `goal.steps` dimensions is spanned without a restart: that costs fewer products, and beside
-    a cluster (the zeros of a block without full rank) restarts may not end.
+    A space of at most twice `goal.steps` dimensions is spanned without a restart. This takes fewer products, and next
+    to a cluster (the zeros of a block without full rank) restarts may not converge.
     """
     steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
     size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
@@ -181,7 +182,7 @@ def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Fl
 
 
 def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal) -> None:
-    """Advance runs until none is to go on, or their restarts are spent."""
+    """Advance runs until all have finished, or until their restarts are used up."""
     going, taken, restarts = unfinished(runs, goal), 0, 0
     while advance(going, operator):
         taken += 1
@@ -195,7 +196,7 @@ def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator,
 
 
 def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
-    """Return the runs that have not found what is asked of them."""
+    """Return the runs that have not reached the goal."""
     claims = [_claim(run, goal) for run in runs]
     ahead = min(claims, key=lambda claim: claim.residual)
     allowed = _SPARE * goal.tolerance * max(claim.scale for claim in claims)
@@ -207,21 +208,21 @@ def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
 
 
 def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
-    """Return the steps after which Lanczos has seen a value that lies by tolerance * scale beyond what it found.
+    """Return the number of steps after which Lanczos would have seen a value farther out by tolerance * scale.
 
-    A start is random, so its part along that eigenvector is small and has to grow. By Kuczynski and Wozniakowski (1992,
-    Theorem 4.1) the chance that it is not seen is below 1.648 sqrt(n) exp(-(2 k - 1) sqrt(tolerance / 2)) after k
-    steps; for tight tolerances k would be too large, and is `steps`.
+    The start is random, so its component along that eigenvector is small and has to grow. By Kuczynski and Wozniakowski
+    (1992, Theorem 4.1), the probability of missing the value after k steps is below 1.648 sqrt(n) exp(-(2 k - 1)
+    sqrt(tolerance / 2)). For tight tolerances k would be too large; `steps` is used instead.
     """
     chances = math.log(1.648 * dim**0.5 / _MISSED)
     return min(steps, math.ceil((chances / (tolerance / 2) ** 0.5 + 1) / 2))
 
 
 def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
-    """Whether the outermost Ritz vectors lie so much along the start that they are none of its single eigenvectors.
+    """Whether the outermost Ritz vectors lie so close to the start that they cannot be single eigenvectors.
 
-    They then stand for a cluster, such as the zeros of a block with few large eigenvalues: the start itself is nearly
-    one of its vectors, with a small residual, before anything farther out can have been seen.
+    They then represent a cluster, such as the zeros of a block with few large eigenvalues. The start itself is nearly a
+    vector of the cluster, with a small residual, before eigenvalues farther out can appear.
     """
     if run.vector is None or run.steps >= min(goal.fewest, run.size):
         return False
@@ -254,14 +255,14 @@ def _start(dim: int, generator: Generator, warm: Tensor | None) -> Tensor:
 
 
 def _kept(run: LanczosRun, goal: Goal) -> list[int]:
-    """Return which Ritz vectors a run goes on with: the outermost, and some more for speed."""
+    """Return the Ritz vectors that a restart keeps: the outermost, and some more for speed."""
     kept = min(goal.k + (run.size - goal.k) // 3 + 1, run.size - 1)
     return [int(index) for index in goal.end.order(run.ritz().values)[:kept]]
 
 
 _ROUNDS = 8
-_WARMED = 10  # the fewest steps from a vector that was an eigenvector a moment ago
-_LEAST_RESIDUAL = 2e-7  # the least relative residual asked of runs over float32: below it is their rounding
+_WARMED = 10  # the fewest steps from a warm start
+_LEAST_RESIDUAL = 2e-7  # the smallest relative residual required of runs in float32; rounding is below it
 
 
 def extremes(
@@ -275,18 +276,19 @@ def extremes(
     warm: Float[Tensor, " n"] | None = None,
     low_precision: SymmetricOperator | None = None,
 ) -> Extremes:
-    """Return the k outermost eigenvalues at one `end`, to a residual of `tolerance` times the largest in size.
+    """Return the k outermost eigenvalues at one `end`, with residuals of `tolerance` times the largest absolute value.
 
-    Lanczos with full re-orthogonalisation, restarted from Ritz vectors after `steps` vectors (never where twice as many
-    span the space, earlier where two bases would exceed BASIS_BYTES). Runs whose vectors are no single eigenvectors
-    take `fewest_steps` before their residuals count. `warm`, an approximate eigenvector such as the last state's,
-    shortens both runs: each starts from it and a random vector of its own. `low_precision` has the same operator's
-    products in float32. Raises NotFinite, and ArithmeticError for an operator that is not symmetric.
+    Lanczos with full reorthogonalisation, restarted from Ritz vectors after `steps` vectors (never if twice as many
+    span the space, and earlier if two bases would exceed BASIS_BYTES). A run whose Ritz vectors may be mixtures of
+    eigenvectors takes at least `fewest_steps` steps. `warm` is an approximate eigenvector, such as that of the last
+    state; it shortens both runs, each of which starts from it plus a random vector. `low_precision` is the same
+    operator with products in float32. Raises NotFinite for products that are not finite, and ArithmeticError for an
+    operator that is not symmetric.
 
     Returns
     -------
     Extremes
-        values (k,), vectors (n, k) with ||A v - value v|| = residuals (k,), and whether they have converged.
+        values (k,), vectors (n, k), residuals ||A v - value v|| (k,), and whether they have converged.
 
     Examples
     --------
@@ -305,42 +307,42 @@ def extremes(
     fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
     goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products
     starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
-    found, spent = nothing_found(operator.dim), 0
+    best, spent = nothing_found(operator.dim), 0
     if low_precision is not None:
-        found, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
-    if not found.converged:
-        seen = replace(goal, fewest=0) if spent and found.vectors.numel() else goal
-        found = _in_full_precision(operator, seen, starts, generator)
-    found = replace(found, products=operator.products - before, rough_products=spent)
-    return found if operator.unit in (0.0, 1.0) else _times(found, operator.unit)
+        best, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
+    if not best.converged:
+        seen = replace(goal, fewest=0) if spent and best.vectors.numel() else goal
+        best = _in_full_precision(operator, seen, starts, generator)
+    best = replace(best, products=operator.products - before, rough_products=spent)
+    return best if operator.unit in (0.0, 1.0) else _times(best, operator.unit)
 
 
-def _times(found: Extremes, unit: float) -> Extremes:
-    return replace(found, values=found.values * unit, residuals=found.residuals * unit, scale=found.scale * unit)
+def _times(best: Extremes, unit: float) -> Extremes:
+    return replace(best, values=best.values * unit, residuals=best.residuals * unit, scale=best.scale * unit)
 
 
 def _in_full_precision(
     operator: SymmetricOperator, goal: Goal, starts: Sequence[Tensor], generator: Generator
 ) -> Extremes:
-    """Return what runs find in full precision from `starts`; where they disagree, also in its complement.
+    """Return the result of runs in full precision from `starts`; if they disagree, search the complement as well.
 
-    What is locked is never improved again, so runs that disagree reach their residuals, every one, before it is.
+    Locked vectors are never improved, so all runs that disagree reach their residuals before vectors are locked.
     """
     none = nothing_found(operator.dim)
     runs = begin(goal, starts, generator, none.vectors)
-    found = _converged(operator, goal, none, runs)
-    if found.converged and (more := _unseen(runs, goal, found, operator)) is not None:
+    best = _converged(operator, goal, none, runs)
+    if best.converged and (more := _unseen(runs, goal, best, operator)) is not None:
         runs = begin(goal, starts_of(operator.dim, generator, more.sum(dim=1)), generator, none.vectors)
-        found = _converged(operator, goal, none, runs)
-    if found.converged or unfinished(runs, goal):
-        return found
-    found, goal = none, replace(goal, strict=True)
+        best = _converged(operator, goal, none, runs)
+    if best.converged or unfinished(runs, goal):
+        return best
+    best, goal = none, replace(goal, strict=True)
     for _ in range(_ROUNDS):
-        found = _converged(operator, goal, found, runs)
-        if found.converged or unfinished(runs, goal) or found.vectors.shape[1] == operator.dim:
+        best = _converged(operator, goal, best, runs)
+        if best.converged or unfinished(runs, goal) or best.vectors.shape[1] == operator.dim:
             break
-        runs = begin(goal, starts_of(operator.dim, generator, None), generator, found.vectors)
-    return found
+        runs = begin(goal, starts_of(operator.dim, generator, None), generator, best.vectors)
+    return best
 
 
 def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: Sequence[LanczosRun]) -> Extremes:
@@ -348,8 +350,8 @@ def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: 
     return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
 
 
-def _unseen(runs: Sequence[LanczosRun], goal: Goal, found: Extremes, operator: SymmetricOperator) -> Tensor | None:
-    return unseen(runs, goal.end, found, goal.tolerance * found.scale, operator.rounding / goal.tolerance)
+def _unseen(runs: Sequence[LanczosRun], goal: Goal, best: Extremes, operator: SymmetricOperator) -> Tensor | None:
+    return unseen(runs, goal.end, best, goal.tolerance * best.scale, operator.rounding / goal.tolerance)
 
 
 def _in_low_precision(
@@ -359,10 +361,10 @@ def _in_low_precision(
     starts: Sequence[Tensor],
     generator: Generator,
 ) -> tuple[Extremes, Sequence[Tensor], int]:
-    """Return what runs find with products in float32, certified by `operator`, their vectors, and the products spent.
+    """Return the result of runs in float32, certified by `operator`, starts for further runs, and the products used.
 
-    A network that float32 cannot hold (it overflows, or rounding leaves nothing of the symmetry) is no error: its runs
-    have their `starts` still before them.
+    A network that overflows in float32, or whose products lose their symmetry to rounding, is not an error: the runs in
+    full precision then begin from `starts`.
     """
     before, none = low_precision.products, nothing_found(operator.dim)
     runs = begin(goal, starts, generator, none.vectors)
@@ -370,9 +372,9 @@ def _in_low_precision(
         run_until_converged(runs, low_precision, replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)))
     except ArithmeticError:
         return none, starts, low_precision.products - before
-    found = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
-    if found.converged and (more := _unseen(runs, goal, found, low_precision)) is not None:
+    best = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
+    if best.converged and (more := _unseen(runs, goal, best, low_precision)) is not None:
         starts = starts_of(operator.dim, generator, more.sum(dim=1))
-        return replace(found, converged=False), starts, low_precision.products - before
+        return replace(best, converged=False), starts, low_precision.products - before
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
-    return found, warm, low_precision.products - before
+    return best, warm, low_precision.products - before

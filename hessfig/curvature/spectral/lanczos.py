@@ -14,16 +14,16 @@ from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
 from hessfig.rng import stream
 from hessfig.terms import Part
 
-_BESIDE = 1e-6  # what is as small as this compared with the other parts is rounding
+_BESIDE = 1e-6  # a part that is smaller than this, relative to the other parts, is rounding
 
 
 class NotFinite(ArithmeticError):
-    """A product that is not finite: the network overflows here, and nothing can be said of its eigenvalues."""
+    """A product is not finite: the network overflows, and its eigenvalues cannot be computed."""
 
 
 @runtime_checkable
 class SymmetricOperator(Protocol):
-    """A symmetric matrix that is known by its products."""
+    """A symmetric matrix that is given by its products."""
 
     dim: int
     rounding: float
@@ -33,25 +33,25 @@ class SymmetricOperator(Protocol):
         """Return A V as float64."""
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError when `asymmetry` is more than rounding compared with `size`, that of products."""
+        """Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products."""
 
 
 class Square:
-    """One part A of a diagonal block, with products in float64 on the CPU: what the spectral methods take.
+    """One part A of a diagonal block, with products in float64 on the CPU: the operator of the spectral methods.
 
     Parameters
     ----------
     column : Column
-        It holds the block under `row`.
+        The column that contains the block, under the key `row`.
     row, part
         The key of the block in the column's products.
 
     Attributes
     ----------
     dim, products : int
-        Entries of its vectors, and how many products were made.
+        Number of entries of a vector, and number of products so far.
     rounding : float
-        Relative, of its products' type.
+        Relative rounding error of the type of the products.
 
     Examples
     --------
@@ -78,10 +78,10 @@ class Square:
         return product
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError when `asymmetry` is more than rounding compared with `size`, that of products.
+        """Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products.
 
-        A part that vanishes up to rounding (H_f of a linear map through automatic differentiation) is measured against
-        the other parts: noise has no symmetry.
+        A part that vanishes up to rounding (H_f of a linear map by automatic differentiation) is compared with the
+        other parts, because rounding errors are not symmetric.
         """
         allowed = SYMMETRY.of(self.column.dtype)
         if asymmetry <= allowed * size or asymmetry <= allowed * _BESIDE * self._size_of_parts:
@@ -93,14 +93,14 @@ class Square:
 
     @cached_property
     def _size_of_parts(self) -> float:
-        """The length of the products of H_o and H_f with a random unit vector, the longer one."""
+        """The larger norm of the products of H_o and H_f with a random unit vector."""
         vector = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "size of parts"))
         products = self.column.split_matmat((vector / vector.norm()).to(self.column.dtype), parts=SPLIT)
         return max(norm(products[self.row, part]) for part in SPLIT)
 
 
 class InUnits:
-    """An operator over its `unit`: 1, or a power of two where squares of its products would under- or overflow."""
+    """An operator divided by `unit`: 1, or a power of two if squares of its products would under- or overflow."""
 
     def __init__(self, operator: SymmetricOperator) -> None:
         self._operator, self.unit = operator, 0.0
@@ -109,24 +109,24 @@ class InUnits:
     products = property(lambda self: self._operator.products)
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return A V / unit; the first product that is not 0 tells the unit."""
+        """Return A V / unit; the first product that is not 0 determines the unit."""
         product = self._operator.matmat(vectors)
         if not self.unit and bool(product.any()):
             self.unit = unit_of(product)
         return product if self.unit in (0.0, 1.0) else product / self.unit
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Ask the operator inside."""
+        """Check the symmetry of the operator, in its own units."""
         unit = self.unit or 1.0
         self._operator.check_symmetric(asymmetry * unit, size * unit)
 
 
-_FEWER = 0.5  # a vector that loses more than this to the basis is orthogonalised once more
+_FEWER = 0.5  # a vector whose norm falls below this share is orthogonalised once more
 
 
 @dataclass(frozen=True)
 class Ritz:
-    """Eigenvalues of a run's projection, ascending, its eigenvectors, and the residual norm of each Ritz pair."""
+    """Ascending eigenvalues of the projection of a run, its eigenvectors, and the residual norm of each Ritz pair."""
 
     values: Float[Tensor, " j"]
     coefficients: Float[Tensor, "j j"]
@@ -134,10 +134,10 @@ class Ritz:
 
 
 class LanczosRun:
-    """One Lanczos run of at most `size` vectors from `start`, within the complement of the columns of `locked`.
+    """One Lanczos run of at most `size` vectors from `start`, orthogonal to the columns of `locked`.
 
-    `vector` is what is to be multiplied next; None when the run has ended. `steps` counts all its products, those
-    before restarts too. With `fresh`, a generator, a run that breaks down goes on from a random vector until its basis
+    `vector` is the next vector to multiply, or None if the run has ended. `steps` counts all products, including those
+    before restarts. With a generator `fresh`, a run that breaks down continues from a random vector until its basis
     spans the whole space. After j steps A Q = Q T + r e_j^T, with an orthonormal basis Q (n, j) and the projection
     T = Q^T A Q, whose eigenvalues are the Ritz values.
 
@@ -165,7 +165,7 @@ class LanczosRun:
     ) -> None:
         self.dim = len(start) - (0 if locked is None else locked.shape[1])
         self.size = min(size, self.dim)
-        # Memory that no vector fills is never touched, and costs nothing.
+        # Rows that are never written take no physical memory.
         self.basis = torch.empty(self.size, len(start), dtype=torch.float64)
         self.projection = torch.zeros(self.size, self.size, dtype=torch.float64)
         self.length, self.steps, self.reach = 0, 0, 0.0
@@ -176,13 +176,13 @@ class LanczosRun:
 
     @property
     def is_full(self) -> bool:
-        """Whether the basis has all its vectors, and more could be had."""
+        """Whether the basis has its maximal number of vectors without spanning the space."""
         return self.length == self.size < self.dim
 
     def absorb(self, product: Float[Tensor, " n"], operator: SymmetricOperator) -> None:
-        """Add `vector`, whose product is given, to the basis; find the next one.
+        """Add `vector`, whose product is given, to the basis, and compute the next vector.
 
-        Raises ArithmeticError when the products are not those of a symmetric operator.
+        Raises ArithmeticError if the products are not those of a symmetric operator.
         """
         assert self.vector is not None
         j, known = self.length, self._link
@@ -197,17 +197,17 @@ class LanczosRun:
         self._go_on(rest, operator.rounding)
 
     def ritz(self) -> Ritz:
-        """Return the Ritz values, and how far each Ritz vector is from an eigenvector."""
+        """Return the Ritz values and vectors, with the residual of each pair."""
         j = self.length
         values, coefficients = torch.linalg.eigh(self.projection[:j, :j])
         return Ritz(values, coefficients, (self._link @ coefficients).abs())
 
     def vectors(self, coefficients: Float[Tensor, "j k"]) -> Float[Tensor, "n k"]:
-        """Return the vectors with these coefficients in the basis."""
+        """Return the vectors with the given coefficients in the basis."""
         return self.basis[: self.length].T @ coefficients
 
     def against(self, other: "LanczosRun") -> tuple[Float[Tensor, "i j"], Float[Tensor, "i j"]]:
-        """Return Q^T R and Q^T A R for this run's basis Q and the other's, R, of the products that are made already."""
+        """Return Q^T R and Q^T A R for the bases Q of this run and R of the other, from products made before."""
         own = self.basis[: self.length]
         shared = own @ other.basis[: other.length].T
         product = shared @ other.projection[: other.length, : other.length]
@@ -216,7 +216,7 @@ class LanczosRun:
         return shared, product
 
     def restart(self, keep: Sequence[int]) -> None:
-        """Go on with some of the Ritz vectors alone as the basis, and the vector that was next (thick restart)."""
+        """Restart with the Ritz vectors `keep` as the basis, followed by the next vector (thick restart)."""
         ritz, count = self.ritz(), len(keep)
         kept = ritz.coefficients[:, list(keep)]
         self.basis[:count] = self.vectors(kept).T
@@ -243,7 +243,7 @@ class LanczosRun:
             self._renew()
 
     def _unit(self, vector: Tensor) -> Tensor:
-        """Return a unit vector without what rounding has left in it of `locked`: much, where it was short before."""
+        """Return a unit vector, orthogonalised again against `locked`, since normalising amplifies rounding."""
         if self._locked is None:
             return vector
         vector = self._unlocked(vector)
@@ -259,9 +259,9 @@ class LanczosRun:
         self.vector = draw
 
     def _orthogonal(self, product: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of `product` outside the basis (its new vector included), and all coefficients inside.
+        """Return the component of `product` orthogonal to the basis (with its new vector), and its coefficients inside.
 
-        First along the last two vectors, where nearly all of it is; then along all; then again if that took much.
+        The product is orthogonalised against the last two vectors, then against all, and again if its norm fell much.
         """
         j = self.length
         coefficients = torch.zeros(j + 1, dtype=torch.float64)
@@ -272,16 +272,16 @@ class LanczosRun:
             rest = rest - known[-1] * self.basis[j - 1]
         for _ in range(3):
             before = float(rest.norm())
-            inside, found = self._inside(rest, j + 1)
-            rest, coefficients = rest - inside, coefficients + found
+            inside, overlaps = self._inside(rest, j + 1)
+            rest, coefficients = rest - inside, coefficients + overlaps
             if float(rest.norm()) > _FEWER * before:
                 break
         return rest, coefficients
 
     def _inside(self, vector: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
         basis = self.basis[: self.length if count is None else count]
-        found = basis @ vector
-        return basis.T @ found, found
+        overlaps = basis @ vector
+        return basis.T @ overlaps, overlaps
 
     def _unlocked(self, vector: Tensor) -> Tensor:
         if self._locked is None or not self._locked.shape[1]:
@@ -292,7 +292,7 @@ class LanczosRun:
 
 
 def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
-    """Take one step of every run that goes on, their products in one call; return whether there was any."""
+    """Advance every unfinished run by one step, with all products in one call; return whether any run advanced."""
     going = [(run, run.vector) for run in runs if run.vector is not None and run.length < run.size]
     if not going:
         return False
@@ -302,14 +302,14 @@ def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     return True
 
 
-_BREAKDOWN = 1e-8  # of a product: what is left outside the basis is rounding
+_BREAKDOWN = 1e-8  # relative to a product: a smaller component outside the basis is rounding
 
 
 def largest_ritz(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], products: int) -> float:
-    """Return the largest Ritz value of a symmetric operator after some products, in the type and place of `start`.
+    """Return the largest Ritz value of a symmetric operator after `products` products.
 
-    A look of a training at its curvature: its bits are part of the trajectory, so that it is not a LanczosRun, which
-    goes on in float64 on the CPU.
+    Computed in the type and on the device of `start`. Trainings use it to estimate their curvature, so its bits are
+    part of the trajectory; this is why it is not a LanczosRun, which computes in float64 on the CPU.
     """
     basis = (start / start.norm())[None]
     images: list[Tensor] = []

@@ -1,1 +1,1 @@
-"""Block norms without sampling error, by the linear bottleneck through which each weight enters the loss."""
+"""Exact block norms, from the linear bottleneck through which each weight enters the loss."""

@@ -1,4 +1,4 @@
-"""The exact engine: one per cell, it keeps what all columns of blocks share."""
+"""The engine of exact norms: one per cell, with the data that all columns of blocks share."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -25,7 +25,7 @@ Norms = dict[tuple[str, Part], float]
 
 
 class ExactEngine:
-    """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
+    """Exact norms of the blocks of a problem, column by column, in float64 whatever the type of the problem."""
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
         self.problem, self.model, self.given_dtype = objective.cast(torch.float64), model, objective.dtype
@@ -34,17 +34,17 @@ class ExactEngine:
 
     @torch.no_grad()
     def column(self, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part]) -> Norms:
-        """Return the norms of the blocks (row, col) of `layer`. Raises UserError where there is no exact norm."""
+        """Return the norms of the blocks (row, col) of `layer`. Raises UserError if there is no exact norm."""
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
-        found: Norms = {}
+        norms: Norms = {}
         for row in rows:
             others = [part for part in parts if part != Part.H_fT]
             with flush_denormals(self.given_dtype):
                 values = self._block(Block(layer, row, col), others) if others else {}
                 if Part.H_fT in parts:
                     values[Part.H_fT] = self._at_scores(Block(layer, row, col))
-            found.update({(row, part): values[part] for part in parts})
-        return found
+            norms.update({(row, part): values[part] for part in parts})
+        return norms
 
     @torch.no_grad()
     def traces(self, layer: int, name: str, parts: Sequence[Part]) -> dict[Part, float]:
@@ -54,10 +54,10 @@ class ExactEngine:
         return last_layer_traces(self._last_layer, Matrix(name), parts)
 
     def _at_scores(self, block: Block) -> float:
-        """Return ||H_fT||_F: for pairs of a layer's W_Q and W_K, and for both together.
+        """Return ||H_fT||_F for pairs of W_Q and W_K of a layer, and for both together.
 
-        Between W_Q and W_K of head h it is B_h (x) I / c, B_h = sum X_q^T (dl/dT_h) X_k over the batch, X_q and X_k
-        what queries and keys are made of, c = t sqrt(d_head) (Remark D.1); everywhere else 0.
+        Between W_Q and W_K of head h it is B_h (x) I / c with B_h = sum X_q^T (dl/dT_h) X_k over the batch, where X_q
+        and X_k are the inputs of queries and keys, and c = t sqrt(d_head) (Remark D.1). It is 0 everywhere else.
         """
         side = self.problem.layout.side
         rows, cols = ({weight.name for weight in side(block.layer, name)} for name in (block.row, block.col))
@@ -89,7 +89,7 @@ class ExactEngine:
         return {part: max(square, 0.0) ** 0.5 for part, square in squares.items()}
 
     def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
-        """Find the block (or its transpose) among the rows of the smaller weight's column."""
+        """Return the norms of the block, or of its transpose, from the column of the smaller weight."""
         small, large = sorted((block.row, block.col), key=lambda m: self.problem.weight(block.layer, m).numel())
         key = (block.layer, small, block.is_diagonal)
         if key not in self._columns:
@@ -99,7 +99,7 @@ class ExactEngine:
         return {part: self._columns[key][large, part] for part in parts}
 
     def _whole_column(self, layer: int, col: str, rows: Sequence[str]) -> dict[tuple[str, Part], float]:
-        """Sum the squared columns of every block (row, col): one pass serves all rows."""
+        """Return the norms of all blocks (row, col), by the squares of their columns in one pass for all rows."""
         column = self._network.column(max(layer, 1), col, rows)
         totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in PARTS}
         for piece in chunks(torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE):
@@ -108,7 +108,7 @@ class ExactEngine:
         return {key: total**0.5 for key, total in totals.items()}
 
     def _scores(self, layer: int) -> LowerScores:
-        """Keep the scores of one layer, the last asked for: their curvature is a matrix per sequence."""
+        """Return the scores of a layer; only the last layer is kept, since their curvature is a matrix per sequence."""
         if self._held is None or self._held[0] != layer:
             self._held = layer, LowerScores(self._network.tape, layer, self.problem.batch.scored.stop)
         return self._held[1]

@@ -1,4 +1,4 @@
-"""Sums of Kronecker products of small factors: their Frobenius norms without a large matrix."""
+"""Frobenius norms of sums of Kronecker products of small factors, without forming a large matrix."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def labels_of(inputs: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
-    """Number the distinct rows: in the first layer, equal tokens at equal positions."""
+    """Return a number for each distinct row: in the first layer, equal tokens at equal positions share a number."""
     return torch.unique(inputs, dim=0, return_inverse=True)[1]
 
 
 def has_repeats(labels: Int[Tensor, " n"]) -> bool:
-    """Whether some items share a label."""
+    """Whether any items share a label."""
     return int(labels.max()) + 1 < len(labels)
 
 
@@ -68,13 +68,13 @@ class ItemMatrices:
 
     def traces(self) -> Float[Tensor, "#n"]:
         """Return tr M_n of square matrices."""
-        found = [
+        traces = [
             right.diagonal(dim1=1, dim2=2).sum(-1) if left is None else (left * right).sum(dim=(1, 2))
             for left, right in self.terms
         ]
         if self.diagonal is not None:
-            found.append(self.diagonal.sum(dim=1))
-        return sum(found[1:], start=found[0])
+            traces.append(self.diagonal.sum(dim=1))
+        return sum(traces[1:], start=traces[0])
 
     def after(self, rows: Float[Tensor, "#n k rows"]) -> Float[Tensor, "#n k cols"]:
         """Return rows M_n (rows may have one item for all)."""
@@ -84,13 +84,13 @@ class ItemMatrices:
         return sum(products[1:], start=products[0])
 
     def between(self, left: Tensor | None, right: Tensor | None) -> ItemMatrices:
-        """Return left_n^T M_n right_n for features `left` and `right` (None: the identity, all a diagonal allows)."""
+        """Return left_n^T M_n right_n for features `left` and `right` (None: the identity, required by a diagonal)."""
         assert self.diagonal is None or (left is None and right is None)
         terms = [(_chain(one, left), other if right is None else other @ right) for one, other in self.terms]
         return ItemMatrices(tuple(terms), self.diagonal)
 
     def merged(self, labels: Int[Tensor, " n"]) -> ItemMatrices:
-        """Return sum of M_n over the items of each label: one matrix per label, formed."""
+        """Return the sum of M_n over the items of each label, as one dense matrix per label."""
         groups = [torch.nonzero(labels == label).flatten() for label in range(int(labels.max()) + 1)]
         return ItemMatrices(((None, torch.stack([self._sum_over(group) for group in groups])),))
 
@@ -126,7 +126,7 @@ _STRIP, _BLOCK, _CHUNK = 16, 48, 96
 def kronecker_squared_norm(
     weights: Float[Tensor, "n n"], matrices: ItemMatrices, *, symmetric: bool
 ) -> Float[Tensor, ""]:
-    """Return sum_nm weights_nm <M_n, M_m> for symmetric `weights`; `symmetric` says that every M_n is."""
+    """Return sum_nm weights_nm <M_n, M_m> for symmetric `weights`; `symmetric` is true if every M_n is symmetric."""
     if matrices.is_zero:
         return weights.new_zeros(())
     if matrices.diagonal is not None and not matrices.terms:
@@ -166,7 +166,7 @@ def _factors_are_cheaper(matrices: ItemMatrices, symmetric: bool) -> bool:
 
 
 def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Tensor:
-    """Form the M_n a block of entries at a time and sum their Gram matrices."""
+    """Return the norm from Gram matrices of the M_n, formed one block of entries at a time."""
     gram = torch.zeros_like(weights)
     for across, down, factor in _blocks(*matrices.shape, symmetric=symmetric):
         _add_gram(gram, matrices.block(across, down).flatten(1), factor)
@@ -174,7 +174,7 @@ def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Ten
 
 
 def _blocks(rows: int, cols: int, *, symmetric: bool) -> Iterator[tuple[slice, slice, float]]:
-    """Return blocks of entries and how often each counts: of symmetric matrices the upper triangle, strip by strip."""
+    """Yield blocks of entries with multiplicities; for symmetric matrices the upper triangle, strip by strip."""
     if not symmetric:
         yield from ((across, down, 1.0) for across in _slices(rows, _BLOCK) for down in _slices(cols, _BLOCK))
         return
@@ -185,7 +185,7 @@ def _blocks(rows: int, cols: int, *, symmetric: bool) -> Iterator[tuple[slice, s
 
 
 def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor: float) -> None:
-    """Add the upper blocks of the Gram matrix of `entries`, doubled off the diagonal: only symmetric sums follow."""
+    """Add the upper blocks of the Gram matrix of `entries`, doubled off the diagonal, for use in symmetric sums."""
     if len(entries) == 1:
         gram += factor * entries.square().sum()
         return
@@ -196,7 +196,7 @@ def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor
 
 
 def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
-    """<L^T R, L'^T R'> = sum of the entries of (L L'^T) o (R R'^T); L and R stack the terms."""
+    """Return the norm by <L^T R, L'^T R'> = sum of the entries of (L L'^T) o (R R'^T); L and R stack the terms."""
     right = torch.cat([factor for _, factor in matrices.terms], dim=1)
     lefts = [factor for factor, _ in matrices.terms if factor is not None]
     left = right if _is_square(matrices) else torch.cat(lefts, dim=1)

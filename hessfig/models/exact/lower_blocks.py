@@ -1,4 +1,4 @@
-"""Exact norms of weights below the last layer: outer-product blocks, and functional blocks of the scores."""
+"""Exact norms for weights below the last layer: outer-product blocks, and functional blocks of the scores."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,7 +20,7 @@ Rows = Float[Tensor, "batch rank length m"]
 
 
 class OutputRows:
-    """R df/dy for the weights of one layer at a time; 72 rows a sequence for five-digit addition."""
+    """R df/dy for the weights of one layer at a time; 72 rows per sequence for five-digit addition."""
 
     def __init__(self, objective: Objective, tape: Tape) -> None:
         self.tape = tape
@@ -52,7 +52,7 @@ class OutputRows:
         return holder.x, self._at(layer, matrix)[holder.output]
 
     def _at(self, layer: int, matrix: Matrix) -> dict[str, Rows]:
-        """Pull the rows back to all weights of the attention or of the MLP of `layer` at once; keep the last ones."""
+        """Pull the rows back to all weights of the attention or of the MLP of `layer` at once; keep the last result."""
         group = _MLP if matrix in _MLP else _ATTENTION
         if self._held != (layer, group):
             self._held, self._rows = (layer, group), {}
@@ -60,7 +60,7 @@ class OutputRows:
         return self._rows
 
     def _pulled(self, names: list[str]) -> dict[str, Rows]:
-        """Fill in place: the rows are the largest thing here, (positions times outputs) of every variable."""
+        """Return the rows, written in place: they are the largest tensors, (positions times outputs) per variable."""
         scored, outputs = self.root.shape[1:3]
         shapes = {name: self.tape.values[name].shape for name in names}
         rows = {name: self.root.new_zeros(b, scored, outputs, length, m) for name, (b, length, m) in shapes.items()}
@@ -95,7 +95,7 @@ _AT_ONCE = 5
 
 
 class LowerScores:
-    """The scores of one layer below the last, up to the last scored position, and the loss's curvature in them.
+    """The scores of one layer below the last, up to the last scored position, and the curvature of the loss in them.
 
     The scores s_hij are listed: `head`, `query` i, `key` j <= i.
     """
@@ -127,7 +127,7 @@ class LowerScores:
 
     @cached_property
     def functional(self) -> Float[Tensor, "batch p p"]:
-        """P_f: what follows the mixed values, column by column, and softmax's own diag(g) - g A^T - A g^T."""
+        """P_f: the curvature of the later layers, column by column, plus that of softmax, diag(g) - g A^T - A g^T."""
         every = torch.arange(len(self.head), device=self.inputs.device)
         behind = torch.cat([self._columns(chosen) for chosen in every.split(_AT_ONCE)], dim=2)
         if self.mixing.is_linear:
@@ -150,7 +150,7 @@ class LowerScores:
         return pattern[..., None] * (values - (pattern @ mixing.v[:, :, known])[:, :, :, None])
 
     def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
-        """Return the columns of d2<dl/df, f>/ds2 that belong to `chosen` scores, softmax itself left out."""
+        """Return the columns of d2<dl/df, f>/ds2 for `chosen` scores, without the curvature of softmax itself."""
         mixing = self.mixing
         head, query, key = self.head[chosen], self.query[chosen], self.key[chosen]
         seeds = mixing.value.new_zeros(*mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1])
@@ -168,7 +168,7 @@ class LowerScores:
         return products[:, self.head, self.query, self.key]
 
     def _gram(self, matrix: Matrix, b: int) -> Float[Tensor, "later p p"]:
-        """G_bc for every c >= b: a score's feature is x_i (x) k_hj / scale for W_Q, x_j (x) q_hi / scale for W_K."""
+        """Return G_bc for all c >= b; features are x_i (x) k_hj / scale for W_Q and x_j (x) q_hi / scale for W_K."""
         mixing, known = self.mixing, slice(self.length)
         outer, inner = (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)
         vectors = (mixing.q if matrix == Matrix.W_K else mixing.k)[:, :, known] / mixing.scale

@@ -1,4 +1,4 @@
-"""Attention of the last layer, seen from the scored positions: its derivatives by query, key and value."""
+"""Attention of the last layer at the scored positions: its derivatives in queries, keys and values."""
 
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,8 @@ from hessfig.models.protocol import Structure, kind
 class ScoredMixing:
     """z_h = sum_j A_hj x_j W_V^h with A = pattern(s), s_hj = q_h.k_hj / scale, for the query of each item.
 
-    An item is a scored position of a sequence. Its output depends on the scores of its own query alone; the keys
-    reach up to the last scored position.
+    An item is a scored position of a sequence. Its output depends only on the scores of its own query; keys are those
+    up to the last scored position.
     """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
@@ -73,11 +73,11 @@ class ScoredMixing:
         return block_diagonal(torch.diag_embed(by_head) - mixed - mixed.mT)
 
     def score_features(self, keys: Float[Tensor, "#n heads keys k"]) -> Float[Tensor, "#n scores heads_k"]:
-        """Return ds/du for a u whose heads meet their own `keys`."""
+        """Return ds/du for a vector u whose heads are multiplied by their own `keys`."""
         return block_diagonal(keys) / self.scale
 
     def head_scores(self, head: int) -> slice:
-        """Return where the scores of `head` stand."""
+        """Return the indices of the scores of `head`."""
         count = self.keys_in.shape[1]
         return slice(head * count, (head + 1) * count)
 
@@ -102,7 +102,7 @@ class ScoredMixing:
 
 
 def block_diagonal(blocks: Float[Tensor, "#n heads a b"]) -> Float[Tensor, "#n heads_a heads_b"]:
-    """Put the heads' blocks along the diagonal of one matrix per item."""
+    """Return one matrix per item with the blocks of the heads along its diagonal."""
     if blocks.shape[1] == 1:
         return blocks[:, 0]
     identity = torch.eye(blocks.shape[1]).to(blocks)
@@ -123,10 +123,10 @@ def _read(network: Any, model: ModelConfig, tokens: Tensor) -> tuple[Tensor, Ten
 class LastLayer:
     """Scores -> mixed values -> attention output -> ... -> logits; items are the scored positions of all sequences.
 
-    In the last layer the loss is a sum over items, and a second derivative in two places is a sum over the
-    nonlinearities behind both: (d input/d first)^T Lambda (d input/d second), Lambda the nonlinearity's second
-    derivative contracted with the gradient of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o;
-    LayerNorms, a smooth activation and softmax give H_f.
+    In the last layer the loss is a sum over items. A second derivative in two places is a sum over the nonlinearities
+    after both: (d input/d first)^T Lambda (d input/d second), where Lambda is the second derivative of the nonlinearity
+    contracted with the gradient of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o; LayerNorms, a smooth
+    activation and softmax give H_f.
     """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
@@ -196,11 +196,11 @@ class LastLayer:
 
     def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[ScoredPlace, Tensor]:
         if self.tail is None:
-            found = {ScoredPlace.mixed: of_outputs}
+            slopes = {ScoredPlace.mixed: of_outputs}
         else:
-            found = self.tail.gradients(of_outputs)
-            found[ScoredPlace.mixed] = found[ScoredPlace.attended] @ self._output_weight
-        return {**found, ScoredPlace.scores: self.mixing.pull(found[ScoredPlace.mixed][:, None])[:, 0]}
+            slopes = self.tail.gradients(of_outputs)
+            slopes[ScoredPlace.mixed] = slopes[ScoredPlace.attended] @ self._output_weight
+        return {**slopes, ScoredPlace.scores: self.mixing.pull(slopes[ScoredPlace.mixed][:, None])[:, 0]}
 
     def _jacobian(self, place: ScoredPlace) -> Tensor:
         if place == ScoredPlace.scores:
@@ -231,7 +231,7 @@ class LastLayer:
         return total + _formed(bent[:, :, None] * self._columns(ScoredPlace.hidden, earlier))
 
     def _final_curvature(self, left: Tensor | None, earlier: ScoredPlace) -> ItemMatrices:
-        """left^T Lambda do/d earlier, Lambda that of the last normaliser."""
+        """Return left^T Lambda do/d earlier, with Lambda of the last norm."""
         second = self.ahead.second
         if not isinstance(second, LayerNormAt):
             return ItemMatrices()
@@ -249,7 +249,7 @@ class LastLayer:
         return output if of == ScoredPlace.output else self.ahead.second.push(output)
 
     def _attended_columns(self, by: ScoredPlace) -> Float[Tensor, "#n d by"]:
-        """da/d by."""
+        """Return da/d by."""
         if by == ScoredPlace.attended:
             return self.ahead.identity[None]
         return self._output_weight @ self._mixed_slopes if by == ScoredPlace.scores else self._output_weight[None]

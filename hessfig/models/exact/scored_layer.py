@@ -1,4 +1,4 @@
-"""The last layer at the scored positions: attention, normalisation and what lies above it, with their derivatives."""
+"""The last layer at the scored positions: attention, norms, MLP and unembedding, with their derivatives."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,8 +35,8 @@ def loss_rows(objective: Objective, outputs: Float[Tensor, "batch scored v"]) ->
 class ScoredPlace(StrEnum):
     """Vectors of one item, in the order of the forward pass.
 
-    `inputs` are the attention's own, which no weight of the layer changes; `mean` are the inputs mixed by the pattern,
-    `mixed` the values mixed by it; `hidden` and `active` lie before and after the activation of the MLP.
+    `inputs` are the inputs of the attention, which do not depend on weights of the layer; `mean` are the inputs mixed
+    by the pattern, and `mixed` the values mixed by it; `hidden` and `active` are before and after the activation.
     """
 
     inputs = "inputs"
@@ -55,10 +55,10 @@ class ScoredPlace(StrEnum):
 
 @dataclass(frozen=True)
 class ScoredEntry:
-    """A weight, or the part of it that belongs to `head`, enters item n as u_n = W inputs_n.
+    """A weight, or its part for `head`, which enters item n as u_n = W inputs_n.
 
-    The inputs are the item's vector at `source`; `place` depends linearly on u_n: `feature` = d place/du (None: the
-    identity). `labels` groups items of equal inputs.
+    The inputs are the vector of the item at `source`. `place` depends linearly on u_n, with `feature` = d place/du
+    (None: the identity). `labels` groups items with equal inputs.
     """
 
     inputs: Float[Tensor, "n v"]
@@ -116,7 +116,7 @@ class LayerNormAt:
         return stretched.baddbmm_(stretched @ self._basis, self._basis.mT, alpha=-1)
 
     def bend(self, gradient: Float[Tensor, "n d"], columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
-        """Return Lambda columns: Lambda is the second derivative contracted with the output's gradient (theory: ln2).
+        """Return Lambda columns, Lambda the second derivative contracted with the gradient of the output (theory: ln2).
 
         Lambda = -[(r.n) C + n (C r)^T + (C r) n^T] / (d s^2) + 3 (r.n) n n^T / (d^2 s^2) with r = g o gradient,
         written as a I + W S W^T with W = [1, n, C r].
@@ -135,7 +135,7 @@ Normaliser = Identity | LayerNormAt
 
 
 class Tail:
-    """The map from the attention output a to the logits of the last layer, linearised and bent once for all items.
+    """The map from the attention output a to the logits of the last layer, with its derivatives for all items.
 
     With e = a plus the skip: y = first(e), h = y W_in, o = carry + phi(h) W_out, f = second(o), logits = f W_U.
     The carry is e (no norm, pre-LN) or y (post-LN); `first` and `second` are LayerNorm or nothing.
@@ -201,20 +201,20 @@ class Tail:
         """Return dl/d(place) for every place from the logits back to a."""
         final = of_logits @ self.head.weight
         output = self.second.pull(final[:, None])[:, 0]
-        found = {ScoredPlace.logits: of_logits, ScoredPlace.final: final, ScoredPlace.output: output}
+        slopes = {ScoredPlace.logits: of_logits, ScoredPlace.final: final, ScoredPlace.output: output}
         normed = output if self.carries_normed else torch.zeros_like(output)
         if self.mlp is not None:
-            found[ScoredPlace.active] = output @ self.mlp.fc_out.weight
-            found[ScoredPlace.hidden] = found[ScoredPlace.active] * self.slope
-            normed = normed + found[ScoredPlace.hidden] @ self.mlp.fc_in.weight
+            slopes[ScoredPlace.active] = output @ self.mlp.fc_out.weight
+            slopes[ScoredPlace.hidden] = slopes[ScoredPlace.active] * self.slope
+            normed = normed + slopes[ScoredPlace.hidden] @ self.mlp.fc_in.weight
         entering = self.first.pull(normed[:, None])[:, 0]
-        found[ScoredPlace.attended] = entering if self.carries_normed else entering + output
-        return {**found, ScoredPlace.normed: normed}
+        slopes[ScoredPlace.attended] = entering if self.carries_normed else entering + output
+        return {**slopes, ScoredPlace.normed: normed}
 
     def curvature(self, gradients: dict[ScoredPlace, Float[Tensor, "n _"]]) -> Float[Tensor, "#n d d"] | None:
         """Return d2<dl/df, f>/da2 from dl/d(place), or None where it vanishes.
 
-        The sum over the nonlinearities of J^T Lambda J, with J from a to the nonlinearity's input.
+        The sum of J^T Lambda J over the nonlinearities, with J the Jacobian from a to the input of the nonlinearity.
         """
         terms = []
         if isinstance(self.second, LayerNormAt):
@@ -251,7 +251,7 @@ class Tail:
 def sandwich(
     left: Float[Tensor, "p k"], middle: Float[Tensor, "n k"], right: Float[Tensor, "k q"]
 ) -> Float[Tensor, "#n p q"]:
-    """Return left diag(middle_n) right for all items: one product of `middle` for a few rows of `left` at a time."""
+    """Return left diag(middle_n) right for all items, with one product of `middle` for a few rows of `left` each."""
     out = middle.new_empty(len(middle), len(left), right.shape[1])
     for start in range(0, len(left), 16):
         pairs = left[start : start + 16].T[:, :, None] * right[:, None, :]

@@ -1,4 +1,4 @@
-"""Which norms have an exact route, and what it costs: sizes and settings only, without tensors."""
+"""Availability and cost of exact norms, from sizes and settings only, without tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hessfig.terms import AT_SCORES, Block, Matrix, Part
 
 
 class Route(StrEnum):
-    """How a block is found: items of the last layer, few outputs, causal scores, column by column, token by token.
+    """Method of an exact norm: items of the last layer, few outputs, causal scores, columns, tokens.
 
-    Or, for H_fT, from the gradient in the scores alone.
+    For H_fT, the gradient in the scores.
     """
 
     last_layer = "last_layer"
@@ -30,7 +30,7 @@ class Route(StrEnum):
 
 
 class Level(StrEnum):
-    """A fraction of a second at the paper's size, seconds and more, or not to be had."""
+    """Cost of an exact norm: a fraction of a second at the size of the paper, seconds or more, or unsupported."""
 
     cheap = "cheap"
     expensive = "expensive"
@@ -39,7 +39,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Exactness:
-    """Whether `estimator=exact` serves a part of a block, why (not), and what to type instead."""
+    """Whether `estimator=exact` supports a part of a block, the reason, and the alternative."""
 
     level: Level
     route: Route
@@ -50,8 +50,8 @@ class Exactness:
 def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """Return whether and how the exact norm of `part` of `block` can be computed.
 
-    The last layer is cheap even with LayerNorm (0.8 s at the paper's size, as much as 30 probes): the spread over
-    seeds of such networks is so small that probes would have to be as many.
+    The last layer is cheap even with LayerNorm (0.8 s at the size of the paper, as long as 30 probes). The spread over
+    seeds of such networks is so small that at least as many probes would be needed.
     """
     route = route_of(model, block, part)
     if route == Route.missing:
@@ -62,7 +62,7 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
 
 
 def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
-    """Return the way to the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
+    """Return the method for the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
     if part in AT_SCORES:
         return Route.gradient if part == Part.H_fT else Route.missing
     if not _is_known(model, block):
@@ -84,7 +84,7 @@ def _is_known(model: ModelConfig, block: Block) -> bool:
 
 
 def is_counted(model: ModelConfig) -> bool:
-    """Whether the network's exact routes and the operations of its products are known."""
+    """Whether exact methods and operation counts are known for this network."""
     return kind(model.kind).structure is not None and not components(model)
 
 
@@ -92,20 +92,20 @@ def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Par
     """Raise UserError for the first part of a block that has no exact norm."""
     for block in blocks:
         for part in parts:
-            found = exactness(model, block, part)
-            if found.level == Level.unsupported:
+            verdict = exactness(model, block, part)
+            if verdict.level == Level.unsupported:
                 raise UserError(
-                    f"estimator.method=exact: no exact {part} of block {block}: {found.reason}",
+                    f"estimator.method=exact: no exact {part} of block {block}: {verdict.reason}",
                     got=f"model.kind={model.kind}, model.n_layers={model.n_layers}, part {part}",
                     allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings"
                     if is_counted(model)
-                    else f"model.kind={', '.join(kinds_where(lambda one: one.structure is not None))}",
-                    remedy=found.remedy,
+                    else f"model.kind={', '.join(kinds_where(lambda record: record.structure is not None))}",
+                    remedy=verdict.remedy,
                 )
 
 
 def _is_wide(model: ModelConfig, block: Block) -> bool:
-    """Whether the Gram matrices run over the MLP's hidden layer and something else."""
+    """Whether the Gram matrices run over the hidden layer of the MLP and another space."""
     curved = model.norm != Norm.none or model.mlp == MLP.gelu
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 
@@ -170,7 +170,7 @@ class _Sizes:
 
 
 def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:
-    """Tail Jacobians once, then Gram matrices of the items (symmetric blocks cost half)."""
+    """Return the cost of the Jacobians of the tail, and of the Gram matrices of items (half for symmetric blocks)."""
     curved = model.norm != Norm.none and part != Part.H_o
     tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else sizes.vocabulary)
     tail += 6.0 * sizes.items * sizes.width**3 if curved else 0.0
@@ -182,7 +182,7 @@ def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part
 
 
 def _side(model: ModelConfig, sizes: _Sizes, matrix: str) -> int:
-    """Length of the vector a weight produces for an item, all heads together."""
+    """Return the number of outputs of a weight for an item, for all heads together."""
     sides: dict[str, int] = {
         Matrix.W_Q: sizes.inner,
         Matrix.W_V: sizes.inner,
@@ -195,7 +195,7 @@ def _side(model: ModelConfig, sizes: _Sizes, matrix: str) -> int:
 
 
 def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
-    """One pass down for every output of a sequence, then Gram matrices of the pairs of sequences."""
+    """Return the cost of one backward pass per output of a sequence, and of Gram matrices for pairs of sequences."""
     rank = sizes.scored * sizes.vocabulary
     sides = {_side(model, sizes, matrix) for matrix in (block.row, block.col)}
     pairs = sizes.sequences**2 / 2 * sum(2.0 * rank * sizes.length * side * (rank + sizes.length) for side in sides)
@@ -203,12 +203,12 @@ def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
 
 
 def probe_cost(model: ModelConfig, task: TaskConfig, block: Block) -> float:
-    """Return a rough count of operations of one probe: a tangent up, the products of H_o and H_f down."""
+    """Return a rough operation count of one probe: one forward tangent, and backward products of H_o and H_f."""
     return 3 * _pass_cost(model, _Sizes.of(model, task), block)
 
 
 def _pass_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
-    """Operations of one tangent through the layers from the block's on, the last one at the scored positions."""
+    """Return the operations of one tangent from the layer of the block on; the last layer is at scored positions."""
     above = model.n_layers - max(block.layer, 1)
     if kind(model.kind).structure == Structure.tokens:
         return 2.0 * sizes.items * (above + 1) * sizes.width**2

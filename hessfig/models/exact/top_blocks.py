@@ -16,7 +16,7 @@ from hessfig.terms import Matrix, Part
 
 
 def outer(layer: LastLayer, first: ScoredEntry, second: ScoredEntry) -> ItemMatrices:
-    """Return J_1^T (d2l/df2) J_2 of each item, J the Jacobians of the outputs in the entries' u."""
+    """Return J_1^T (d2l/df2) J_2 of each item, with the Jacobians J of the outputs in the vectors u of the entries."""
     left = _jacobian(layer, first)
     return ItemMatrices(((left, left if first is second else _jacobian(layer, second)),))
 
@@ -83,7 +83,7 @@ def _labels(layer: LastLayer) -> Int[Tensor, " n"] | None:
     return labels if kronecker.has_repeats(labels) else None
 
 
-# The entries of each weight: one, or one per head where the heads act on inputs of their own.
+# The entries of each weight: one, or one per head if heads have separate inputs.
 _ENTRIES: dict[Matrix, Callable[[LastLayer], list[ScoredEntry]]] = {
     Matrix.W_Q: _query,
     Matrix.W_QK: _query,
@@ -120,7 +120,7 @@ def last_layer_traces(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -
 
 
 def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Squares:
-    """||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over the pairs of heads g, h: each pair is a block of its own."""
+    """Return ||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over pairs of heads g, h, each of which is a block."""
     heads = _ENTRIES[matrix](layer)
     pairs = [(first, second) for index, first in enumerate(heads) for second in heads[index:]]
     squares = [_heads(layer, first, second, parts) for first, second in pairs]
@@ -139,10 +139,11 @@ def _heads(layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Seq
 
 
 def _pair(layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part]) -> Squares:
-    """A later weight acts on inputs that the earlier one moves, which adds a crossed product to H_f.
+    """Return squared norms for two weights; the inputs of the later depend on the earlier, which adds a term to H_f.
 
-    H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n), M_n = d2<dl/df, f>/du_later du_earlier,
-    g_n = dl/du_later, N_n = dc_n^later/du_earlier; the row index of M_n meets g_n, that of N_n meets c_n^later.
+    H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n) with M_n = d2<dl/df, f>/du_later du_earlier, g_n =
+    dl/du_later and N_n = dc_n^later/du_earlier. The row index of M_n is paired with that of g_n, and the row index of
+    N_n with that of c_n^later.
     """
     pairs = [(first, second) for first in _ENTRIES[later](layer) for second in _ENTRIES[earlier](layer)]
     squares = [_crossed(layer, first, second, parts) for first, second in pairs]
@@ -164,7 +165,7 @@ def _crossed(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: 
 def _matrices(
     layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part], labels: Tensor | None = None
 ) -> dict[Part, ItemMatrices]:
-    """M_n of every part, summed over each of `labels`; where H_f has none, H shares the object of H_o."""
+    """Return M_n of every part, summed over each of `labels`; if H_f vanishes, H and H_o are the same object."""
     H_o = _merged(outer(layer, first, second), labels)
     if set(parts) == {Part.H_o}:
         return {Part.H_o: H_o}
@@ -178,7 +179,7 @@ def _merged(matrices: ItemMatrices, labels: Tensor | None) -> ItemMatrices:
 
 
 def _once(by_part: dict[Part, ItemMatrices], function: Callable[[ItemMatrices], T]) -> dict[Part, T]:
-    """Apply `function` to each part, once to an object that two parts share."""
+    """Apply `function` to each part, but only once to an object that two parts share."""
     results = {id(matrices): function(matrices) for matrices in {id(m): m for m in by_part.values()}.values()}
     return {part: results[id(matrices)] for part, matrices in by_part.items()}
 

@@ -1,4 +1,4 @@
-"""A small convolutional network on 8 x 8 pictures of digits: three stages of 2 n_layers convolutions, no batch norm."""
+"""Small convolutional networks on 8 x 8 images of digits: three stages of 2 n_layers convolutions, no batch norm."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _CONVOLUTIONS = (Group.mlp.value,)
 
 
 def layout(config: Config) -> Layout:
-    """Return every parameter in the order of its modules; a layer is a convolution, its weight is W."""
+    """Return every parameter in the order of the modules; a layer is a convolution with the weight W."""
     return Layout(tuple(_weights(config)))
 
 
 def convolutions(model: ModelConfig) -> int:
-    """Return how many there are: two in each stage for every one of model.n_layers."""
+    """Return the number of convolutions: 2 model.n_layers in each stage."""
     return 2 * STAGES * model.n_layers
 
 
 def channels(model: ModelConfig) -> int:
     """Return model.d_mlp; null: half of d_model.
 
-    Six convolutions then have about as many weights as one layer of a transformer of that width: 45 (d / 2)^2 = 11 d^2
-    beside 12 d^2.
+    Six convolutions then have about as many weights as a transformer layer of that width: 45 (d / 2)^2 = 11 d^2
+    compared with 12 d^2.
     """
     return model.d_mlp or model.d_model // 2
 
@@ -75,7 +75,7 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
-    """Whether H_f(W, W) = 0: for W_U always; for the others while all but them is piecewise linear, as in an MLP."""
+    """Whether H_f(W, W) = 0: always for W_U; for other weights if the network is piecewise linear, as for an MLP."""
     if model.norm == Norm.none:
         return mlp.is_structural_zero(model, block, part)
     return part == Part.H_f and block.is_diagonal and block.row in (Matrix.W_U, "b_U")

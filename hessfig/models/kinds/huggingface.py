@@ -1,4 +1,4 @@
-"""Language models of transformers: from a folder (model.path=DIR), or with random weights from a config."""
+"""Language models of the library transformers, read from a folder (model.path=DIR) or with random weights."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
 _BY_SIZES = "model.path=null"
-SEQUENCES = "sequences.txt"  # of a folder: a text with a sequence per line
+SEQUENCES = "sequences.txt"  # file in a folder: a text with one sequence per line
 
 
 def layout(config: Config) -> Layout:
-    """Return the weights that config.json calls for."""
+    """Return the weights according to config.json."""
     return _layout(json.dumps(settings_of(config), sort_keys=True, default=str))
 
 
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
-    """Return the model (its weights read, or drawn from `seed`), its sequences in micro-batches, cross-entropy."""
+    """Return the model (weights read from files, or drawn from `seed`), sequences in micro-batches, cross-entropy."""
     del sigma
     from hessfig.models.stored.causal_model import drawn
 
@@ -39,7 +39,7 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
 
 
 def completed(config: Config) -> Config:
-    """Return `config` with the sequences of its model's folder, for masked tokens without a file of their own."""
+    """Return `config` with the sequences in the folder of the model, for masked tokens without task.path."""
     task, path = config.task, config.model.path
     if task.data != Data.masked_tokens or task.path is not None or path is None:
         return config
@@ -52,11 +52,12 @@ def axes(config: Config) -> frozenset[str]:
 
 
 def _marks(config: Config) -> list[str]:
-    """Return what tells cells with the padding's word among their ids from those of hessfig 0.2.0.
+    """Return the marks that distinguish cells with the padding token among their ids from those of hessfig 0.2.0.
 
-    Of an encoder: its special words, which say what may be masked.
+    For an encoder: its special tokens, which determine what may be masked.
 
-    NOTE: transformers' embedding withholds that word's derivatives, and so did 0.2.0: the Hessians of W_E were wrong.
+    NOTE: The embedding of transformers has no derivatives for the padding token, so Hessians of W_E were wrong in
+    0.2.0.
     """
     pad, sizes = settings_of(config)[0].get("pad_token_id"), _sizes(config)
     if sizes.names.encoder:
@@ -69,7 +70,7 @@ def _marks(config: Config) -> list[str]:
 
 
 def _check(config: Config) -> None:
-    """Raise UserError for settings under which no such network, or no such data, can be made."""
+    """Raise UserError for settings with which the network or its data cannot be created."""
     _check_settings(config)
     _check_data(config)
     check_measured(config, is_random=is_random(config))
@@ -81,7 +82,7 @@ def _check(config: Config) -> None:
 
 
 def _check_sizes(model: ModelConfig) -> None:
-    """Raise UserError for a size that the architecture of random weights has not."""
+    """Raise UserError for a size that the architecture with random weights does not have."""
     if model.path is not None:
         return
     known = architecture(model.architecture, "model.architecture").sizes
@@ -107,15 +108,15 @@ def _check_settings(config: Config) -> None:
         )
     if private := [key for key in model.options if is_private(key) and key != "attn_implementation"]:
         raise UserError(
-            "model.options: what transformers is never given",
+            "model.options: settings that are not passed to transformers",
             got=first_few(private),
-            allowed="sizes, activations, positions: what a config.json says of the network",
+            allowed="sizes, activations, positions: the settings in a config.json",
             remedy="leave it out",
         )
 
 
 def _check_data(config: Config) -> None:
-    """Raise UserError for masked tokens of a causal model, and for next tokens of an encoder, which sees them."""
+    """Raise UserError for masked tokens with a causal model, and for next tokens with an encoder, which sees them."""
     is_encoder, is_masked = bool(_sizes(config).names.encoder), config.task.data == Data.masked_tokens
     if is_encoder != is_masked:
         fitting = Data.masked_tokens if is_encoder else Data.tokens
@@ -129,7 +130,7 @@ def _check_data(config: Config) -> None:
 
 
 def _about(config: Config) -> str:
-    """Return how the sequences are held, and which weights of the folder are left out."""
+    """Describe how sequences are divided into batches, and which weights of the folder are not used."""
     from hessfig.models.stored.causal_model import left_out
 
     surplus = left_out(config) if _sizes(config).names.encoder else []
@@ -147,7 +148,7 @@ def _layout(settings: str) -> Layout:
 
 
 def _place(config: Config) -> Path | None:
-    """Return the folder of the model; None where its sizes follow from settings alone."""
+    """Return the folder of the model; None if its sizes follow from settings alone."""
     return None if config.model.path is None else folder(str(config.model.path), config.model.download)
 
 

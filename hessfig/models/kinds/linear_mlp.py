@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def layout(config: Config) -> Layout:
-    """Return the weight of every layer, and the embedding as a further name."""
+    """Return the weight of every layer, and the embedding."""
     width, vocabulary = config.model.d_model, config.task.vocabulary
     embeddings, mlp = (Group.embeddings.value,), (Group.mlp.value,)
     table = Weight(Matrix.W_E.value, "tok_embed.weight", vocabulary * width, 0, embeddings, is_main=False)

@@ -1,4 +1,4 @@
-"""MLPs with as many parameters as a transformer of the same settings."""
+"""MLPs with as many parameters as a transformer with the same settings."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_MATCHED = "model.d_mlp=null"  # the transformer that is matched in size has these
+_MATCHED = "model.d_mlp=null"  # settings of the transformer with the same number of parameters
 _MLP, _EMBEDDINGS = (Group.mlp.value,), (Group.embeddings.value,)
 
 
 def layout(config: Config) -> Layout:
-    """Return embedding, hidden layers (W_in is the first, W the further ones) and read-out; biases as others."""
+    """Return embedding, hidden layers (W_in for the first, W for the others), read-out and biases."""
     return Layout(tuple(_weights(config, width(config))))
 
 
 def reach(task: TaskConfig) -> int:
-    """Return how many tokens of a sequence the inputs hold: all but the last, which predicts nothing."""
+    """Return the number of tokens in the inputs: all but the last, which predicts nothing."""
     return 3 * task.digits + 2
 
 
 def width(config: Config) -> int:
-    """Return model.d_mlp; null: the hidden units h whose number of parameters comes closest to the transformer's.
+    """Return model.d_mlp; null: the number h of hidden units for which the MLP is closest in size to the transformer.
 
     n(h) = V d + (L d + 1) h + (D - 1)(h + 1) h + (h + 1) V for V tokens, width d, prefixes of L tokens and D layers
     grows with h. The transformer has the same settings (d_mlp = 4 d_model, its biases and norms counted).
@@ -79,16 +79,16 @@ def _skeleton(config: Config) -> nn.Module:
 
 
 def check_activation(model: ModelConfig, why: str) -> None:
-    """Raise UserError for model.mlp=none; `why` says where this kind of network has an activation."""
+    """Raise UserError for model.mlp=none; `why` explains where this kind of network has an activation."""
     if model.mlp == MLP.none:
         raise UserError(f"model.mlp: {why}", got=MLP.none, allowed="relu, gelu, linear", remedy="model.mlp=relu")
 
 
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
-    """Whether H_f(W, W) = 0: for W_U always; for every weight and bias while the activation is piecewise linear.
+    """Whether H_f(W, W) = 0: always for W_U; for every weight and bias if the activation is piecewise linear.
 
-    With ReLU (or none) the outputs are piecewise affine in each weight alone, embeddings included: between two kinks
-    the network is a product of matrices. Groups of weights are not: their products bend.
+    With ReLU (or no activation) the outputs are piecewise affine in each single weight, including embeddings: between
+    kinks the network is a product of matrices. This does not hold for groups of weights, whose products are not affine.
     """
     if part != Part.H_f or not block.is_diagonal or block.row in list(Group):
         return False

@@ -1,4 +1,4 @@
-"""Anybody's network: model.factory=FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION makes network, data and loss."""
+"""Networks of users: model.factory=FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION returns network, data and loss."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KEY = "model.factory"
 
 
 def find_factory(config: Config) -> Callable[..., Any]:
-    """Return the function that model.factory names. Raises UserError when there is none."""
-    found = find(KEY, config.model.factory, config.config_dir)
-    if not callable(found):
+    """Return the function named by model.factory. Raises UserError if there is none."""
+    factory = find(KEY, config.model.factory, config.config_dir)
+    if not callable(factory):
         raise UserError(
-            f"{KEY}: {config.model.factory} is no function",
-            got=type(found).__name__,
+            f"{KEY}: {config.model.factory} is not a function",
+            got=type(factory).__name__,
             allowed="a function that returns (network, inputs, targets, loss) or (..., weights), or a hessfig.Problem",
             remedy="write def make(): return network, inputs, targets, loss",
         )
-    return found
+    return factory
 
 
 def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
@@ -54,27 +54,27 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
 
 
 def source_of(config: Config) -> str:
-    """Return a hash of the code behind the factory, as far as it is the user's own."""
+    """Return a hash of the user's own code behind the factory."""
     find_factory(config)
     return code_hash(config.model.factory, config.config_dir)
 
 
 def layout(config: Config) -> Layout:
-    """Return the weights of the network that the factory makes first."""
+    """Return the weights of the network that the factory returns first."""
     return draw(config, None, config.first_seed).layout
 
 
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
-    """Call the factory with those of `seed` and `sigma` that it takes, in the configured type.
+    """Call the factory with `seed` and `sigma`, as far as it takes them, and return the problem in the configured type.
 
-    Raises UserError when it cannot be found or returns something else than a network with data and a loss.
+    Raises UserError if the factory cannot be found, or does not return a network with data and a loss.
     """
     from hessfig.models.own.witnessing import factory_objective
     from hessfig.rng import one_thread
 
-    with one_thread():  # weights that the factory trains, say, have the same bits in every process
-        made = call_factory(config, sigma, seed)
-        drawn = factory_objective(made, dtype=config.dtype, source=str(config.model.factory))
+    with one_thread():  # so that weights trained by the factory have the same bits in every process
+        returned = call_factory(config, sigma, seed)
+        drawn = factory_objective(returned, dtype=config.dtype, source=str(config.model.factory))
     check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
     return drawn
 
@@ -84,7 +84,7 @@ def _source(config: Config) -> str:
 
 
 def axes(config: Config) -> frozenset[str]:
-    """Return which of sigma and seed the factory takes."""
+    """Return which of the arguments sigma and seed the factory takes."""
     return frozenset({"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters))
 
 

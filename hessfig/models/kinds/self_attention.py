@@ -38,7 +38,7 @@ def layout(config: Config) -> Layout:
 
 
 def _size(matrix: Matrix, config: Config) -> int:
-    """Return the entries of a weight: values, and what gates them, are d_model wide whatever the keys are."""
+    """Return the number of entries of a weight; values and their gate have width d_model, whatever that of keys."""
     model = with_defaults(config.model)
     if matrix == Matrix.W_V:
         return model.d_model**2 * (model.n_kv_heads or model.n_heads) // model.n_heads

@@ -23,7 +23,7 @@ _MLP = {Matrix.W_gate: "gate", Matrix.W_in: "fc_in", Matrix.W_out: "fc_out"}
 
 
 def layout(config: Config) -> Layout:
-    """Return every parameter of the network in the order of its modules: weights, then biases and norms as others."""
+    """Return all parameters of the network in the order of its modules: weights, biases and norms."""
     return Layout(tuple(_weights(config)))
 
 
@@ -43,20 +43,20 @@ def _weights(config: Config) -> Iterator[Weight]:
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    held, place, is_sandwich = blocks.layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
+    matrices, place, is_sandwich = blocks.layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
     if model.norm != Norm.none:
         yield from _norm(model, "ln1", f"{place}.ln1", layer)
     for matrix, path in _ATTENTION.items():
-        if matrix in held:
+        if matrix in matrices:
             yield from _linear(config, matrix, f"attn.{path}", layer, attention_groups(matrix))
     yield from attention_gains(model, f"{place}.attn.", layer, model.d_head or 0)
-    if Matrix.W_G in held:
+    if Matrix.W_G in matrices:
         yield from _linear(config, Matrix.W_G, "attn.g", layer, attention_groups(Matrix.W_G))
     if model.mlp != MLP.none:
         if model.norm != Norm.none:
             yield from _norm(model, "ln2", f"{place}.ln2", layer)
         for matrix, path in _MLP.items():
-            if matrix in held:
+            if matrix in matrices:
                 yield from _linear(config, matrix, f"mlp.{path}", layer, (Group.mlp.value,))
     if is_sandwich:
         yield from _norm(model, "ln1_post", f"{place}.ln1_post", layer)
@@ -65,7 +65,7 @@ def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[We
 
 
 def attention_gains(model: ModelConfig, place: str, layer: int, d_value: int) -> Iterator[Weight]:
-    """Yield the gains that an attention has besides its maps, at `place`; `d_value` is the width of a head's output."""
+    """Yield the gains of an attention at `place`; `d_value` is the width of the output of a head."""
     sets = 2 if model.attention == Attention.differential else 1
     width = (with_defaults(model).d_head or 0) // sets
     gains = {
@@ -91,7 +91,7 @@ def _linear(config: Config, matrix: Matrix, path: str, layer: int, groups: tuple
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:
-    """Return the length of the vector a weight produces."""
+    """Return the number of outputs of a weight."""
     inner, shared = (count * (model.d_head or 0) for count in (model.n_heads, model.n_kv_heads or model.n_heads))
     single = model.n_heads * model.d_model if model.query_key == QueryKey.single else inner
     lengths = {Matrix.W_Q: inner, Matrix.W_QK: single, Matrix.W_K: shared, Matrix.W_V: shared, Matrix.W_G: inner}

@@ -1,4 +1,4 @@
-"""TransformerLens networks: a state as HookedTransformer or the bridge saves it, converted to plain torch."""
+"""TransformerLens networks: a state saved by HookedTransformer or by the bridge, converted to plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_NAME = "model.name!=null"
 
 
 def files(config: Config) -> str:
-    """Return a hash of sizes and weights by content; joined to it, a text's tokenizer's."""
+    """Return a hash of the contents of sizes and weights, joined with the hash of the tokenizer for a text."""
     if config.model.name is not None:
         return ""
     path = weights_of(config)
@@ -33,14 +33,14 @@ def files(config: Config) -> str:
 
 
 def fingerprint(config: Config) -> str:
-    """Return a hash of sizes and weights by content; of random weights, of what they are drawn by."""
+    """Return a hash of the contents of sizes and weights, or of the settings from which random weights are drawn."""
     if config.model.name is not None:
         return hashlib.sha256(json.dumps([config.model.name, asdict(_sizes(config))]).encode()).hexdigest()
     return pin_of(config, 0) or files(config).partition("+")[0]
 
 
 def layout(config: Config) -> Layout:
-    """Return the weights that config.json calls for, or those of the architecture that is named."""
+    """Return the weights according to config.json, or those of the named architecture."""
     if config.model.name is not None:
         from hessfig.models.stored.lens_registry import layout_named
 
@@ -49,7 +49,7 @@ def layout(config: Config) -> Layout:
 
 
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
-    """Return the network (its weights read, or drawn from `seed`), its sequences in micro-batches, cross-entropy."""
+    """Return the network (weights read from a file or drawn from `seed`), sequences in micro-batches, cross-entropy."""
     del sigma
     if config.model.name is not None:
         from hessfig.models.stored.lens_registry import drawn_at_random
@@ -66,7 +66,7 @@ def axes(config: Config) -> frozenset[str]:
 
 
 def _check(config: Config) -> None:
-    """Raise UserError for settings under which no such network, or no such data, can be made."""
+    """Raise UserError for settings with which the network or its data cannot be created."""
     is_random = config.model.name is not None
     if is_random and config.model.path is not None:
         raise UserError(

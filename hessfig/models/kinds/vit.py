@@ -1,4 +1,4 @@
-"""A small vision transformer on 8 x 8 pictures of digits: patches, learned positions, mean over tokens."""
+"""Small vision transformers on 8 x 8 images of digits: patches, learned positions, mean over tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EMBEDDINGS = (Group.embeddings.value,)
 
 
 def layout(config: Config) -> Layout:
-    """Return every parameter of the network in the order of its modules: weights, then biases and norms as others."""
+    """Return all parameters of the network in the order of its modules: weights, biases and norms."""
     return Layout(tuple(_weights(config)))
 
 

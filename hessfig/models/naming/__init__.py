@@ -1,1 +1,1 @@
-"""Names of weights given by use: small runs of a network, and what named weights do in them."""
+"""Checks the names of weights by small runs of a network."""

@@ -1,4 +1,4 @@
-"""What parameters outside of the layers do: embeddings, positions, patches and logits, by name and then by use."""
+"""Roles of parameters outside the layers: embeddings, positions, patches and logits, checked by runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OUTSIDE = {
 
 
 class Outside:
-    """The parameters outside of the layers, under the names that a run bears out."""
+    """The parameters outside the layers, under names that a run confirms."""
 
     def __init__(self, network: nn.Module, trial: NetworkTrial) -> None:
         self.network, self.trial = network, trial
@@ -35,22 +35,22 @@ class Outside:
         for use in trial.uses:
             self._uses[use.path].append(use)
 
-    def weight(self, one: Held) -> Weight:
-        """Return a weight: embedding, unembedding, both in one, or one under its own name."""
-        names = [name for name in self._suggested(one.path) if one.is_bias or self._is(name, one.path)]
-        if not names or (len(one.shape) < 2 and not one.is_bias):
-            return own(one)
+    def weight(self, held: Held) -> Weight:
+        """Return a weight: embedding, unembedding, a tied embedding, or a weight under its own name."""
+        names = [name for name in self._suggested(held.path) if held.is_bias or self._is(name, held.path)]
+        if not names or (len(held.shape) < 2 and not held.is_bias):
+            return own(held)
         name = TIED if {*names} >= {Matrix.W_E, Matrix.W_U} else str(names[0])
-        if one.is_bias:
-            return bias_of(name, one.path, one.size)
-        return Weight(name, one.path, one.size, groups=() if name == Matrix.W_U else (Group.embeddings.value,))
+        if held.is_bias:
+            return bias_of(name, held.path, held.size)
+        return Weight(name, held.path, held.size, groups=() if name == Matrix.W_U else (Group.embeddings.value,))
 
     def _suggested(self, path: str) -> list[str]:
         called = self._called[path]
         return [str(name) for name, ends in _OUTSIDE.items() if any(re.search(rf"(^|\.)({ends})$", c) for c in called)]
 
     def _is(self, name: str, path: str) -> bool:
-        """Whether a run uses a parameter as its name says."""
+        """Whether a run uses a parameter as its name suggests."""
         given = [use.given for use in self._uses[path] if use.given is not None]
         if name == Matrix.W_U:
             return self._makes_logits(path)
@@ -69,14 +69,14 @@ class Outside:
         return [one for one in (*arguments, *words.values()) if isinstance(one, Tensor)]
 
     def _makes_logits(self, path: str) -> bool:
-        """Whether an output of the map acts on the logit of its own number alone."""
+        """Whether each output of the map affects only the logit with the same index."""
         uses = [use for use in self._uses[path] if use.axis == 0 and use.kind != "embedding"]
         if not uses:
             return False
         half = torch.arange(self.trial.parameters[path].shape[0]) % 2 == 0
 
-        def changed(use: Use, found: Tensor) -> Tensor:
-            return torch.where(half.to(found.device), found + 1 + found.abs(), found) if use.axis == 0 else found
+        def changed(use: Use, output: Tensor) -> Tensor:
+            return torch.where(half.to(output.device), output + 1 + output.abs(), output) if use.axis == 0 else output
 
         try:
             outputs = self.trial.run("", {path: changed})[1]
@@ -89,16 +89,16 @@ class Outside:
         )
 
 
-def _differ(one: Tensor, two: Tensor) -> bool:
-    return bool((one != two).flatten(0, -2).any(dim=0).all())
+def _differ(first: Tensor, other: Tensor) -> bool:
+    return bool((first != other).flatten(0, -2).any(dim=0).all())
 
 
 def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:
-    """Return every name of a module that holds a parameter, and what it is to a model of transformers, by its path."""
-    paths = {id(one): path for path, one in network.named_parameters()}
+    """Return, by path, the names of the modules that contain a parameter, and its role in a model of transformers."""
+    paths = {id(p): path for path, p in network.named_parameters()}
     names: dict[str, list[str]] = {path: [] for path in paths.values()}
-    for path, one in network.named_parameters(remove_duplicate=False):
-        names[paths[id(one)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
+    for path, tensor in network.named_parameters(remove_duplicate=False):
+        names[paths[id(tensor)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
     for word, parameter in trial.tables():
         names[paths[id(parameter)]].append(word)
     return names

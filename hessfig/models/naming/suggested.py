@@ -1,4 +1,4 @@
-"""Places of a transformer's parameters: the layer of each, and what its name and shape say that it does there."""
+"""Layers and suggested roles of the parameters of a transformer, by names and shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from hessfig.terms import Matrix
 
-WRAPPED = "_original_component."  # what a TransformerBridge puts between a module and the one that it stands for
+WRAPPED = "_original_component."  # path between a module of a TransformerBridge and the original module
 OTHER, ROUTER = "other", "W_router"
 QKV, GATED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V), (Matrix.W_gate, Matrix.W_in)
 FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
@@ -24,7 +24,7 @@ WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _HEAD_WIDTH = ("head_dim", "d_head", "d_kv")
 _ATTENTION, _CROSS = re.compile(r"att(n|ention)"), re.compile(r"cross|encdec|encoder_att")
 _NORM = re.compile(r"norm|^ln")
-# The ends of a module's path, by its role: in attention, elsewhere in a layer.
+# The ends of the path of a module, by its role: in attention, and elsewhere in a layer.
 _IN_ATTENTION = {
     **{f"W_{x[0].upper()}": rf"{x}|{x}_proj|{x[0]}|w{x[0]}|{x[0]}_(proj|lin)" for x in ("query", "key", "value")},
     "W_O": r"o|wo|dense|o_proj|out_proj|c_proj|out_lin",
@@ -38,7 +38,7 @@ _IN_MLP = {
     GATE_UP: r"gate_up_proj",
     ROUTER: r"router|shared_expert_gate",
 }
-# How the outputs of fused maps follow each other is in no name and no shape: known of these types of transformers.
+# Names and shapes do not determine the order of outputs of fused maps; it is known for these types of transformers.
 _FUSED_OF = {
     **dict.fromkeys(("gpt2", "openai-gpt", "imagegpt", "mpt", "phi3", "modernbert"), FUSED),
     **dict.fromkeys(("gpt_neox", "bloom", "falcon", "persimmon", "gpt_bigcode"), f"{FUSED} by heads"),
@@ -53,12 +53,12 @@ _GATE_UP_OF = {
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter: its `path`; of its module the `stack` of layers, the layer (0: outside) and the place in it.
+    """A parameter: its `path`, and the `stack` of layers, the layer (0: outside) and the place of its module.
 
-    `outputs` is the axis of the outputs, `heads` the number of the attention around it, or of the network, and
-    `width` that of a head (0: that cannot be told). `role` is what it does in its layer (""), `given` tells whether
-    the user says so, `has_heads` whether its heads may be named. `suffix` tells weights of one role in a layer apart:
-    cross-attention, and experts that every token meets.
+    `outputs` is the axis of outputs. `heads` is the number of heads of its attention, or of the network, and `width`
+    the width of a head (0: unknown). `role` is its role in the layer ("": unknown); `given` is true if the user gave
+    it, and `has_heads` if its heads may be named. `suffix` distinguishes weights with the same role in a layer:
+    cross-attention, and shared experts.
     """
 
     path: str
@@ -97,12 +97,12 @@ class Held:
 
     @property
     def names(self) -> list[str]:
-        """The weights that follow each other along its outputs."""
+        """The weights along the outputs of the map, in order."""
         return self.role.partition(" ")[0].split("+")
 
     @property
     def module(self) -> str:
-        """The attention in its layer that it belongs to, or the expert; "" for an MLP: its matrices lie apart."""
+        """The attention or expert to which it belongs; "" for an MLP, whose matrices may be in different modules."""
         parts = self.where.split(".")
         if not self.is_of_attention:
             return ".".join(parts[: max((at for at, part in enumerate(parts[:-1]) if part.isdigit()), default=-1) + 1])
@@ -115,26 +115,26 @@ class Held:
 
 
 class Places:
-    """The parameters of a network in their places; `used` tells the axis of outputs where a map was seen in use."""
+    """The parameters of a network with their places; `used` maps parameters to the axis of outputs seen in a run."""
 
     def __init__(self, network: nn.Module, roles: Mapping[str, str], used: Mapping[str, int]) -> None:
         self.network, self.roles, self.used = network, roles, used
         config: Any = getattr(network, "config", None) or getattr(network, "cfg", None)
         self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.type, self.width = str(getattr(self.config, "model_type", "")), first(self.config, WIDTHS)
-        named = [(path, tuple(one.shape)) for path, one in network.named_parameters() if one.is_floating_point()]
+        named = [(path, tuple(p.shape)) for path, p in network.named_parameters() if p.is_floating_point()]
         self._lists = _nested_lists([path for path, _ in named])
         placed = [self._placed(path, shape) for path, shape in named]
         self.shapes = defaultdict[tuple[str, int], dict[str, tuple[int, ...]]](dict)  # of each layer's matrices
-        self._outputs = {(one.stack, one.layer, one.where): one.outputs for one in placed if not one.is_bias}
-        for one in placed:
-            if not one.is_bias:
-                self.shapes[one.stack, one.layer][one.where] = one.shape
-        self.held = _counted([self._with_role(one) if one.layer else one for one in placed])
+        self._outputs = {(w.stack, w.layer, w.where): w.outputs for w in placed if not w.is_bias}
+        for weight in placed:
+            if not weight.is_bias:
+                self.shapes[weight.stack, weight.layer][weight.where] = weight.shape
+        self.held = _counted([self._with_role(weight) if weight.layer else weight for weight in placed])
 
     @property
     def has_layers(self) -> bool:
-        """Whether there are layers with attention, as far as names and the user say."""
+        """Whether there are layers with attention, according to names and the user."""
         return any(one.layer for one in self.held)
 
     def _placed(self, path: str, shape: tuple[int, ...]) -> Held:
@@ -150,73 +150,73 @@ class Places:
         stack, layer = (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
         return Held(path, shape, stack, layer, ".".join(place), is_bias, self.used.get(path, outputs))
 
-    def _with_role(self, one: Held) -> Held:
-        role, given = self._role(one)
-        heads = self._around(one.path, _HEADS) or first(self.config, _HEADS)
-        width = first(self.config, _HEAD_WIDTH) or self._around(one.path, _HEAD_WIDTH)
-        behind = self.inputs_beside(one, _IN_ATTENTION["W_O"])
+    def _with_role(self, held: Held) -> Held:
+        role, given = self._role(held)
+        heads = self._around(held.path, _HEADS) or first(self.config, _HEADS)
+        width = first(self.config, _HEAD_WIDTH) or self._around(held.path, _HEAD_WIDTH)
+        behind = self.inputs_beside(held, _IN_ATTENTION["W_O"])
         heads = heads or (behind // width if width else 0)
         width = width or ((self.width or behind) // heads if heads else 0)
-        suffix = ".cross" if one.in_attention and one.is_named_cross else ".shared" * ("shared" in one.lower)
+        suffix = ".cross" if held.in_attention and held.is_named_cross else ".shared" * ("shared" in held.lower)
         has_heads = not given or "heads" in role
         changed: dict[str, Any] = {"role": role, "given": given, "heads": heads, "width": width, "suffix": suffix}
-        if len(one.shape) == 3 and not one.is_bias and one.path not in self.used:
-            changed["outputs"] = 1 if 2 * self.inputs_beside(one, "down_proj") == one.shape[1] else 2
-        return replace(one, **changed, has_heads=has_heads)
+        if len(held.shape) == 3 and not held.is_bias and held.path not in self.used:
+            changed["outputs"] = 1 if 2 * self.inputs_beside(held, "down_proj") == held.shape[1] else 2
+        return replace(held, **changed, has_heads=has_heads)
 
     def _around(self, path: str, names: tuple[str, ...]) -> int:
-        """Return a number that the module of attention around a parameter has under one of these names; 0 if none."""
+        """Return a number attribute of the attention around a parameter, under one of these names; 0 if none."""
         while path := path.rpartition(".")[0]:
             module = self.network.get_submodule(path)
             called = f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
-            if _ATTENTION.search(called) and (found := first(module, names)):
-                return found
+            if _ATTENTION.search(called) and (size := first(module, names)):
+                return size
         return 0
 
-    def _role(self, one: Held) -> tuple[str, bool]:
-        """Return what a parameter of a layer does by its place and its shape ("": not told), or as the user says."""
-        shape = self.shapes[one.stack, one.layer].get(one.where, one.shape)
+    def _role(self, held: Held) -> tuple[str, bool]:
+        """Return the role of a parameter by place and shape ("": unknown) or by the user, and whether it is given."""
+        shape = self.shapes[held.stack, held.layer].get(held.where, held.shape)
         for end, role in self.roles.items():
-            if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", one.where):
+            if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", held.where):
                 return role, True
-        if len(shape) < 2 or (one.is_bias and shape is one.shape):
+        if len(shape) < 2 or (held.is_bias and shape is held.shape):
             return OTHER, False
-        patterns = _IN_ATTENTION if one.in_attention else _IN_MLP
-        role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", one.lower)), "")
-        known = self._told(role, one, shape)
-        return (known if self._fits(known, one, shape) else ""), False
+        patterns = _IN_ATTENTION if held.in_attention else _IN_MLP
+        role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", held.lower)), "")
+        known = self._told(role, held, shape)
+        return (known if self._fits(known, held, shape) else ""), False
 
-    def _told(self, role: str, one: Held, shape: tuple[int, ...]) -> str:
-        """Return the role of which the names of its layer, or the type of the model, know more."""
-        last = one.lower.rpartition(".")[2]
+    def _told(self, role: str, held: Held, shape: tuple[int, ...]) -> str:
+        """Return the role, refined by other names in the layer or by the type of the model."""
+        last = held.lower.rpartition(".")[2]
         if role == FUSED:
             return _FUSED_OF.get(self.type, "")
-        outputs = shape[self._outputs.get((one.stack, one.layer, one.where), 0)]
-        if role == GATE_UP or (role == Matrix.W_in and outputs == 2 * self.inputs_beside(one, _IN_MLP["W_out"])):
+        outputs = shape[self._outputs.get((held.stack, held.layer, held.where), 0)]
+        if role == GATE_UP or (role == Matrix.W_in and outputs == 2 * self.inputs_beside(held, _IN_MLP["W_out"])):
             return _GATE_UP_OF.get(self.type, "")
-        if last == "gate" and any(".experts." in where for where in self.shapes[one.stack, one.layer]):
+        if last == "gate" and any(".experts." in where for where in self.shapes[held.stack, held.layer]):
             return ROUTER
-        return Matrix.W_gate.value if last == "w1" and self.inputs_beside(one, "w3") else str(role)
+        return Matrix.W_gate.value if last == "w1" and self.inputs_beside(held, "w3") else str(role)
 
-    def inputs_beside(self, one: Held, ends: str) -> int:
-        """Return the inputs of a weight beside this one in its module; 0 where there is none."""
-        end = re.compile(rf"{re.escape(one.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
-        for where, shape in self.shapes[one.stack, one.layer].items():
+    def inputs_beside(self, held: Held, ends: str) -> int:
+        """Return the number of inputs of another weight in the same module; 0 if there is none."""
+        end = re.compile(rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
+        for where, shape in self.shapes[held.stack, held.layer].items():
             if end.fullmatch(where) and len(shape) > 1:
-                return shape[0] if self._outputs[one.stack, one.layer, where] == 1 and len(shape) == 2 else shape[-1]
+                return shape[0] if self._outputs[held.stack, held.layer, where] == 1 and len(shape) == 2 else shape[-1]
         return 0
 
-    def _fits(self, role: str, one: Held, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix of this role can have this shape: W_O and W_out end in the residual stream, others begin."""
-        if not role or not self.width or len(shape) != 2 or one.suffix == ".cross" or role == "W_rel":
+    def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix of this role can have this shape; W_O and W_out write the residual stream, others read."""
+        if not role or not self.width or len(shape) != 2 or held.suffix == ".cross" or role == "W_rel":
             return True
-        by_inputs = self._outputs.get((one.stack, one.layer, one.where)) == 1
+        by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1
         outputs, inputs = shape[::-1] if by_inputs else shape
         return (outputs if role in (Matrix.W_O, Matrix.W_out) else inputs) == self.width
 
 
 def is_cross(place: str) -> bool:
-    """Whether a place has the name of attention to other inputs."""
+    """Whether the name of a place is that of cross-attention."""
     return _CROSS.search(place.lower()) is not None
 
 
@@ -225,7 +225,7 @@ def _starred(parts: list[str]) -> str:
 
 
 def _nested_lists(paths: Iterable[str]) -> set[str]:
-    """Return the lists in lists (stages of layers) whose items hold attention of their own."""
+    """Return the nested lists (stages of layers) whose items contain attention."""
     items = defaultdict[tuple[str, str], set[str]](set)
     for path in paths:
         parts = path.replace(WRAPPED, "").split(".")
@@ -237,35 +237,35 @@ def _nested_lists(paths: Iterable[str]) -> set[str]:
     return {_starred(before.split(".")) for (before, _), numbers in items.items() if len(numbers) > 1}
 
 
-def _counted(held: list[Held]) -> list[Held]:
-    """Return the parameters with layers counted through all stacks that have attention; others lie outside."""
+def _counted(weights: list[Held]) -> list[Held]:
+    """Return the parameters with layers numbered through all stacks that have attention; other stacks are outside."""
 
-    def is_sign(one: Held) -> bool:
-        behind = one.in_attention and (one.given or Matrix.W_O in one.names)
-        return one.layer > 0 and (behind or Matrix.W_Q in one.names)
+    def is_sign(held: Held) -> bool:
+        behind = held.in_attention and (held.given or Matrix.W_O in held.names)
+        return held.layer > 0 and (behind or Matrix.W_Q in held.names)
 
-    stacks = list(dict.fromkeys(one.stack for one in held if is_sign(one)))
-    lengths = [max(one.layer for one in held if one.stack == stack) for stack in stacks]
+    stacks = list(dict.fromkeys(one.stack for one in weights if is_sign(one)))
+    lengths = [max(one.layer for one in weights if one.stack == stack) for stack in stacks]
     above = dict(zip(stacks, accumulate([0, *lengths]), strict=False))
 
-    def counted(one: Held) -> Held:
-        if one.layer and one.stack in above:
-            return replace(one, layer=one.layer + above[one.stack])
-        return replace(one, layer=0, where=_outside(one) if one.layer else one.where)
+    def counted(held: Held) -> Held:
+        if held.layer and held.stack in above:
+            return replace(held, layer=held.layer + above[held.stack])
+        return replace(held, layer=0, where=_outside(held) if held.layer else held.where)
 
-    return [counted(one) for one in held]
+    return [counted(one) for one in weights]
 
 
-def _outside(one: Held) -> str:
-    """Return the place of a parameter in a list that holds no attention, with its number there."""
-    ends = r"\.(weight|bias)$" if not one.is_bias or one.path.endswith(".bias") else "_bias$"
-    return re.sub(ends, "", one.path.replace(WRAPPED, ""))
+def _outside(held: Held) -> str:
+    """Return the place of a parameter in a list without attention, with its number there."""
+    ends = r"\.(weight|bias)$" if not held.is_bias or held.path.endswith(".bias") else "_bias$"
+    return re.sub(ends, "", held.path.replace(WRAPPED, ""))
 
 
 def first(thing: Any, names: tuple[str, ...]) -> int:
-    """Return the first of these attributes that is a number; 0 where none is, or one that differs from layer to layer.
+    """Return the first of these attributes that is a number; 0 if none is, or if it differs between layers.
 
-    Configurations of transformers raise RuntimeError for these.
+    Configurations of transformers raise RuntimeError for attributes that differ between layers.
     """
     for name in names:
         with suppress(RuntimeError):

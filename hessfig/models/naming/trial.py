@@ -1,4 +1,4 @@
-"""Small runs of a network, and of its parts alone, on a batch given or made up: which maps use which parameters."""
+"""Small runs of a network and of its parts, on given or random inputs, that record the uses of parameters."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hessfig.models.naming.suggested import WIDTHS, first, is_cross
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[["Use", Tensor], Tensor]
-_SAMPLES, _LENGTH = 2, 5  # of tokens that are made up; a decoder is given one position less
-_MOST = 258  # positions of a table that a made-up input may have to fill
-_SIDES = (8, 16, 32)  # of pictures
+_SAMPLES, _LENGTH = 2, 5  # shape of random tokens; a decoder gets one position less
+_MOST = 258  # the most positions of a table that random inputs have to fill
+_SIDES = (8, 16, 32)  # sides of images
 
 
 class CannotRun(Exception):
-    """A network, or a part of it, does not run on what it is given."""
+    """A network, or a part of it, does not run on its inputs."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """The use of a parameter by an operation: outputs `start` and on, along `axis` of the parameter.
+    """The use of a parameter by an operation: outputs from `start` on, along `axis` of the parameter.
 
-    `number` counts the uses of these outputs in the run. `given` is what the operation is given beside it: vectors as
-    (rows, inputs), indices or pictures as they are. None where it is not kept.
+    `number` counts the uses of these outputs in the run. `given` is the other input of the operation: vectors as (rows,
+    inputs), and indices or images unchanged; None if it is not kept.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Use:
     given: Tensor | None = None
 
 
-# Of an operation: where its input and its weight stand, and the weight's axis of outputs.
+# By operation: the positions of its input and its weight, and the axis of outputs of the weight.
 _PLACES = {
     **dict.fromkeys(("mm", "bmm", "_grouped_mm"), (0, 1, -1)),
     **dict.fromkeys(("addmm", "baddbmm"), (1, 2, -1)),
@@ -55,9 +55,9 @@ _VECTORS = ("mm", "bmm", "_grouped_mm", "addmm", "baddbmm", "linear")
 
 
 class Watch(TorchDispatchMode):
-    """While it is on, uses of `parameters` are listed; what those in `changes` return is replaced.
+    """Records the uses of `parameters` while it is active, and replaces the outputs of those in `changes`.
 
-    `kept` are the parameters whose inputs are kept. A bias in `blank` that is added on its own is taken for zero.
+    The inputs of parameters in `kept` are kept. A bias in `blank` that is added separately is replaced by zero.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Watch(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._held = defaultdict[int, list[tuple[str, Tensor]]](list)
-        for path, one in parameters.items():
-            self._held[one.untyped_storage().data_ptr()].append((path, one))
+        for path, tensor in parameters.items():
+            self._held[tensor.untyped_storage().data_ptr()].append((path, tensor))
         self._kept, self._changes, self._blank = kept, changes or {}, blank
         self._numbers = Counter[tuple[str, int]]()
         self.uses: list[Use] = []
         self.added: set[str] = set()  # matrices that are added to something
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation, and note what it uses."""
+        """Run one operation, and record the parameters that it uses."""
         del types
         kind = func.overloadpacket.__name__
         if self._blank and kind in ("add", "add_"):
@@ -88,13 +88,13 @@ class Watch(TorchDispatchMode):
         use = self._use(kind, args) if kind in _PLACES else None
         return output if use is None else self._seen(use, output)
 
-    def _seen(self, use: Use, found: Tensor) -> Tensor:
+    def _seen(self, use: Use, output: Tensor) -> Tensor:
         self.uses.append(use)
         change = self._changes.get(use.path)
         if change is None:
-            return found
-        rows = found.reshape(-1, found.shape[-1])
-        return change(use, rows).to(found).reshape(found.shape)
+            return output
+        rows = output.reshape(-1, output.shape[-1])
+        return change(use, rows).to(output).reshape(output.shape)
 
     def _use(self, kind: str, args: Any) -> Use | None:
         source, place, axis = _PLACES[kind]
@@ -113,12 +113,12 @@ class Watch(TorchDispatchMode):
             return replace(use, given=given.clone())
         return replace(use, given=given.reshape(-1, given.shape[-1]).clone()) if path in self._kept else use
 
-    def _path(self, one: Any) -> str | None:
-        """Return the parameter that a tensor is a view of."""
-        if not isinstance(one, Tensor) or one.layout is not torch.strided:
+    def _path(self, tensor: Any) -> str | None:
+        """Return the path of the parameter of which a tensor is a view."""
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
             return None
-        at = one.storage_offset()
-        parameters = self._held.get(one.untyped_storage().data_ptr(), [])
+        at = tensor.storage_offset()
+        parameters = self._held.get(tensor.untyped_storage().data_ptr(), [])
         inside = [
             (whole.storage_offset(), path)
             for path, whole in parameters
@@ -127,15 +127,15 @@ class Watch(TorchDispatchMode):
         return max(inside)[1] if inside else None
 
 
-def _extent(one: Tensor) -> int:
-    """Return how far the entries of a tensor lie apart in what holds them."""
-    return 1 + sum((length - 1) * step for length, step in zip(one.shape, one.stride(), strict=True))
+def _extent(tensor: Tensor) -> int:
+    """Return the extent of a tensor in its storage."""
+    return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
-    """Return the axis of a parameter that an axis of its view runs along, and where it begins there.
+    """Return the axis of a parameter along which an axis of its view runs, and the index of its start there.
 
-    None where that cannot be told.
+    None if the axis cannot be determined.
     """
     stride, length = view.stride(at), view.shape[at]
     axes = [axis for axis, step in enumerate(parameter.stride()) if step == stride and parameter.shape[axis] >= length]
@@ -150,9 +150,9 @@ def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
 
 
 class NetworkTrial:
-    """A network on the first input that it runs on: its calls, the uses of its parameters, its outputs.
+    """A run of a network on the first input that it accepts: its calls, the uses of its parameters, its outputs.
 
-    `problem` says why there is none. It is to be made and used where the network is put back afterwards.
+    `problem` is the reason if there is no run. The caller restores the network afterwards.
     """
 
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:
@@ -175,14 +175,14 @@ class NetworkTrial:
 
     @property
     def axes(self) -> dict[str, int]:
-        """The axis of outputs by parameter, where all of its uses agree."""
+        """The axis of outputs by parameter, if all of its uses agree."""
         seen = defaultdict[str, set[int]](set)
         for use in self.uses:
             seen[use.path].add(use.axis)
         return {path: next(iter(axes)) for path, axes in seen.items() if len(axes) == 1}
 
     def tables(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters that a model of transformers calls its embedding and its head, with these words."""
+        """Return the embedding and the head by the methods of a model of transformers, with their roles."""
         parts = (("embed", "get_input_embeddings"), ("head", "get_output_embeddings"))
         return [(word, parameter) for word, get in parts for parameter in part_of(self.network, get)]
 
@@ -194,24 +194,24 @@ class NetworkTrial:
         blank: Collection[str] = (),
         call: Call | None = None,
     ) -> tuple[list[Use], list[Tensor]]:
-        """Return the uses of parameters when a part is called as it was called first, and what it returns.
+        """Repeat the first call of a part; return the uses of parameters, and its result.
 
-        Raises CannotRun where it does not run.
+        Raises CannotRun if the part does not run.
         """
         arguments, words = _copied(self.calls[place] if call is None else call)
         watch = Watch(self.parameters, kept, changes, blank)
         try:
             with watch:
                 result = self.network.get_submodule(place)(*arguments, **words)
-        except Exception as error:  # whatever the user's own code raises on what it is not made for
+        except Exception as error:  # the user's code may raise anything on inputs that do not fit
             raise CannotRun(plain(f"{type(error).__name__}: {error}")) from error
         self.added |= watch.added
         return watch.uses, list(tensors_in(result))
 
     def owner(self, paths: Collection[str]) -> str | None:
-        """Return the smallest part that holds these parameters and is called; None where there is none.
+        """Return the smallest part that contains these parameters and is called; None if there is none.
 
-        One that is not called by the network, such as an expert that no token chose, is called on vectors made up.
+        A part that the network does not call, such as an expert that no token chose, is called on random vectors.
         """
         shared = _shared_place(paths)
         while True:
@@ -240,7 +240,7 @@ class NetworkTrial:
         return False
 
     def _note_calls(self) -> None:
-        """Run once more, and keep what each part is called with first."""
+        """Run once more, and keep the arguments of the first call of each part."""
 
         def note(place: str) -> Any:
             def before(module: nn.Module, arguments: Any, words: Any) -> None:
@@ -259,12 +259,12 @@ class NetworkTrial:
 
 
 def _is_split(module: nn.Module) -> bool:
-    """Whether a module holds more than one matrix."""
+    """Whether a module contains more than one matrix."""
     return sum(one.ndim > 1 for one in module.parameters()) > 1
 
 
 def _shared_place(paths: Collection[str]) -> str:
-    """Return the smallest module that holds all of these parameters."""
+    """Return the smallest module that contains all of these parameters."""
     places = [path.split(".")[:-1] for path in paths]
     shared = [parts[0] for parts in zip(*places, strict=False) if len({*parts}) == 1]
     differ = next((at for at, parts in enumerate(zip(*places, strict=False)) if len({*parts}) > 1), len(shared))
@@ -272,9 +272,9 @@ def _shared_place(paths: Collection[str]) -> str:
 
 
 def _copied(thing: Any, memo: dict[int, Any] | None = None) -> Any:
-    """Return what a module is called with, copied as far as it has copies: a run may write into it, as into caches.
+    """Return the arguments of a module, copied if possible, because a run may write into them (caches).
 
-    What is one object stays one: self-attention is told by that.
+    Identical objects stay identical, since this distinguishes self-attention.
     """
     memo = {} if memo is None else memo
     if id(thing) not in memo:
@@ -289,25 +289,25 @@ def _copy_of(thing: Any, memo: dict[int, Any]) -> Any:
         return type(thing)(_copied(one, memo) for one in thing)
     if type(thing) is dict:
         return {name: _copied(one, memo) for name, one in thing.items()}
-    with suppress(Exception):  # of objects of all makes; one without a copy is handed on
+    with suppress(Exception):  # an object that cannot be copied is passed on unchanged
         return thing if isinstance(thing, nn.Module) else copy.deepcopy(thing)
     return thing
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors in what a module returns, in order."""
+    """Yield the floating-point tensors in the result of a module, in order."""
     if isinstance(thing, Tensor):
         yield from (thing,) if thing.is_floating_point() else ()
     elif isinstance(thing, Mapping):
-        for one in thing.values():
-            yield from tensors_in(one)
+        for entry in thing.values():
+            yield from tensors_in(entry)
     elif isinstance(thing, tuple | list):
-        for one in thing:
-            yield from tensors_in(one)
+        for entry in thing:
+            yield from tensors_in(entry)
 
 
 def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
-    """Return the parameters of the part that a model of transformers names itself; none where it has no such part."""
+    """Return the parameters of the part returned by the method `get` of a model of transformers; empty if none."""
     try:
         part = getattr(network, get, lambda: None)()
     except NotImplementedError:
@@ -316,16 +316,16 @@ def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
 
 
 def call_of(inputs: Any, network: nn.Module) -> Call:
-    """Return how a network is called on the inputs that were given: words of a dictionary, a tuple, or one tensor.
+    """Return the arguments for a network from given inputs: a dictionary of keywords, a tuple, or one tensor.
 
-    Of a list of batches it is the first. Floating-point numbers take the network's type.
+    From a list of batches the first is used. Floating-point tensors are cast to the type of the network.
     """
     if isinstance(inputs, list) and inputs:
         return call_of(inputs[0], network)
     like = next(network.parameters())
 
-    def typed(one: Any) -> Any:
-        return one.to(like) if isinstance(one, Tensor) and one.is_floating_point() else one
+    def typed(thing: Any) -> Any:
+        return thing.to(like) if isinstance(thing, Tensor) and thing.is_floating_point() else thing
 
     if isinstance(inputs, Mapping):
         return (), {name: typed(one) for name, one in inputs.items()}
@@ -333,16 +333,16 @@ def call_of(inputs: Any, network: nn.Module) -> Call:
 
 
 def made_up(network: nn.Module) -> Iterator[Call]:
-    """Yield small inputs of a network: tokens, then vectors, then pictures, in every place that it asks for."""
+    """Yield small random inputs of a network for all of its required arguments: tokens, then vectors, then images."""
     signature = inspect.signature(network.forward).parameters.values()
-    asked = [one.name for one in signature if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    named = {one.name for one in signature}
+    asked = [p.name for p in signature if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {p.name for p in signature}
     config = getattr(network, "config", None)
     has_cross = "encoder_hidden_states" in named and any(is_cross(path) for path, _ in network.named_parameters())
     words: dict[str, Any] = {"use_cache": False} if "use_cache" in named else {}
-    for one, second in _pairs(network):
-        arguments = [None if "mask" in name else second if place else one for place, name in enumerate(asked)]
-        given = tuple(arguments) or (one,)
+    for example, second in _pairs(network):
+        arguments = [None if "mask" in name else second if place else example for place, name in enumerate(asked)]
+        given = tuple(arguments) or (example,)
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
             yield given, {**words, "decoder_input_ids": second}
         if has_cross:
@@ -352,25 +352,25 @@ def made_up(network: nn.Module) -> Iterator[Call]:
 
 
 def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what is made up, and a shorter one for what further inputs a network has."""
-    lengths = list(dict.fromkeys([_LENGTH, *(one.shape[-2] for one in _outside(network) if 1 < one.shape[-2] < _MOST)]))
+    """Yield random inputs, each with a shorter one for further arguments of the network."""
+    lengths = list(dict.fromkeys([_LENGTH, *(p.shape[-2] for p in _outside(network) if 1 < p.shape[-2] < _MOST)]))
     for length in lengths:
         if words := _words(network):
             yield _tokens(network, length, words), _tokens(network, length - 1, words)
             yield (_tokens(network, length, words),) * 2
-    matrices = [one for one in network.parameters() if one.ndim > 1]
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     for width in dict.fromkeys(matrices[0].shape[::-1] if matrices else ()):
         for length in lengths:
             yield _vectors(network, length, width), _vectors(network, length - 1, width)
             yield (_vectors(network, length, width),) * 2
-    filters = [one for one in network.parameters() if one.ndim == 4][:1]
-    for one, side in product(filters, _sides(network)):
-        picture = torch.randn(_SAMPLES, one.shape[1], side, side, generator=torch.Generator().manual_seed(1))
-        yield (picture.to(one),) * 2
+    filters = [parameter for parameter in network.parameters() if parameter.ndim == 4][:1]
+    for kernel, side in product(filters, _sides(network)):
+        picture = torch.randn(_SAMPLES, kernel.shape[1], side, side, generator=torch.Generator().manual_seed(1))
+        yield (picture.to(kernel),) * 2
 
 
 def _outside(network: nn.Module) -> list[Tensor]:
-    """Return the matrices outside of lists: tables of positions may say how long inputs have to be."""
+    """Return the matrices outside lists; tables of positions may determine the length of inputs."""
     named = network.named_parameters()
     return [one for path, one in named if one.ndim > 1 and not any(part.isdigit() for part in path.split("."))]
 
@@ -381,14 +381,14 @@ def _sides(network: nn.Module) -> list[int]:
 
 
 def _words(network: nn.Module) -> int:
-    """Return how many tokens there are; 0 where the network has no table."""
+    """Return the number of different tokens; 0 if the network has no embedding."""
     tables = [one for one in network.modules() if isinstance(one, nn.Embedding)]
     rows = len(next(iter(part_of(network, "get_input_embeddings")), ())) or (tables[0].num_embeddings if tables else 0)
     return rows or next((max(one.shape) for one in _outside(network)), 0)
 
 
 def _tokens(network: nn.Module, length: int, words: int) -> Tensor:
-    """Return tokens (samples, length), without 0, which often marks what is padded."""
+    """Return tokens (samples, length), without 0, which is often the padding token."""
     generator = torch.Generator().manual_seed(length)
     tokens = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
     return tokens.to(next(network.parameters()).device)

@@ -1,4 +1,4 @@
-"""What named weights do, from runs with values of our own in place of what they return: names are given after that."""
+"""Checks the suggested names of weights by runs in which the outputs of maps are replaced."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hessfig.models.naming.trial import CannotRun, NetworkTrial, Use
 from hessfig.terms import Matrix
 
 _ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)
-_SIZE = 0.5  # of the values put in
-_ROUNDING = 8  # times the precision of the type, and the largest entry: what counts as no change
+_SIZE = 0.5  # size of the values that are inserted
+_ROUNDING = 8  # changes below this factor times the precision of the type and the largest entry are rounding
 
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A weight under the name that its parameter's name suggests: these outputs of a map, inputs of W_O and W_out."""
+    """A weight under its suggested name: a range of outputs of a map (for W_O and W_out, of inputs)."""
 
     role: str
     path: str
@@ -31,10 +31,10 @@ class MatrixPart:
 
 @dataclass(frozen=True)
 class Put:
-    """Values in place of a map's outputs: `factor` times the usual ones, the `same` at all positions, or others.
+    """Values that replace the outputs of a map: `factor` times the usual ones, the `same` at all positions, or others.
 
-    Others, or the negative ones if `turned`, are put at some `rows` (positions) and `columns` (outputs) of the first
-    use, or of every use.
+    Other values, or the negative ones if `turned`, are inserted at `rows` (positions) and `columns` (outputs) of the
+    first use, or of every use.
     """
 
     factor: float = 1.0
@@ -47,7 +47,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether weights do what their names say, and their heads; `rows`: inputs of queries, of keys, are they equal."""
+    """Whether runs confirm the names of weights and of heads; `rows` describes the inputs of queries and keys."""
 
     is_used: bool = False
     heads: bool = False
@@ -59,7 +59,7 @@ ZERO, OTHER = Put(factor=0), Put(other=True)
 
 
 class _Runs:
-    """Runs of the smallest part that holds some weights, and what enters one of them."""
+    """Runs of the smallest part that contains given weights, and the inputs of the last of them."""
 
     def __init__(
         self, trial: NetworkTrial, parts: Sequence[MatrixPart], into: str, blank: Collection[str], *, once: bool
@@ -77,7 +77,7 @@ class _Runs:
         self.place, self._uses = place, list[Use]()
 
     def entering(self, **puts: Put) -> Tensor:
-        """Return what enters the last of the weights (rows, inputs). Raises CannotRun."""
+        """Return the inputs of the last of the weights (rows, inputs). Raises CannotRun."""
         changes = {path: partial(self._values, puts) for path in self.replaced}
         self._uses, _ = self.trial.run(self.place, changes, [self.into.path, *changes], self.blank)
         seen = [one for one in self._uses if one.path == self.into.path and one.given is not None]
@@ -87,7 +87,7 @@ class _Runs:
         return torch.cat(inputs)
 
     def given(self, name: str) -> Tensor:
-        """Return what the map of a weight was given first (rows, inputs)."""
+        """Return the inputs of the map of a weight at its first use (rows, inputs)."""
         part = self.parts[name]
         below = [one for one in self._uses if one.path == part.path and one.start <= int(part.columns.min())]
         inputs = min(below, key=lambda one: (-one.start, one.number)).given if below else None
@@ -95,23 +95,23 @@ class _Runs:
             raise CannotRun(f"{part.path} is not used")
         return inputs
 
-    def _values(self, puts: dict[str, Put], use: Use, found: Tensor) -> Tensor:
-        """Return (rows, outputs) to stand where a map's outputs do."""
+    def _values(self, puts: dict[str, Put], use: Use, output: Tensor) -> Tensor:
+        """Return the values (rows, outputs) that replace the outputs of a map."""
         parts = self.replaced[use.path]
         if any(part.axis != use.axis for part in parts):
             raise CannotRun(f"{use.path} is used along another axis")
         total = self.trial.parameters[use.path].shape[use.axis]
-        usual, other = (_drawn(use, len(found), total, seed) for seed in (0, 1))
+        usual, other = (_drawn(use, len(output), total, seed) for seed in (0, 1))
         for part in parts:
             put = puts.get(part.role, Put())
             block = usual[:, part.columns] * put.factor
             usual[:, part.columns] = block[:1].expand_as(block) if put.same else block
             if put.other and not (self.once and use.number):
-                rows = torch.arange(len(found)) if put.rows is None else torch.tensor(put.rows)
+                rows = torch.arange(len(output)) if put.rows is None else torch.tensor(put.rows)
                 columns = part.columns if put.columns is None else put.columns
                 other = -usual if put.turned else other
                 usual[rows[:, None], columns] = other[rows[:, None], columns]
-        return usual[:, use.start : use.start + found.shape[1]]
+        return usual[:, use.start : use.start + output.shape[1]]
 
 
 def _drawn(use: Use, rows: int, total: int, seed: int) -> Tensor:
@@ -120,10 +120,11 @@ def _drawn(use: Use, rows: int, total: int, seed: int) -> Tensor:
 
 
 def attention(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:
-    """Return whether queries ask, keys are asked for and values are mixed, in front of W_O; and head by head.
+    """Return whether queries, keys and values have these roles, in front of W_O, and whether heads match.
 
-    With keys of zero queries do nothing, with queries of zero keys do nothing and values do; or with equal values at
-    all positions queries and keys do nothing. A query acts at its own position alone, a key and a value at others too.
+    If keys are zero, queries have no effect; if queries are zero, keys have no effect and values have one. Or: if
+    values are equal at all positions, queries and keys have no effect. A query affects only its own position; keys and
+    values affect others, too.
     """
     parts = [part for part in parts if part.role in (*_ATTENTION, "W_rel")]
     if sorted(part.role for part in parts if part.role != "W_rel") != sorted(_ATTENTION):
@@ -157,16 +158,16 @@ def _are_mixed(runs: _Runs, usual: Tensor) -> bool:
 def _act_where_they_should(runs: _Runs, usual: Tensor) -> bool:
     def reach(name: str) -> list[int]:
         rows = len(runs.given(name))
-        found = (runs.entering(**{name: Put(other=True, rows=[row])}) for row in {0, rows // 2, rows - 1})
-        return [int((~_same_rows(one, usual)).sum()) for one in found]
+        outputs = (runs.entering(**{name: Put(other=True, rows=[row])}) for row in {0, rows // 2, rows - 1})
+        return [int((~_same_rows(output, usual)).sum()) for output in outputs]
 
     return max(reach("W_Q")) == 1 and max(reach("W_K")) > 1 and max(reach("W_V")) > 1
 
 
 def _heads_are_right(runs: _Runs, usual: Tensor) -> bool:
-    """Whether each head of W_Q acts on its own head of W_O, and those of W_K and W_V on the same ones.
+    """Whether each head of W_Q affects its own head of W_O, and whether heads of W_K and W_V affect the same ones.
 
-    Heads are turned around first: norms over all of them, which join them otherwise, stay the same.
+    Heads are negated first, because norms over all heads, which would couple them, do not change.
     """
     behind, own = runs.into.heads, {name: runs.parts[name].heads for name in ("W_Q", "W_K", "W_V")}
     if not behind or not all(own.values()):
@@ -182,9 +183,9 @@ def _heads_are_right(runs: _Runs, usual: Tensor) -> bool:
 
 
 def _numbers(runs: _Runs, usual: Tensor, name: str, put: Put) -> list[int]:
-    """Return for every head of W_O the number, from 1, of the head of this weight that acts on it; 0 for none.
+    """Return, for every head of W_O, the number (from 1) of the head of this weight that affects it; 0 for none.
 
-    Each run changes the heads whose number has one bit.
+    Each run changes the heads whose number has a given bit.
     """
     heads, numbers = runs.parts[name].heads, [0] * len(runs.into.heads)
     for bit in range(len(heads).bit_length()):
@@ -196,7 +197,7 @@ def _numbers(runs: _Runs, usual: Tensor, name: str, put: Put) -> list[int]:
 
 
 def mlp(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:
-    """Return whether W_in acts on what enters W_out, linearly where a gate, which does not, is beside it."""
+    """Return whether W_in affects the inputs of W_out, linearly if there is a gate, which acts nonlinearly."""
     roles = sorted(part.role for part in parts)
     if roles not in (["W_in", "W_out"], ["W_gate", "W_in", "W_out"]):
         return Verdict(reason="not one each of W_in and W_out, and at most one W_gate, in a module")
@@ -218,7 +219,7 @@ def _is_affine(runs: _Runs, usual: Tensor, name: str) -> bool:
 
 
 def router(trial: NetworkTrial, part: MatrixPart, beside: Collection[str], experts: int) -> Verdict:
-    """Return whether a map with an output for each expert acts on what the smallest part around it returns."""
+    """Return whether a map with one output per expert affects the result of the smallest part around it."""
     try:
         place = trial.owner([part.path, *beside])
         if place is None or experts not in (0, len(part.columns)):
@@ -229,22 +230,22 @@ def router(trial: NetworkTrial, part: MatrixPart, beside: Collection[str], exper
         return Verdict(reason=str(error))
 
 
-def _chosen(seed: int, use: Use, found: Tensor) -> Tensor:
-    """Return outputs of a router that differ enough to choose."""
-    return 4 * _drawn(use, len(found), found.shape[1], seed)
+def _chosen(seed: int, use: Use, output: Tensor) -> Tensor:
+    """Return outputs of a router that differ enough to select experts."""
+    return 4 * _drawn(use, len(output), output.shape[1], seed)
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
+def alike(first: Tensor, other: Tensor) -> bool:
     """Whether two results are equal up to rounding; results that are not finite are not."""
-    return one.shape == other.shape and bool(_close(one, other).all())
+    return first.shape == other.shape and bool(_close(first, other).all())
 
 
-def _same_rows(one: Tensor, other: Tensor) -> Tensor:
-    if one.shape != other.shape:
+def _same_rows(first: Tensor, other: Tensor) -> Tensor:
+    if first.shape != other.shape:
         raise CannotRun("the number of positions changes with values")
-    return _close(one, other).all(dim=-1)
+    return _close(first, other).all(dim=-1)
 
 
-def _close(one: Tensor, other: Tensor) -> Tensor:
-    largest = torch.maximum(one.abs().max(), other.abs().max())
-    return (one - other).abs() <= _ROUNDING * torch.finfo(one.dtype).eps * largest
+def _close(first: Tensor, other: Tensor) -> Tensor:
+    largest = torch.maximum(first.abs().max(), other.abs().max())
+    return (first - other).abs() <= _ROUNDING * torch.finfo(first.dtype).eps * largest

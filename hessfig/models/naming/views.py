@@ -1,4 +1,4 @@
-"""Views of a transformer's parameters under the names of what they do: fused weights, heads, experts, biases, norms."""
+"""Views of the parameters of a transformer, named by role: fused weights, heads, experts, biases and norms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class _View:
-    """The outputs `cut` of `total` along `axis`; they are spread over `blocks` equal pieces of it."""
+    """The outputs `cut` of `total` along `axis`, distributed over `blocks` equal pieces of the axis."""
 
     axis: int
     total: int
@@ -35,7 +35,7 @@ class _View:
 
     @property
     def indices(self) -> list[Any]:
-        """Where these outputs are: one place, or one in each piece of an axis that is not the first."""
+        """Indices of these outputs: one, or one per piece of an axis that is not the first."""
         if self.is_whole:
             return [None]
         if self.blocks == 1:
@@ -46,7 +46,7 @@ class _View:
         return [self._in_block(block, start, stop) for block in range(self.blocks)]
 
     def head(self, at: int, heads: int, width: int) -> Any:
-        """Return where one of the `heads` of these outputs is."""
+        """Return the index of one of the `heads` of these outputs."""
         block, place = divmod(at, heads // self.blocks)
         start = self.cut.start // self.blocks + place * width
         return self._in_block(block, start, start + width)
@@ -58,85 +58,85 @@ class _View:
         return _at(self.axis, slice(below + start, below + stop))
 
 
-def named(one: Held) -> Iterator[Weight]:
-    """Yield the weights that a map is, or that follow each other along its outputs, with their heads, experts.
+def named(held: Held) -> Iterator[Weight]:
+    """Yield the weights along the outputs of a map, with their heads and experts.
 
-    Raises UserError where the heads do not divide them.
+    Raises UserError if the number of heads does not divide the outputs.
     """
-    axis, total = one.outputs, 0
-    sizes = _sizes(one, one.shape[axis])
-    by = one.role.partition(" by ")[2]
-    for place, (name, size) in enumerate(zip(one.names, sizes, strict=True)):
+    axis, total = held.outputs, 0
+    sizes = _sizes(held, held.shape[axis])
+    by = held.role.partition(" by ")[2]
+    for place, (name, size) in enumerate(zip(held.names, sizes, strict=True)):
         cut = slice(place, None, len(sizes)) if by == "entries" else slice(total, total + size)
-        blocks = int(by) if by.isdigit() else _groups(one, sizes) if by == "heads" else 1
-        view = _View(axis, one.shape[axis], blocks, cut, is_whole=len(sizes) == 1)
-        yield from _parts(one, f"{name}{one.suffix}", size, view)
+        blocks = int(by) if by.isdigit() else _groups(held, sizes) if by == "heads" else 1
+        view = _View(axis, held.shape[axis], blocks, cut, is_whole=len(sizes) == 1)
+        yield from _parts(held, f"{name}{held.suffix}", size, view)
         total += size
 
 
-def _parts(one: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
-    """Yield one weight or bias, and its heads and experts, which are counted from 1."""
-    entries, axes, indices = one.size // one.shape[view.axis] * size, view.axes, view.indices
-    groups = attention_groups(name) if one.is_of_attention else (Group.mlp.value,)
-    whole = Weight(name, one.path, entries // len(indices), one.layer, groups, axes=axes)
-    if one.is_bias:
-        whole = replace(bias_of(name, one.path, whole.size, one.layer, Group(groups[0])), axes=axes)
+def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
+    """Yield one weight or bias, and its heads and experts, which count from 1."""
+    entries, axes, indices = held.size // held.shape[view.axis] * size, view.axes, view.indices
+    groups = attention_groups(name) if held.is_of_attention else (Group.mlp.value,)
+    whole = Weight(name, held.path, entries // len(indices), held.layer, groups, axes=axes)
+    if held.is_bias:
+        whole = replace(bias_of(name, held.path, whole.size, held.layer, Group(groups[0])), axes=axes)
     yield from (replace(whole, index=index) for index in indices)
-    if one.is_bias:
+    if held.is_bias:
         return
     finer = replace(whole, groups=(), is_main=False, is_finer=True)
-    for word, parts in (("head", _heads_of(one, name, size, view)), ("expert", _experts_of(one, view))):
+    for word, parts in (("head", _heads_of(held, name, size, view)), ("expert", _experts_of(held, view))):
         for at, index in parts.items():
             yield replace(finer, name=f"{name}.{word}{at + 1}", size=entries // len(parts), index=index)
 
 
-def _heads_of(one: Held, name: str, size: int, view: _View) -> dict[int, Any]:
-    """Return the place of every head in a matrix of queries, keys or values, and in that behind them."""
-    head = one.width
-    if len(one.shape) != 2 or not head or not one.has_heads:
+def _heads_of(held: Held, name: str, size: int, view: _View) -> dict[int, Any]:
+    """Return the index of every head in a matrix of queries, keys or values, and in W_O."""
+    head = held.width
+    if len(held.shape) != 2 or not head or not held.has_heads:
         return {}
     if name in QKV and size % head == 0:
         return {at: view.head(at, size // head, head) for at in range(size // head)}
-    if name == Matrix.W_O and one.shape[1 - one.outputs] == one.heads * head:
-        return {at: _at(1 - one.outputs, slice(at * head, (at + 1) * head)) for at in range(one.heads)}
+    if name == Matrix.W_O and held.shape[1 - held.outputs] == held.heads * head:
+        return {at: _at(1 - held.outputs, slice(at * head, (at + 1) * head)) for at in range(held.heads)}
     return {}
 
 
-def _groups(one: Held, sizes: list[int]) -> int:
-    """Return how many groups of heads follow each other: as many as keys have heads."""
-    if Matrix.W_K not in one.names or not one.width:
-        return one.heads or 1
-    return sizes[one.names.index(Matrix.W_K)] // one.width
+def _groups(held: Held, sizes: list[int]) -> int:
+    """Return the number of groups of heads, which is the number of heads of keys."""
+    if Matrix.W_K not in held.names or not held.width:
+        return held.heads or 1
+    return sizes[held.names.index(Matrix.W_K)] // held.width
 
 
-def _sizes(one: Held, total: int) -> list[int]:
-    """Return the outputs of each of the weights of a map. Raises UserError where the heads do not divide them."""
-    if not {*one.names} >= {*QKV}:
-        return [total // len(one.names)] * len(one.names)
-    queries = one.heads * one.width
+def _sizes(held: Held, total: int) -> list[int]:
+    """Return the number of outputs of each weight of a map. Raises UserError if the heads do not divide it."""
+    if not {*held.names} >= {*QKV}:
+        return [total // len(held.names)] * len(held.names)
+    queries = held.heads * held.width
     shared = (total - queries) // 2
-    if not queries or shared <= 0 or shared % one.width:
+    if not queries or shared <= 0 or shared % held.width:
         raise UserError(
-            f"weights: the outputs of {one.path} are not those of queries, and as many keys as values, in heads",
-            got=f"{total} outputs, {one.heads} heads of width {one.width} by the configuration",
+            f"weights: the outputs of {held.path} are not those of queries, and as many keys as values, in heads",
+            got=f"{total} outputs, {held.heads} heads of width {held.width} by the configuration",
             allowed="network.config with num_attention_heads (and head_dim) that fit",
             remedy="weights={NAME: (PARAMETER, SLICE)} for your own names",
         )
-    return [queries if name == Matrix.W_Q else shared for name in one.names]
+    return [queries if name == Matrix.W_Q else shared for name in held.names]
 
 
-def _experts_of(one: Held, view: _View) -> dict[int, Any]:
-    """Return the place of every expert in a map that holds them all, or of the one whose map it is."""
-    if number := re.search(r"experts\.(\d+)\.", one.path):
+def _experts_of(held: Held, view: _View) -> dict[int, Any]:
+    """Return the index of every expert in a map of all experts, or of the expert to which the map belongs."""
+    if number := re.search(r"experts\.(\d+)\.", held.path):
         return {int(number[1]): view.indices[0]}
-    if ".experts." not in one.where or len(one.shape) != 3:
+    if ".experts." not in held.where or len(held.shape) != 3:
         return {}
     rest = (view.indices[0] or (_ALL,))[1:]
-    return {at: (at, *rest) if rest else at for at in range(one.shape[0])}
+    return {at: (at, *rest) if rest else at for at in range(held.shape[0])}
 
 
 def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return which places along an axis of its parameter a weight takes."""
+    """Return the indices of a weight along an axis of its parameter."""
     numbers = torch.arange(shape[axis]).reshape([-1 if at == axis else 1 for at in range(len(shape))])
     shaped = numbers.unflatten(0, weight.axes) if weight.axes else numbers
     return (shaped if weight.index is None else shaped[weight.index]).flatten()
@@ -146,11 +146,11 @@ def _at(axis: int, cut: slice) -> Any:
     return (_ALL,) * axis + (cut,) if axis else cut
 
 
-def own(one: Held) -> Weight:
-    """Return a parameter under its own name: gains and shifts of norms, and what has no role."""
-    place = (one.where.partition(".")[2] or one.where) if one.layer else one.where
-    if one.is_of_norm:
-        name = f"{place}_{'shift' if one.is_bias else 'gain'}"
-        return Weight(name, one.path, one.size, one.layer, (Group.norms.value,), is_main=False)
-    groups = (Group.biases.value,) * one.is_bias
-    return Weight(place + ".bias" * one.is_bias, one.path, one.size, one.layer, groups, is_main=len(one.shape) > 1)
+def own(held: Held) -> Weight:
+    """Return a parameter under its own name: gains and shifts of norms, and parameters without a role."""
+    place = (held.where.partition(".")[2] or held.where) if held.layer else held.where
+    if held.is_of_norm:
+        name = f"{place}_{'shift' if held.is_bias else 'gain'}"
+        return Weight(name, held.path, held.size, held.layer, (Group.norms.value,), is_main=False)
+    groups = (Group.biases.value,) * held.is_bias
+    return Weight(place + ".bias" * held.is_bias, held.path, held.size, held.layer, groups, is_main=len(held.shape) > 1)

@@ -1,1 +1,1 @@
-"""Networks, losses and batches of a user: read, checked, copied or run in place, and compared with what is measured."""
+"""Networks, losses and batches of users: reading, checks, copies, and the comparison with the user's own function."""

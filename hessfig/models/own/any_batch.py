@@ -1,4 +1,4 @@
-"""A network that takes batches of any kind (dictionaries, several inputs) as a function of the numbers of samples."""
+"""Networks that take batches of any kind (dictionaries, several inputs), as functions of the indices of samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hessfig.models.own.in_place import in_its_place
 from hessfig.models.own.own_checks import shape_of
 
 LABELS = "labels"
-Axes = tuple[int | None, ...]  # of every tensor of a batch: the axis that runs over samples
+Axes = tuple[int | None, ...]  # for every tensor of a batch, the axis that runs over samples
 
 
 @dataclass
@@ -85,7 +85,7 @@ class KeptInputs(Shell):
 
 
 Read = Callable[[Any, Any], Tensor]
-_MOST_CHOICES = 256  # of axes, that are tried
+_MOST_CHOICES = 256  # the most choices of axes that are tried
 
 
 class Rows(Shell):
@@ -178,14 +178,14 @@ class Rows(Shell):
 
 
 def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
-    """Return the axes of a tensor that may run over samples, the likeliest first; None: it is that of all samples."""
+    """Return the axes of a tensor that may run over samples, the likeliest first; None: the tensor has no such axis."""
     axes = [axis for axis, length in enumerate(tensor.shape) if length == size]
     return [0, None, *axes[1:]] if 0 in axes else [None, *axes]
 
 
-def _far(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two tensors, both nan counting as equal; inf where their shapes differ."""
-    if one.shape != other.shape:
+def _far(first: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, where nan equals nan; inf if their shapes differ."""
+    if first.shape != other.shape:
         return inf
-    off = torch.where(one.isnan() & other.isnan() | (one == other), 0.0, (one - other).abs())
+    off = torch.where(first.isnan() & other.isnan() | (first == other), 0.0, (first - other).abs())
     return float(off.max()) if off.numel() else 0.0

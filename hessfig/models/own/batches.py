@@ -1,4 +1,4 @@
-"""The batches of a user's own problem: read from tensors, dictionaries, pairs and loaders, and kept as copies."""
+"""Batches of users, read from tensors, dictionaries, pairs and loaders, and stored as copies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hessfig.models.own.own_checks import check_tensor, oddity, shape_of
 from hessfig.models.own.preserved import preserved_loader
 from hessfig.rng import row_major
 
-MOST_BATCHES, SHARE = 100_000, 4  # batches, and bytes as a share of the memory: one part in four
-_BATCHES = (Tensor, Mapping, str, bytes, list, tuple, nn.Module)  # what is a batch itself, or a list of them
+MOST_BATCHES, SHARE = 100_000, 4  # limits: the number of batches, and their bytes as 1 / SHARE of the memory
+_BATCHES = (Tensor, Mapping, str, bytes, list, tuple, nn.Module)  # types that are a batch, or a list of batches
 _ALLOWED = (
     "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
 )
 
 
 def keep_batches(given: Any, what: str = "inputs") -> Any:
-    """Return the batches of a loader or an iterable as a list of copies; anything else as it is.
+    """Return the batches of a loader or an iterable as a list of copies; return anything else unchanged.
 
-    A second pass over a loader that shuffles gives another loss. The global generators, and those that the loader, its
-    samplers or its data hold, are as before the pass. Raises UserError for more than MOST_BATCHES batches, or more
-    bytes than a quarter of the memory: a stream may have no end.
+    Batches are kept because a second pass over a loader that shuffles gives another loss. The state of the global
+    generators, and of generators in the loader, its samplers and its data, is restored. Raises UserError for more than
+    MOST_BATCHES batches, or more bytes than a quarter of the memory, because a stream may be infinite.
     """
     if isinstance(given, _BATCHES) or not isinstance(given, Iterable) or hasattr(given, "__array__"):
         return given
@@ -45,7 +45,7 @@ def keep_batches(given: Any, what: str = "inputs") -> Any:
 
 
 def copy_batch(batch: Any) -> Any:
-    """Return a batch with tensors of its own: what is done to those of the caller later changes no measurement."""
+    """Return a copy of a batch, so that later changes to the tensors of the caller do not affect measurements."""
     if isinstance(batch, Tensor):
         return batch.detach().clone()
     if isinstance(batch, Mapping):
@@ -64,7 +64,7 @@ def _bytes(batch: Any) -> int:
 
 def _too_many(what: str, count: int, size: int, most: int) -> UserError:
     return UserError(
-        f"{what}: the batches have no end, or are more than can be kept",
+        f"{what}: the batches do not end, or do not fit into memory",
         got=f"{count} batches of {size / 2**30:.2g} GiB, and there are more",
         allowed=f"at most {MOST_BATCHES} batches, and {most / 2**30:.2g} GiB (a quarter of the memory), read once",
         remedy="list(itertools.islice(loader, 20)) in place of loader: its first 20 batches",
@@ -72,7 +72,7 @@ def _too_many(what: str, count: int, size: int, most: int) -> UserError:
 
 
 def is_plain(inputs: Any, targets: Any) -> bool:
-    """Whether inputs and targets are tensors or lists of them, or nothing that this module knows."""
+    """Whether inputs and targets are tensors or lists of tensors, or of a type unknown to this module."""
     if targets is None or isinstance(targets, str) or isinstance(inputs, Mapping):
         return False
     if isinstance(inputs, tuple) and isinstance(targets, Tensor):
@@ -82,10 +82,10 @@ def is_plain(inputs: Any, targets: Any) -> bool:
 
 
 def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
-    """Return batches as the network takes them, with floating-point numbers of type `real`.
+    """Return the batches in the form that the network takes, with floating-point tensors of type `real`.
 
-    `targets` may be None (they are the second of a pair, or `labels` of a dictionary), the name of an entry, a tensor,
-    or a list with one for every batch. Raises UserError for anything else.
+    `targets` may be None (targets are the second entry of a pair, or the entry `labels` of a dictionary), the name of
+    an entry, a tensor, or a list with one tensor per batch. Raises UserError for anything else.
     """
     pairs = list(_paired(inputs, targets))
     if not pairs:
@@ -110,16 +110,16 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         goals = [targets] * len(every) if named else list(keep_batches(targets, "targets"))
         if len(goals) != len(every):
             raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
-        for one, goal in zip(every, goals, strict=True):
-            is_pair = named and isinstance(one, tuple | list) and len(one) == 2
-            yield tuple(one) if is_pair else (one, goal)
+        for batch, goal in zip(every, goals, strict=True):
+            is_pair = named and isinstance(batch, tuple | list) and len(batch) == 2
+            yield tuple(batch) if is_pair else (batch, goal)
     else:
         raise _unknown("inputs and targets are of another kind", inputs, targets)
 
 
-def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
-    words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
-    arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
+def _given(batch: Any, goal: Any, inputs: Any, targets: Any) -> Given:
+    words: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {}
+    arguments = () if words else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
     if goal is None or isinstance(goal, str):
         key = goal or LABELS
@@ -129,17 +129,17 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     sizes = [len(thing) for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
     if not sizes or not sizes[0] or not isinstance(goal, Tensor):
         raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
-    is_told = goal.ndim > 0 and len(goal) in sizes  # by the targets, whatever comes first among the arguments
+    is_told = goal.ndim > 0 and len(goal) in sizes  # targets determine the size, if any argument has that size
     return Given(arguments, words, goal, len(goal) if is_told else sizes[0], labelled)
 
 
 def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
-    """Return a copy of a tensor of a batch in row-major order, its floating-point numbers of type `real`."""
+    """Return a copy of a tensor in row-major order; floating-point tensors are cast to type `real`."""
     return row_major(tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True))
 
 
 def _labels(targets: Tensor) -> Tensor:
-    """Return targets with class numbers of int64, as torch wants them."""
+    """Return targets with class numbers of type int64, which torch requires."""
     return targets.long() if targets.dtype in (torch.int8, torch.int16, torch.int32) else targets
 
 
@@ -153,7 +153,7 @@ def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
 
 
 def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
-    """Return the batches of a network that takes one tensor. Raises UserError for anything else than tensors."""
+    """Return the batches of a network that takes one tensor. Raises UserError for inputs that are not tensors."""
     xs, ys = (list(side) if isinstance(side, list | tuple) else [side] for side in (inputs, targets))
     if len(xs) != len(ys) or not xs or not all(isinstance(x, Tensor) for x in (*xs, *ys)):
         raise UserError(
@@ -165,6 +165,6 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:
             check_tensor(name, tensor)
-    # of a network that is cut at its layers every position is scored; others return what is scored
+    # for layered networks every position is scored; other networks return only scored outputs
     scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
     return [Batch(_typed(x, real), _typed(_labels(y), real), at) for x, y, at in zip(xs, ys, scored, strict=True)]

@@ -1,4 +1,4 @@
-"""Opens what a user gives, once: the network is checked and taken out of its wrapper, and its weights are found."""
+"""Opens the request of a user once: checks the network, takes it out of its wrapper, and finds its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hessfig.rng import kept_draws
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks to be measured: a network, its batches, the loss and names of weights, as they were given."""
+    """The request of a user: a network, its batches, the loss and the names of weights, as they were given."""
 
     network: nn.Module
     inputs: Any
@@ -30,31 +30,31 @@ class Asked:
 
     @property
     def device(self) -> torch.device:
-        """Of the network."""
+        """The device of the network."""
         return next(self.network.parameters()).device
 
     @property
     def is_plain(self) -> bool:
-        """Whether the network takes one tensor, and the loss takes what it returns: it is called without labels."""
+        """Whether the network takes one tensor and the loss takes its output, so that it is called without labels."""
         return self.outputs is None and is_plain(self.inputs, self.targets)
 
     @property
     def meant_loss(self) -> Any:
-        """The loss that is meant: cross-entropy, where none is given and the network is not asked for its own."""
+        """The loss: cross-entropy by default, unless the network is asked for its own loss."""
         return "cross_entropy" if self.loss is None and self.is_plain else self.loss
 
     @property
     def is_trainable(self) -> bool:
-        """Whether only parameters that require a gradient are measured."""
+        """Whether only parameters that require gradients are measured."""
         return isinstance(self.weights, str) and self.weights == TRAINABLE
 
 
 def open_request(
     network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: str | int | None = None
 ) -> Asked:
-    """Return what a user asks for; of a wrapper of another library, the network inside.
+    """Return the request of a user; a wrapper of another library is replaced by the network inside.
 
-    Raises UserError for what is no network that can be measured.
+    Raises UserError if the network cannot be measured.
     """
     network = checked_network(network)
     is_found = isinstance(weights, str) and weights == FOUND

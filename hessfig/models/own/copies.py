@@ -1,4 +1,4 @@
-"""Copies of a user's network: in another type of numbers, and as torch can differentiate them twice."""
+"""Copies of networks of users, cast to another type and made twice differentiable."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hessfig.rng import lay_out
 
 
 def copy_of(asked: Asked, real: torch.dtype) -> nn.Module:
-    """Return a copy of the user's network in a type, as torch can differentiate it twice.
+    """Return a copy of the user's network, cast to type `real` and made twice differentiable.
 
-    A module under two names becomes two that share their parameters: torch.func.functional_call does not put back those
-    of one. Raises UserError for a network that cannot be copied.
+    A module with two names becomes two modules that share their parameters, because torch.func.functional_call does not
+    restore the parameters of such a module. Raises UserError for a network that cannot be copied.
     """
     network = copied(asked.network, "the network")
     _split(network, {id(network)})
@@ -31,25 +31,25 @@ def copy_of(asked: Asked, real: torch.dtype) -> nn.Module:
 
 
 def in_place_of(asked: Asked, real: torch.dtype) -> nn.Module:
-    """Return the user's network itself, run with parameters of its own in a type."""
+    """Return a module that runs the user's network itself, with separate parameters of type `real`."""
     network = InPlace(asked.network, real, asked.loss)
     return only_trainable(network) if asked.is_trainable else network
 
 
 def cast_module(module: nn.Module, real: torch.dtype) -> nn.Module:
-    """Bring a module's numbers into a type, complex ones into that of as many digits, and row-major order."""
+    """Cast a module to type `real`, complex tensors to the complex type of that precision; store in row-major order."""
     module._apply(partial(cast, real=real))
     return lay_out(module)
 
 
 class Uncopied(UserError):
-    """A module of the user's own that cannot be copied."""
+    """A module of a user cannot be copied."""
 
 
 def copied(module: nn.Module, what: str) -> nn.Module:
-    """Return a copy of a module of the user's own; attributes with a graph are what it computed: constants.
+    """Return a copy of a module of a user; attributes with a graph are results, and are copied as constants.
 
-    Raises Uncopied for one that cannot be copied.
+    Raises Uncopied for a module that cannot be copied.
     """
     computed = chain.from_iterable(results(dict(vars(one))) for one in module.modules())
     try:
@@ -93,7 +93,7 @@ _COMPUTED = "compute it in forward(), or tie parameters by assigning the nn.Para
 
 
 def uncopied(network: nn.Module) -> tuple[str, str]:
-    """Return which attributes keep a network from being copied, and what to do: those computed from parameters."""
+    """Return the attributes that prevent copying, which are computed from parameters, and a remedy."""
     remedies = {
         f"{path}.{name}".lstrip("."): _makers(module).get(name, _COMPUTED)
         for path, module in network.named_modules()
@@ -104,16 +104,16 @@ def uncopied(network: nn.Module) -> tuple[str, str]:
     return places, "; ".join(dict.fromkeys(remedies.values()))
 
 
-def results(held: Any) -> Iterator[Tensor]:
-    """Yield the tensors, alone or in lists and dictionaries, that were computed from parameters and carry a graph."""
-    if isinstance(held, Tensor) and held.grad_fn is not None:
-        yield held
-    elif isinstance(held, list | tuple | dict):
-        yield from (one for part in (held.values() if isinstance(held, dict) else held) for one in results(part))
+def results(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors with a graph, alone or in lists and dictionaries: they were computed from parameters."""
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        yield from (one for part in (value.values() if isinstance(value, dict) else value) for one in results(part))
 
 
 def _makers(module: nn.Module) -> dict[str, str]:
-    """Return the remedy for attributes that a hook of torch.nn.utils computes before every call, by their names."""
+    """Return the remedy, by name, for attributes that a hook of torch.nn.utils computes before every call."""
     by_name = dict[str, str]()
     for hook in module._forward_pre_hooks.values():
         kinds = [kind.__name__ for kind in type(hook).__mro__ if kind.__module__.startswith("torch.nn.utils")]
@@ -126,10 +126,10 @@ def _makers(module: nn.Module) -> dict[str, str]:
 
 
 def only_trainable(network: nn.Module) -> nn.Module:
-    """Turn the parameters that require no gradient into buffers, in place, and return the network.
+    """Turn the parameters that do not require gradients into buffers, in place, and return the network.
 
-    What is left are the weights of a training that holds others fixed: adapters such as LoRA. Raises UserError where
-    nothing is left.
+    The remaining parameters are those of a training that freezes the others, such as LoRA. Raises UserError if no
+    parameter remains.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(

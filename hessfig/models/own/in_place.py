@@ -1,4 +1,4 @@
-"""Runs a user's own network with other tensors for its parameters, for functions that a copy does not compute."""
+"""Runs a user's network in place with other tensors as parameters, for networks that a copy does not reproduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.preserved import preserved
 from hessfig.rng import TURN
 
-_RUNNING = set[int]()  # networks whose tensors are in their place already: a call within a call
+_RUNNING = set[int]()  # networks whose tensors have been replaced already, for calls within calls
 
 
 class InPlace(nn.Module):
@@ -83,12 +83,12 @@ class InPlace(nn.Module):
 
 
 def in_its_place(network: nn.Module) -> Context[None]:
-    """Return a context in which what is read besides the outputs of a network (its parameters) is what it runs with."""
+    """Return a context in which the user's network holds the tensors it runs with, for code that reads parameters."""
     return network.installed() if isinstance(network, InPlace) else nullcontext()
 
 
 def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, mirrored: dict[int, Any]) -> None:
-    """Give `ours` parameters and buffers of the names of `theirs`; what is shared there is shared here."""
+    """Give `ours` the parameters and buffers of `theirs`, with the same names and the same sharing."""
     for name, parameter in theirs._parameters.items():
         if parameter is not None and id(parameter) not in mirrored:
             mirrored[id(parameter)] = nn.Parameter(cast(parameter, real), requires_grad=parameter.requires_grad)
@@ -103,7 +103,7 @@ def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, mirrored: dict[int,
 
 
 def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
-    """Return a copy whose real numbers are of type `real`, and complex ones of the complex type of that precision."""
+    """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision."""
     if tensor.is_complex():
         return tensor.detach().to(real.to_complex(), copy=True)
     return tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True)
@@ -119,13 +119,13 @@ def _noted(network: nn.Module) -> Iterator[None]:
 
 
 def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Yield where a module holds a parameter or buffer, its name there, and the tensor."""
+    """Yield every parameter and buffer of a module: the dictionary that contains it, its name, and the tensor."""
     for tensors in (module._parameters, module._buffers):
         yield from ((tensors, name, one) for name, one in list(tensors.items()) if one is not None)
 
 
 class _Strays(TorchFunctionMode):
-    """Has code that kept a tensor of a network compute with what stands for it."""
+    """Makes code that kept a reference to a tensor of the network use its replacement."""
 
     def __init__(self, instead: Mapping[int, Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checks of a user's network by its modules, and stand-ins for modules that torch cannot differentiate twice."""
+"""Checks of the modules of a user's network, and replacements for modules that torch cannot differentiate twice."""
 
 import warnings
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ _ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "i
 
 
 def uncompiled(network: Any) -> Any:
-    """Return the module inside of torch.compile, whose functions have no second derivative; else what is given."""
+    """Return the module that torch.compile wraps, since compiled functions have no second derivatives."""
     while isinstance(network, nn.Module) and "_orig_mod" in network._modules:
         network = network._orig_mod
     return network
 
 
 def checked_network(network: Any) -> nn.Module:
-    """Return a network that can be measured; of one that torch.compile made, the module that it was given.
+    """Return a network that can be measured; a compiled network is replaced by the module that it wraps.
 
     Raises UserError for anything else.
     """
@@ -39,7 +39,7 @@ def checked_network(network: Any) -> nn.Module:
 
 
 def check_network(network: Any) -> None:
-    """Raise UserError for what is no network with real numbers as parameters, ready to be evaluated."""
+    """Raise UserError unless `network` is a module with real parameters that can be evaluated."""
     if not isinstance(network, nn.Module):
         raise UserError(
             "the network is no module",
@@ -73,13 +73,13 @@ def check_network(network: Any) -> None:
 
 
 def _check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
-    """Raise UserError for a module that holds itself."""
+    """Raise UserError for a module that contains itself."""
     for name, child in module._modules.items():
         if child is None:
             continue
         if id(child) in (*above, id(module)):
             raise UserError(
-                "the network holds itself",
+                "the network contains itself",
                 got=name,
                 allowed="modules that form a tree",
                 remedy="keep the reference outside of nn.Module's attributes, in a tuple or list",
@@ -88,7 +88,7 @@ def _check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
 
 
 def check_scripted(network: nn.Module) -> None:
-    """Raise UserError for a network with parts that TorchScript has compiled: they have no second derivatives."""
+    """Raise UserError for a network with parts compiled by TorchScript, which have no second derivatives."""
     parts = [name or "the network" for name, one in network.named_modules() if isinstance(one, torch.jit.ScriptModule)]
     if parts:
         raise UserError(
@@ -100,12 +100,12 @@ def check_scripted(network: nn.Module) -> None:
 
 
 def _check_weight_norm(network: nn.Module) -> None:
-    """Raise UserError for the old weight norm: torch's second derivatives of it are wrong (2.15)."""
+    """Raise UserError for torch.nn.utils.weight_norm, whose second derivatives are wrong in torch 2.15."""
     named = [(path, hook) for path, one in network.named_modules() for hook in one._forward_pre_hooks.values()]
     parts = [path or "the network" for path, hook in named if isinstance(hook, OldWeightNorm)]
     if parts:
         raise UserError(
-            "torch.nn.utils.weight_norm: torch has no right second derivatives of it",
+            "torch.nn.utils.weight_norm: its second derivatives are wrong in torch",
             got=first_few(parts),
             allowed="torch.nn.utils.parametrizations.weight_norm, the same function",
             remedy="torch.nn.utils.remove_weight_norm(module), then "
@@ -136,7 +136,7 @@ _OF_THE_BATCH = (
 
 
 def oddity(tensor: Tensor) -> str:
-    """Return why a tensor cannot be measured with: sparse, complex, ...; nothing for a plain one."""
+    """Return the property for which a tensor cannot be used (sparse, complex, ...); "" for a plain tensor."""
     for name in _ODD:
         is_odd = getattr(tensor, name, False)
         if is_odd() if callable(is_odd) else is_odd:
@@ -157,7 +157,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
 
 
 class Raised(UserError):
-    """A network or a loss that raises when it is called."""
+    """A network or a loss raises an exception when it is called."""
 
 
 def words_of(error: BaseException) -> str:
@@ -205,7 +205,7 @@ OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: Weig
 
 
 def replace_in(network: nn.Module) -> None:
-    """Have torch differentiate a network twice, and in every row of its embeddings, in place."""
+    """Make a network twice differentiable, also in every row of its embeddings, in place."""
     for module in network.modules():
         module.__class__ = OF.get(type(module), type(module))
         vars(module).update(_settings_of(module))
@@ -213,7 +213,7 @@ def replace_in(network: nn.Module) -> None:
 
 @contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
-    """Have a user's own network as `replace_in` leaves it, for a while."""
+    """Apply `replace_in` to a user's network within the context, and undo it afterwards."""
     before = [
         (module, type(module), {name: vars(module)[name] for name in _settings_of(module)})
         for module in network.modules()
@@ -228,9 +228,9 @@ def differentiable(network: nn.Module) -> Iterator[None]:
 
 
 def _settings_of(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of an embedding that change its gradient and not what it returns, as they are set here.
+    """Return new values for the attributes of an embedding that change its gradient but not its output.
 
-    A class whose own forward() reads padding_idx may mean something else by it, and keeps it.
+    A class with its own forward() keeps padding_idx, because it may use it in another way.
     """
     is_padded = getattr(module, "padding_idx", None) is not None and isinstance(module, nn.Embedding)
     keeps = "padding_idx" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())

@@ -1,4 +1,4 @@
-"""A user's own network, loss and batches, run as the user runs them: in place, nothing copied, nothing split."""
+"""The user's own function: network, loss and batches run in place, without copies and without splitting."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hessfig.models.own.preserved import laid_out, preserved, requiring_gradient
 
 
 class OwnFunction:
-    """The loss of a user's network as a function of the parameters that are measured, through the user's own objects.
+    """The loss of a user's network as a function of the measured parameters, computed by the user's own objects.
 
-    Weights, buffers, attributes, modes, gradients and random generators are as before after every call, to the bit.
+    Every call restores weights, buffers, attributes, modes, gradients and random generators exactly.
     """
 
     def __init__(self, asked: Asked) -> None:
@@ -30,23 +30,23 @@ class OwnFunction:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The user's own parameters that are measured, by name."""
+        """The parameters that are measured, by name."""
         named = [(name, one) for name, one in self.network.named_parameters() if one.is_floating_point()]
         return {name: one for name, one in named if one.requires_grad or not self.asked.is_trainable}
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the user's network."""
+        """The floating-point type of the user's network."""
         return next(one.dtype for one in self.network.parameters() if one.is_floating_point())
 
     @cached_property
     def directions(self) -> Directions:
-        """The vectors and the step with which it is compared."""
+        """The vectors and the step for the comparison with a problem."""
         return Directions.of({name: one.detach() for name, one in self.parameters.items()})
 
     @cached_property
     def call(self) -> ForeignCall:
-        """The network with its batches, and which loss follows from them."""
+        """The network with its batches, from which the loss follows."""
         with self._kept():
             return ForeignCall(self.asked, self.network, self.dtype)
 
@@ -60,12 +60,12 @@ class OwnFunction:
             return [float(self._term(batch, 1.0).detach()) for batch in range(len(self.call.given))]
 
     def derivatives(self, shares: Mapping[int, float], order: int) -> Derivatives:
-        """Return its derivatives at the weights, batches weighed by `shares`, by their numbers."""
+        """Return the derivatives at the weights; `shares` are the weights of batches, by number."""
         with self._kept():
             return self._derivatives(shares, self.directions.like(self.parameters), order)
 
     def beside(self, shares: Mapping[int, float], order: int) -> tuple[Derivatives, dict[str, Tensor]]:
-        """Return value and gradient one step beside the weights, and the weights there."""
+        """Return value and gradient at a point one step away from the weights, and that point."""
         with self._kept(), self._moved():
             place = {name: one.detach().clone() for name, one in self.parameters.items()}
             return self._derivatives(shares, (), min(order, 1)), place
@@ -77,13 +77,13 @@ class OwnFunction:
     def _term(self, batch: int, share: float) -> Tensor:
         return share * self._read(*self._run(self.call.given[batch])).reshape(())
 
-    def _run(self, one: Given) -> tuple[Any, Any]:
-        """Return what the network returns, and the targets; it is given copies, which it may change."""
-        own = one.mapped(torch.clone)
+    def _run(self, batch: Given) -> tuple[Any, Any]:
+        """Return the result of the network, and the targets; the network gets copies, which it may change."""
+        own = batch.mapped(torch.clone)
         return self.network(*own.arguments, **own.words), own.targets
 
     def reads_more(self) -> bool:
-        """Whether the loss depends on parameters in another way than through the outputs (penalties, activations)."""
+        """Whether the loss depends on parameters other than through the outputs (penalties, activations)."""
         if not self.call.has_outputs(self.asked.meant_loss):
             return False
         with self._kept(), torch.enable_grad(), differentiable_twice():
@@ -111,12 +111,12 @@ class OwnFunction:
 
     @contextmanager
     def _moved(self) -> Iterator[None]:
-        """Move the user's own weights by a step, in place, and put them back by their bytes."""
-        before = {name: one.detach().clone() for name, one in self.parameters.items()}
+        """Move the user's own weights by a step, in place, and restore them exactly."""
+        before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         try:
-            for name, one in self.parameters.items():
-                one.data.add_(self.directions.step[name])
+            for name, parameter in self.parameters.items():
+                parameter.data.add_(self.directions.step[name])
             yield
         finally:
-            for name, one in self.parameters.items():
-                one.data.copy_(before[name])
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(before[name])

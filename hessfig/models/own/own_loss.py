@@ -1,4 +1,4 @@
-"""Which loss is measured of a network that is called with batches of any kind: its own, a known one, or the user's."""
+"""Selects the loss of a network that takes batches of any kind: its own loss, a known loss, or the user's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hessfig.models.own.border import Asked
 from hessfig.models.own.copies import cast_module, copied
 from hessfig.models.own.own_checks import Raised, check_mode, shape_of, words_of
 
-_ULPS = 4  # of the value of a loss that is taken for a known one, until its derivatives are compared
+_ULPS = 4  # allowed difference of a loss to a known loss, before derivatives are compared
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Reading:
 
 
 def loss_module(loss: Any, real: torch.dtype) -> nn.Module:
-    """Return a loss as a module in a type: a known one by its name, a function, or a copy of a module.
+    """Return a loss as a module of type `real`: a known loss by name, a function, or a copy of a module.
 
     Raises UserError for anything else.
     """
@@ -76,11 +76,11 @@ class ForeignCall:
     def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
         """Return the network as a function of rows, the targets of every batch, and the loss.
 
-        A loss of None is the network's own where it returns one for its labels. Its own loss is taken for cross-entropy
-        (of the next token, or of each) or a mean of squares, of which outputs and targets are known, where value and
-        gradient are those; else the network's output is its loss. Without one it is cross-entropy of outputs and
-        targets, unless these are the `labels` of a dictionary: what they mean is not known then. Raises UserError for
-        what the network cannot take.
+        If `loss` is None, the network's own loss is used, if the network returns one for its labels. If value and
+        gradient of this loss are those of cross-entropy (of the next token, or of each token) or of a mean of squares,
+        it is replaced by the known loss with its outputs and targets; otherwise the output of the network is its loss.
+        If the network returns no loss, cross-entropy of outputs and targets is used, unless the targets are the
+        `labels` of a dictionary, whose meaning is unknown. Raises UserError for batches that the network cannot take.
         """
         own = self.losses() if loss is None else []
         if own:
@@ -102,7 +102,7 @@ class ForeignCall:
         return loss is None and bool(self.losses())
 
     def has_outputs(self, loss: Any) -> bool:
-        """Whether the loss takes one tensor of what the network returns, and is no entry of it."""
+        """Whether the loss takes one tensor of the result of the network, and is not an entry of the result."""
         is_function = callable(loss) and not isinstance(loss, nn.Module | type)
         is_raw = is_function and self.outputs is None and select_output(self.results[0]) is None
         return not (is_raw or self.has_own_loss(loss))
@@ -118,19 +118,19 @@ class ForeignCall:
         return Reading(partial(_output, targets=None, name=self.outputs), of_outputs)
 
     def losses(self) -> list[Tensor]:
-        """Return the loss of every batch that the network itself returned; none where it returns none."""
+        """Return the loss of every batch, as returned by the network itself; empty if it returns none."""
         own = [_entry(one, "loss") for one in self.results]
         return own if all(isinstance(one, Tensor) for one in own) else []
 
     def with_outputs(self, loss: Any) -> tuple[Rows, list[Any], Any]:
-        """Return the network up to the outputs that the loss takes."""
+        """Return the network up to the outputs, the targets, and the loss of these."""
         read = partial(_output, name=self.outputs)
         for result in self.results:
             read(result, None)
         return Rows(self.network, self.given, read), [batch.targets for batch in self.given], loss
 
     def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
-        """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""
+        """Return the network up to the outputs of its own loss, if that loss is known; else its loss as its output."""
         for known in _KNOWN:
             batches = zip(self.given, self.results, own, strict=True)
             candidates = [self._candidate(known, *batch) for batch in batches]
@@ -141,7 +141,7 @@ class ForeignCall:
         return self.whole(self.reading(None))
 
     def whole(self, read: Reading, *, several: bool = False) -> tuple[Rows, list[Any], Any]:
-        """Return the network with its loss as its output, of `several` batches where their weights are known."""
+        """Return the network with its loss as its output; `several` batches are allowed if their weights are known."""
         if len(self.given) > 1 and not several:
             raise UserError(
                 "a loss inside the network over several batches: how they are weighted against each other is not known",
@@ -156,9 +156,9 @@ class ForeignCall:
         return output if isinstance(output, Tensor) else None
 
     def _candidate(self, known: KnownLoss, batch: Given, result: Any, own: Tensor) -> LossCandidate | None:
-        """Return a known loss of a batch; None where it does not fit, or its value is not the network's own.
+        """Return a known loss of a batch; None if it does not fit, or if its value differs from the network's own loss.
 
-        It is computed in the type of the own loss, which may be float32 whatever the weights are.
+        It is computed in the type of the network's own loss, which may be float32 whatever the type of the weights.
         """
         output = self._selected(result)
         if output is None or own.dtype not in (torch.float32, torch.float64):
@@ -173,45 +173,45 @@ class ForeignCall:
         return candidate if is_own else None
 
     def _bare(self) -> list[Given]:
-        """Return the batches without their labels, where the outputs are the same without."""
+        """Return the batches without labels, if the outputs do not depend on these."""
         words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
         bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
         try:
             outputs = [self._selected(_called(self.network, batch)) for batch in bare]
-        except UserError:  # inputs of a decoder are made from labels: it needs them
+        except UserError:  # a decoder needs labels, from which it makes its inputs
             return self.given
         pairs = zip(outputs, map(self._selected, self.results), strict=True)
         return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
 
 
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+def _is_equal(first: Tensor, other: Tensor) -> bool:
+    return first.shape == other.shape and bool(torch.isclose(first, other, rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
-def _takes_labels(network: nn.Module, one: Given) -> bool:
-    """Whether forward() names labels; one that takes any word is called with them: a wrapper hands them on.
+def _takes_labels(network: nn.Module, batch: Given) -> bool:
+    """Whether forward() takes labels; one with **kwargs is called with labels to find out, since it may pass them on.
 
-    Labels among the inputs that are given in order are there already.
+    Labels that are already among the positional inputs are not passed again.
     """
     named = inspect.signature(network.forward).parameters
     if LABELS in named:
-        return list(named).index(LABELS) >= len(one.arguments)
+        return list(named).index(LABELS) >= len(batch.arguments)
     if not any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()):
         return False
     try:
-        _called(network, _with_labels(network, one))
+        _called(network, _with_labels(network, batch))
     except UserError:
         return False
     return True
 
 
-def _with_labels(network: nn.Module, one: Given) -> Given:
+def _with_labels(network: nn.Module, batch: Given) -> Given:
     cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
-    return replace(one, words={**cached, **one.words, LABELS: one.targets})
+    return replace(batch, words={**cached, **batch.words, LABELS: batch.targets})
 
 
 def _called(network: nn.Module, batch: Given) -> Any:
-    """Return what the network returns for a copy of a batch, without its graph; it may take gradients itself."""
+    """Return the result of the network for a copy of a batch, without its graph; it may compute gradients itself."""
     own = batch.mapped(torch.clone)
     try:
         with torch.enable_grad():
@@ -225,25 +225,25 @@ def _called(network: nn.Module, batch: Given) -> Any:
         ) from error
 
 
-def _entry(found: Any, name: str | int) -> Any:
-    """Return an entry of what a network returned: of a dictionary, a tuple, or by attribute; None where it has none."""
-    if isinstance(found, Mapping):
-        return found.get(name)
+def _entry(value: Any, name: str | int) -> Any:
+    """Return an entry of the result of a network: a key, an index or an attribute; None if there is no such entry."""
+    if isinstance(value, Mapping):
+        return value.get(name)
     if isinstance(name, int):
-        return found[name] if isinstance(found, tuple | list) and -len(found) <= name < len(found) else None
-    if isinstance(found, Tensor):  # a network that returns nothing but its loss
-        return found if name == "loss" and not found.ndim else None
-    return getattr(found, name, None)
+        return value[name] if isinstance(value, tuple | list) and -len(value) <= name < len(value) else None
+    if isinstance(value, Tensor):  # the network returns only its loss
+        return value if name == "loss" and not value.ndim else None
+    return getattr(value, name, None)
 
 
-def select_output(found: Any) -> Tensor | None:
-    """Return the one tensor that is an output: the thing itself, its logits, or the only one there is."""
-    if isinstance(found, Tensor):
-        return found
-    logits = _entry(found, "logits")
+def select_output(value: Any) -> Tensor | None:
+    """Return the output tensor in the result of a network: the result itself, its logits, or its only tensor."""
+    if isinstance(value, Tensor):
+        return value
+    logits = _entry(value, "logits")
     if isinstance(logits, Tensor):
         return logits
-    entries = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, tuple) else []
+    entries = list(value.values()) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else []
     real = [one for one in entries if isinstance(one, Tensor) and one.is_floating_point()]
     return real[0] if len(real) == 1 else None
 
@@ -263,7 +263,7 @@ def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
 
 
 class LossCandidate(NamedTuple):
-    """A loss that may be the network's own: its value, the targets that it takes, and the loss itself."""
+    """A known loss that may be the network's own loss: its value, its targets, and the loss itself."""
 
     value: Tensor
     targets: Tensor
@@ -303,7 +303,7 @@ _KNOWN: tuple[KnownLoss, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
 def _scalar(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         raise UserError(
-            "the loss is no scalar",
+            "the loss is not a scalar",
             got=shape_of(value),
             allowed="one real number: a tensor of shape ()",
             remedy=".mean() or .sum() over what it returns",

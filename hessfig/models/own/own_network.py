@@ -1,4 +1,4 @@
-"""A user's network with its data and loss as the problem that is measured, its batches weighed."""
+"""Builds the problem that is measured from a user's network, data and loss, with weights of batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hessfig.models.own.weight_names import named_layout
 
 @dataclass(frozen=True)
 class Built:
-    """A problem that may stand for a user's function, and the share of each of the user's batches in its loss."""
+    """A problem that may represent a user's function, and the share of each of the user's batches in its loss."""
 
     problem: Objective
     shares: dict[int, float]
 
 
 def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
-    """Return the problem of a network, a copy of the user's or that itself, whose loss takes its outputs.
+    """Return the problem of a network (a copy of the user's, or the user's own) and a loss of its outputs.
 
     Raises UserError for batches, losses and names that do not fit.
     """
@@ -45,7 +45,7 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
 
 
 def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
-    """Return the problem of a network whose output is the user's loss: it reads more than outputs and targets."""
+    """Return the problem of a network whose output is the user's loss, for losses that read more than outputs."""
     call, meant = ForeignCall(asked, network, real), asked.meant_loss
     reading = call.reading(meant)
     rows, _, inside = call.whole(reading, several=call.has_outputs(meant))
@@ -66,11 +66,11 @@ def _built(asked: Asked, network: nn.Module, loss: nn.Module, batches: list[Batc
 
 
 def _weighed(batches: list[Batch], weights: list[float]) -> list[Batch]:
-    """Return the batches that count, with what the mean over each divides by where that is not the samples."""
+    """Return the batches that count, with the divisors of their means, unless these are proportional to samples."""
     counted = [(batch, weight) for batch, weight in zip(batches, weights, strict=True) if weight]
     if not counted:
         raise UserError(
-            "the loss divides by nothing: no target counts",
+            "the divisor of the loss is zero: no target counts",
             got="targets that are all ignored, or weigh nothing",
             allowed="a target that counts",
             remedy="leave ignored samples out",

@@ -1,4 +1,4 @@
-"""Puts a user's network, loss or loader back as it was after a run: tensors, attributes, closures, generators."""
+"""Restores a user's network, loss or loader after a run: tensors, attributes, closures and random generators."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CONTAINERS = (dict, list, set, deque)
 
 @contextmanager
 def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
-    """Put networks, losses and whatever their code can reach back as they were, and every random generator.
+    """Restore networks, losses, everything that their code can reach, and all random generators.
 
-    Attributes and containers are put back by what they hold and, with `numbers`, tensors and arrays by their bytes.
-    What code writes elsewhere (files, objects of libraries) stays written.
+    The contents of attributes and containers are restored and, with `numbers`, the bytes of tensors and arrays. Files
+    and objects of libraries that the code modifies are not restored.
     """
     with _restoring(_State(numbers=numbers), things):
         yield
@@ -35,11 +35,11 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
 
 @contextmanager
 def preserved_loader(loader: Any) -> Iterator[None]:
-    """Put back what one pass changes in a loader: attributes, lists, orders and generators of all its parts."""
+    """Restore a loader after one pass: attributes, lists, orders and generators of all its parts."""
     state = _LoaderState(numbers=True)
     with _restoring(state, (loader,)):
         if isinstance(loader, DataLoader):
-            vars(loader)["_iterator"] = None  # its own workers would go on where this pass ends
+            vars(loader)["_iterator"] = None  # persistent workers would continue where this pass ends
         yield
 
 
@@ -56,9 +56,9 @@ def _restoring(state: _State, things: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Have every module of a network in evaluation mode.
+    """Set every module of a network to evaluation mode within the context.
 
-    The flags are set and put back one by one: `eval()` of a module may change its weights (adapters that merge).
+    Flags are set and restored one by one, because `eval()` may change weights (adapters that merge).
     """
     modes = [(module, module.training) for module in network.modules()]
     try:
@@ -72,33 +72,33 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def laid_out(network: nn.Module) -> Iterator[None]:
-    """Have parameters and buffers in row-major order: torch's batch norms misread others in their backward pass."""
-    others = [(one, one.data) for one in (*network.parameters(), *network.buffers()) if not is_row_major(one)]
+    """Store parameters and buffers in row-major order, which batch norms of torch require in their backward pass."""
+    others = [(t, t.data) for t in (*network.parameters(), *network.buffers()) if not is_row_major(t)]
     try:
         lay_out(network)
         yield
     finally:
-        for one, data in others:
-            one.data = data
+        for tensor, data in others:
+            tensor.data = data
 
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Have parameters require gradients and no hook of theirs change them: hooks are no part of a function."""
+    """Make parameters require gradients and remove their hooks, which are not part of the function."""
     leaves = list(parameters)
-    flags, hooks = [one.requires_grad for one in leaves], [_taken(one._backward_hooks) for one in leaves]
+    flags, hooks = [leaf.requires_grad for leaf in leaves], [_taken(leaf._backward_hooks) for leaf in leaves]
     try:
-        for one in leaves:
-            one.requires_grad_()
+        for leaf in leaves:
+            leaf.requires_grad_()
         yield
     finally:
-        for one, flag, own in zip(leaves, flags, hooks, strict=True):
-            one.requires_grad_(flag)
-            (one._backward_hooks or {}).update(own)
+        for leaf, flag, own in zip(leaves, flags, hooks, strict=True):
+            leaf.requires_grad_(flag)
+            (leaf._backward_hooks or {}).update(own)
 
 
 def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:
-    """Return the hooks of a tensor, and leave it none."""
+    """Remove the hooks of a tensor and return them."""
     own = dict(hooks or {})
     if hooks:
         hooks.clear()
@@ -106,9 +106,9 @@ def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:
 
 
 class _State:
-    """What is put back: one function for each thing, called in reverse order.
+    """State to restore: one function per object, called in reverse order.
 
-    Of a container with more entries than `longest` (a data set) the entries are kept, and not looked into.
+    For a container with more entries than `longest` (a data set), the entries are recorded but not their contents.
     """
 
     deepest, longest, most_parts = 12, 10_000, float("inf")
@@ -118,7 +118,7 @@ class _State:
         self._numbers = numbers
 
     def add(self, thing: Any, depth: int = 0) -> None:
-        """Note the state of a thing and of what it holds."""
+        """Record the state of an object and of its contents."""
         if id(thing) in self._seen or depth > self.deepest or len(self._kept) >= self.most_parts:
             return
         self._seen.add(id(thing))
@@ -127,7 +127,7 @@ class _State:
             self.add(part, depth + 1)
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         with torch.no_grad():
             for undo in reversed(self._undo):
                 undo()
@@ -152,11 +152,11 @@ class _State:
         return self._of_container(vars(thing)) if self._is_open(thing) else ()
 
     def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
-        """Whether numbers are put back."""
+        """Whether the numbers of a tensor or array are restored."""
         return _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
 
     def _is_open(self, thing: Any) -> bool:
-        """Whether the attributes of an object are put back; of other objects there is no state here."""
+        """Whether the attributes of an object are restored."""
         if isinstance(thing, nn.Module | SimpleNamespace):
             return True
         is_object = hasattr(thing, "__dict__") and not isinstance(thing, type)
@@ -173,7 +173,7 @@ class _State:
     def _of_cell(self, cell: CellType) -> list[Any]:
         try:
             content = cell.cell_contents
-        except ValueError:  # nothing is bound to it yet
+        except ValueError:  # the cell is empty
             return []
         self._undo.append(partial(setattr, cell, "cell_contents", content))
         return [content]
@@ -186,7 +186,7 @@ class _State:
 
 
 class _LoaderState(_State):
-    """The state of a loader, its samplers and its data, objects of libraries included; data themselves are not kept."""
+    """The state of a loader, its samplers and its data, including objects of libraries; data are not copied."""
 
     deepest, longest, most_parts = 60, 64, 10_000
 
@@ -203,7 +203,7 @@ class _LoaderState(_State):
         return [vars(function), *(function.__closure__ or ())]
 
     def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
-        """Whether numbers may be the order of samples, which some loaders shuffle in place."""
+        """Whether an array may be the order of samples, which some loaders shuffle in place."""
         is_whole = numbers.dtype == torch.int64 if isinstance(numbers, Tensor) else numbers.dtype.kind in "iu"
         return numbers.ndim == 1 and is_whole and super()._counts(numbers)
 
@@ -215,7 +215,7 @@ _CLOSED = (Mapping, str, bytes, nn.Module, ModuleType, type, Iterator)
 
 
 def _generator_of(thing: Any) -> Callable[[], object] | None:
-    """Return what puts a random generator into its present state; None for anything else."""
+    """Return a function that resets a random generator to its present state; None for other objects."""
     if isinstance(thing, torch.Generator):
         return partial(thing.set_state, thing.get_state())
     if isinstance(thing, numpy.random.RandomState):
@@ -228,19 +228,19 @@ def _generator_of(thing: Any) -> Callable[[], object] | None:
 
 
 def _numbers_of(thing: Tensor | NDArray[Any]) -> Callable[[], object]:
-    """Return what gives a tensor or an array its present numbers back."""
+    """Return a function that resets a tensor or an array to its present numbers."""
     if isinstance(thing, Tensor):
         return partial(_put_back, thing, thing.detach().clone())
     return partial(numpy.copyto, thing, thing.copy())
 
 
 def _plain_copy(thing: Any) -> Any:
-    """Return what a container of a derived type holds."""
+    """Return the contents of a container of a derived type as a plain container."""
     return dict(thing) if isinstance(thing, Mapping) else list(thing)
 
 
 def _refill(thing: Any, copy: Any) -> None:
-    """Give a container what it held, where it holds something else."""
+    """Restore the contents of a container, if they differ."""
     if _is_alike(thing, copy):
         return
     if isinstance(thing, dict):
@@ -253,7 +253,7 @@ def _refill(thing: Any, copy: Any) -> None:
 
 
 def _is_alike(thing: Any, copy: Any) -> bool:
-    """Whether a container holds the very objects that it held."""
+    """Whether a container holds the same objects as before."""
     if len(thing) != len(copy):
         return False
     if isinstance(thing, dict):
@@ -263,7 +263,7 @@ def _is_alike(thing: Any, copy: Any) -> bool:
 
 
 def _put_back(tensor: Tensor, copy: Tensor) -> None:
-    """Give a tensor its numbers back, where they are others; a graph that holds it does not see this."""
+    """Restore the numbers of a tensor, if they differ, without a new version for autograd graphs."""
     if not torch.equal(_bytes(tensor), _bytes(copy)):
         tensor.data.copy_(copy)
 

@@ -1,4 +1,4 @@
-"""Checks of one run: outputs that are the same twice, and a loss that is one number with a derivative in them."""
+"""Checks one run: outputs must be deterministic, and the loss must be one number that depends on them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor o
 
 
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
-    """Run network and loss once and return the outputs.
+    """Check network and loss in a run, and return the outputs.
 
-    They must be a tensor, the same twice, and something the loss can take and be differentiated in.
+    Outputs must be a tensor, equal in two calls, and the loss must be differentiable in them.
     """
     outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
     if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
@@ -39,7 +39,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
             allowed="a deterministic network",
-            remedy="network.eval(), or take the randomness out",
+            remedy="network.eval(), or remove the randomness",
         )
     if not outputs.ndim and (takes_numbers(loss) or isinstance(loss, CrossEntropy)):
         raise UserError(
@@ -60,25 +60,25 @@ def changes_inputs(network: nn.Module, batch: Batch) -> bool:
 
 
 def _outputs(network: nn.Module, inputs: Tensor) -> Any:
-    """Return what a network returns, without its graph; it runs with gradients enabled, as in a training."""
+    """Return the result of a network without its graph; gradients are enabled, as in a training."""
     with torch.enable_grad():
         outputs = _called("the network", network, inputs)
     return outputs.detach() if isinstance(outputs, Tensor) else outputs
 
 
-_CUT = "None of the inputs have requires_grad=True"  # what torch warns of in a reentrant checkpoint
+_CUT = "None of the inputs have requires_grad=True"  # warning of torch in a reentrant checkpoint
 
 
 def check_reached(network: nn.Module, batch: Batch) -> None:
-    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant.
+    """Warn if the outputs do not depend on any parameter, so that all derivatives are zero.
 
-    Raises UserError where some reach them through reentrant checkpoints, whose derivatives autograd.grad cannot take.
+    Raises UserError if they depend on parameters through reentrant checkpoints, which autograd.grad does not support.
     """
     at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
-    with torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
-    if any(_CUT in str(one.message) for one in said) or "CheckpointFunctionBackward" in steps_of([outputs]):
+    if any(_CUT in str(one.message) for one in warned) or "CheckpointFunctionBackward" in steps_of([outputs]):
         raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
     if not outputs.requires_grad:
         warnings.warn(
@@ -89,7 +89,7 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
 
 
 def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
-    """Return module(*given). Raises UserError, which says what was raised, when it raises anything."""
+    """Return module(*given). Raises UserError with the original message for any exception."""
     try:
         return module(*given)
     except UserError:
@@ -104,7 +104,7 @@ def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
 
 
 def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
-    """Raise UserError for a loss that is not one real number, the same twice, with a derivative in the outputs."""
+    """Raise UserError unless the loss is one real number, equal in two calls, and differentiable in the outputs."""
     if takes_numbers(loss) and outputs.shape != targets.shape:
         _misfit(outputs, targets, "they differ in shape, and would be broadcast")
     leaf = outputs.detach().requires_grad_()
@@ -113,7 +113,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         if not isinstance(value, Tensor) or value.shape != ():
             end = "end it with .mean(), .sum() or .squeeze()"
             raise UserError(
-                "the loss is no scalar",
+                "the loss is not a scalar",
                 got=f"it returned {shape_of(value)}",
                 allowed=_ALLOWED,
                 remedy=end if isinstance(value, Tensor) else "return the tensor: no .item(), float() or tuple",
@@ -134,7 +134,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
                 raise UserError(
                     "the loss is random: it changes from call to call",
                     got=f"{float(value.detach()):.6g}, then {again:.6g}, of the same outputs and targets",
-                    allowed="a loss that is one function of outputs and targets",
+                    allowed="a loss that depends only on outputs and targets",
                     remedy="draw its random numbers once, before: noise = torch.randn(...), and let the loss use noise",
                 )
             return
@@ -142,7 +142,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         "the loss has no derivative in the network's outputs",
         got=f"{float(value):.6g}, detached from them or constant",
         allowed="a loss that autograd can follow back to the outputs",
-        remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
+        remedy="remove .detach(), .item(), argmax and torch.no_grad() from it",
     )
 
 

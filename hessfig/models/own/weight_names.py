@@ -1,4 +1,4 @@
-"""Names of a user's weights: parameters, slices of them and groups, with their layers."""
+"""Names of weights given by a user: parameters, slices of parameters and groups, with their layers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 
 
 def named_layout(network: nn.Module, weights: Any) -> Layout:
-    """Return the layout of `weights`, or every parameter by its own name.
+    """Return the layout of `weights`; by default, every parameter by its own name.
 
-    A parameter that has several names is held under the first of them; one without entries (LoRA of rank 0) has none.
-    Raises UserError for misfits, and for a group that holds an entry twice.
+    A parameter with several names is listed under the first; a parameter without entries (LoRA of rank 0) is not
+    listed. Raises UserError for names that do not fit, and for a group that contains an entry twice.
     """
-    held = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
-    whole = every_parameter((name, p.numel()) for name, p in held)
+    parameters = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
+    whole = every_parameter((name, p.numel()) for name, p in parameters)
     if weights is None or weights == TRAINABLE:
         return whole
     if isinstance(weights, Layout):
@@ -50,7 +50,7 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
 
 
 class _Known:
-    """The parameters of a network: what each is called first, and which entries a view of it has."""
+    """The parameters of a network: the first name of each, and the entries of its views."""
 
     def __init__(self, network: nn.Module) -> None:
         self.first = {id(p): name for name, p in network.named_parameters()}
@@ -60,7 +60,7 @@ class _Known:
         self._entries: dict[str, Tensor] = {}
 
     def overlap(self, pair: Pair) -> int:
-        """Return how many entries two weights have in common."""
+        """Return the number of entries that two weights share."""
         first, second = pair
         if first.parameter != second.parameter:
             return 0
@@ -69,7 +69,7 @@ class _Known:
         return int(torch.isin(self._of(first).flatten(), self._of(second).flatten()).sum())
 
     def are_apart(self, weights: Sequence[Weight]) -> bool:
-        """Whether no two weights of one parameter have an entry in common: of a thousand rows, asked once."""
+        """Whether no two weights of one parameter share an entry, checked once for all weights."""
         entries = torch.cat([self._of(one).flatten() for one in weights])
         return len(entries.unique()) == len(entries)
 
@@ -82,7 +82,7 @@ class _Known:
 
 
 def _overlapping(named: Sequence[Weight], known: _Known, alike: str) -> Iterator[tuple[str, int, Pair]]:
-    """Yield the pairs of weights that share entries, of those alike in layer, parameter and `alike`."""
+    """Yield the pairs of weights that share entries, among those with equal layer, parameter and `alike`."""
     groups = defaultdict(list)
     for weight in named:
         groups[getattr(weight, alike), weight.layer, weight.parameter].append(weight)
@@ -92,7 +92,7 @@ def _overlapping(named: Sequence[Weight], known: _Known, alike: str) -> Iterator
 
 
 def _twice(name: str, pair: Pair, known: _Known) -> UserError:
-    """Return the error of a group that counts entries twice: its norm would be that of another matrix."""
+    """Return the error for a group that counts entries twice, whose norm would be that of another matrix."""
     views = [one.parameter if one.index is None else f"{one.parameter}{_shown(one.index)}" for one in pair]
     return UserError(
         f"weights: the group {name} holds entries twice",
@@ -110,7 +110,7 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
     bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
     if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
         raise UserError(
-            "weights: a name is plain text, perhaps with its layer behind @",
+            "weights: a name is plain text, optionally with its layer after @",
             got=plain(repr(name)),
             allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
             remedy="rename it",
@@ -122,7 +122,7 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
 
 
 def _members(spec: Any) -> list[Any]:
-    """Return the entries of a group, a list or a tuple of names and pairs; a pair (name, index) is one of them."""
+    """Return the members of a group, a list or tuple of names and pairs; a single pair (name, index) is one member."""
     is_pair = isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and not _is_named(spec[1])
     return list(spec) if isinstance(spec, list | tuple) and not is_pair else [spec]
 
@@ -132,7 +132,7 @@ def _is_named(spec: Any) -> bool:
 
 
 def _by_rows(known: _Known, spec: Any) -> list[Any]:
-    """Return the slices that a list of rows stands for: ("emb.weight", [0, 2, 3]) is [0:1] and [2:4] of it."""
+    """Return the slices for a list of rows: ("emb.weight", [0, 2, 3]) means the slices [0:1] and [2:4]."""
     if not isinstance(spec, tuple) or len(spec) != 2 or spec[0] not in known.parameters:
         return [spec]
     path, index = spec
@@ -172,7 +172,7 @@ def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
 
 
 def _size(name: str, parameter: Tensor, index: Any) -> int:
-    """Return the entries of the view. Raises UserError where it lies outside its parameter, or is no view."""
+    """Return the number of entries of a view. Raises UserError if it exceeds its parameter, or is not a view."""
     try:
         view = parameter if index is None else parameter[index]
         inside = view.numel() > 0 and _within(parameter, index)
@@ -190,7 +190,7 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
 
 
 def _from_the_front(index: Any, ndim: int) -> Any:
-    """Return an index without an ellipsis, with an axis at least: products have the probes on an axis of their own."""
+    """Return an index without an ellipsis and with at least one axis, since products have a further axis for probes."""
     if not ndim or not (index is Ellipsis or isinstance(index, tuple | int)):
         return index if ndim else None
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
@@ -204,7 +204,7 @@ def _from_the_front(index: Any, ndim: int) -> Any:
 
 
 def _within(parameter: Tensor, index: Any) -> bool:
-    """Whether the slices end inside the parameter: Python's slices would be cut short silently."""
+    """Whether all slices end inside the parameter; Python would silently shorten others."""
     slices = index if isinstance(index, tuple) else (index,)
     ends = zip(slices, parameter.shape, strict=False)
     return all(not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n for one, n in ends)

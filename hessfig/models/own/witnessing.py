@@ -1,4 +1,4 @@
-"""Has what is measured compared with the user's own function, by parameter, before a number of it is believed."""
+"""Compares the problem that is measured with the user's own function, by parameter, before it is used."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from hessfig.models.own.own_network import Built, split_problem, whole_problem
 from hessfig.rng import kept_draws, made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
-_DIGITS = 100  # roundings of an evaluation, in units of what four of the last digit of every weight move
+_DIGITS = 100  # allowed rounding of an evaluation, relative to the effect of changing each weight in its last digits
 _NOT_COMPARED = "what is measured was not compared with the network itself, which cannot be run as it was given"
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
 
 def witnessed(asked: Asked, dtype: str) -> Objective:
-    """Return what is measured in a type, compared with the user's own function.
+    """Return the problem that is measured in type `dtype`, after a comparison with the user's own function.
 
-    The network is copied, or run in place where a copy computes something else. Raises UserError for batches, losses
-    and names that do not fit, and where nothing computes what the user's function does.
+    The network is copied, or run in place if a copy computes something else. Raises UserError for batches, losses and
+    names that do not fit, and if no problem reproduces the user's function.
     """
     with differentiating(), kept_draws(), made_on(asked.device):
         return Witnessing(asked).measured(getattr(torch, dtype)).problem
 
 
 def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
-    """Return what a factory made as a checked problem. Raises UserError when it made something else."""
+    """Return the result of a factory as a checked problem. Raises UserError for results of another form."""
     if hasattr(returned, "network") and hasattr(returned, "targets"):
         outputs = getattr(returned, "outputs", None)
         returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, outputs)
@@ -65,16 +65,16 @@ def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to measure a user's function: what is run, and whether the loss is part of the network."""
+    """A way to represent a user's function: the network to run, and whether it includes the loss."""
 
     words: str
-    made: Callable[[Asked, torch.dtype], nn.Module]
+    to_run: Callable[[Asked, torch.dtype], nn.Module]
     is_whole: bool
 
     def build(self, asked: Asked, real: torch.dtype) -> Built:
-        """Return the problem. Raises UserError for one that cannot be made."""
+        """Return the problem. Raises UserError if it cannot be built."""
         build = whole_problem if self.is_whole else split_problem
-        return build(asked, self.made(asked, real), real)
+        return build(asked, self.to_run(asked, real), real)
 
 
 WAYS = (
@@ -87,7 +87,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class _Own:
-    """Derivatives of the user's function at the weights, and a step beside them: at another place."""
+    """Derivatives of the user's function at the weights, and at a point one step away, `place`."""
 
     here: Derivatives
     beside: Derivatives
@@ -96,7 +96,7 @@ class _Own:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The user's function, the derivatives of a problem at the weights, and how far both are apart."""
+    """The user's function, the derivatives of a problem at the weights, and their differences."""
 
     own: _Own
     here: Derivatives
@@ -104,13 +104,13 @@ class _Comparison:
 
 
 class Witnessing:
-    """What a user asks for, and the user's own function that every problem made of it is compared with."""
+    """The request of a user, and the user's own function, with which every problem is compared."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked, self.own, self.route = asked, OwnFunction(asked), WAYS[0]
 
     def measured(self, real: torch.dtype) -> Built:
-        """Return the first problem of WAYS that is the user's function. Raises UserError where none is."""
+        """Return the first problem of WAYS that reproduces the user's function. Raises UserError if none does."""
         refusals, others = list[UserError](), dict[str, str]()
         for self.route in WAYS:
             try:
@@ -118,7 +118,7 @@ class Witnessing:
             except UserError as error:
                 refusals.append(error)
                 if not (isinstance(error, Uncopied) or (isinstance(error, Raised) and self._runs)):
-                    raise  # of what the user gave
+                    raise  # the error is about the user's input
                 continue
             witness = self._witness(built)
             if isinstance(witness, Witness):
@@ -127,9 +127,9 @@ class Witnessing:
         raise _other_function(self.asked.network, others, self.own.dtype) if others else refusals[0]
 
     def holds(self, built: Built, order: int) -> bool:
-        """Whether a problem is still the user's function, to derivatives of an order, where its weights are now."""
+        """Whether a problem still equals the user's function at its present weights, up to derivatives of `order`."""
         if built.problem.witness and built.problem.witness.not_taken:
-            return True  # as far as anybody can tell
+            return True  # nothing can be compared
         return self._is_same(built, self._compared(built.problem, self._own(built, order)))
 
     def _own(self, built: Built, order: int) -> _Own:
@@ -148,12 +148,12 @@ class Witnessing:
         return _Comparison(own, here, {**apart(own.here, here, ratio), **beside_weights})
 
     def _witness(self, built: Built) -> Witness | str:
-        """Return what the user's function says of a problem: a witness, or in words why it is another function."""
+        """Return the comparison of a problem with the user's function: a witness, or the difference in words."""
         try:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
             own = self._own(built, 2)
-        except (Exception, SystemExit) as error:  # whatever the user's code raises is the reason
+        except (Exception, SystemExit) as error:  # an exception of the user's code is the reason
             why = plain(f"{type(error).__name__}: {error}", most=300)
             warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
             return Witness(self.route.words, not_taken=why)
@@ -170,10 +170,10 @@ class Witnessing:
         return Witness(self.route.words, seen.off, no_split=no_split, refusal=refusal, has_gradient=has_gradient)
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
-        """Whether a problem differs by rounding alone.
+        """Whether a problem differs from the user's function by rounding alone.
 
-        Where it may not be that of the measured type, or of the network's or its loss's, the same problem in the
-        network's type decides: it has the rounding of that type as the user's function has it.
+        If rounding of the measured type does not explain the difference, the same problem in the type of the network
+        decides, because it has the same rounding errors as the user's function.
         """
         real, own = built.problem.dtype, self.own.dtype
         if max(seen.off.values()) <= max(map(ROWS.of, (real, own, seen.own.here.value.dtype))):
@@ -184,9 +184,9 @@ class Witnessing:
         return max(self._compared(alike.problem, seen.own).off.values()) <= ROWS.of(own)
 
     def _is_rounding(self, objective: Objective, seen: _Comparison) -> bool:
-        """Whether weights that differ in their last digits give derivatives that are as far apart.
+        """Whether changing the weights in their last digits changes derivatives by as much as the difference.
 
-        Where a softmax or tanh saturates, few digits of derivatives are left.
+        If a softmax or tanh saturates, derivatives have few accurate digits.
         """
         eps, rows = torch.finfo(objective.dtype).eps, ROWS.of(objective.dtype)
         leaves = leaves_of(objective, self.own.parameters)
@@ -199,19 +199,19 @@ class Witnessing:
         return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
 
     def _refusal(self, objective: Objective, here: Derivatives) -> UserError | None:
-        """Return why autograd's second derivatives are none of the function, if so."""
+        """Return an error if the second derivatives by autograd are not those of the function."""
         refusal = refusal_of(objective, here, self.own.directions.like(here.slopes))
-        remedy = uncopied(self.asked.network)[1]  # of attributes that a hook computes by a function of torch
+        remedy = uncopied(self.asked.network)[1]  # for attributes that a hook of torch computes
         if refusal is None or not remedy:
             return refusal
         return UserError(refusal.what, got=refusal.got, allowed=refusal.allowed, remedy=remedy)
 
     @cached_property
     def _runs(self) -> bool:
-        """Whether the user's own function runs, as it was given."""
+        """Whether the user's own function runs as it was given."""
         try:
             return bool(self.own.values())
-        except (Exception, SystemExit):  # what was raised for a copy of it says why
+        except (Exception, SystemExit):  # the error of its copy gives the reason
             return False
 
     @cached_property
@@ -222,7 +222,7 @@ class Witnessing:
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
     places = uncopied(network)[0]
     return UserError(
-        "what would be measured is not the user's function: its derivatives, computed in place, are others",
+        "what would be measured is not the user's function: copy and network in place have other derivatives",
         got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [places] * bool(places)), most=700),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "

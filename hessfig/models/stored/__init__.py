@@ -1,1 +1,1 @@
-"""What kinds of stored networks share: folders, sizes, tokens in batches, and their torch modules."""
+"""Shared parts of the kinds of stored networks: folders, sizes, tokens in batches, and torch modules."""

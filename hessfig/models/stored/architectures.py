@@ -1,4 +1,4 @@
-"""Sizes of language models by their config.json, and the layout of their weights."""
+"""Sizes of language models from config.json, and the layout of their weights."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 Settings = Mapping[str, Any]
-# Keys of config.json that never reach transformers: code, kernels, what is made in their size, what we choose.
+# Keys of config.json that are not passed to transformers: code, kernels, allocations, and settings chosen by hessfig.
 _PRIVATE = (
     *("auto_map", "attn_implementation", "experts_implementation", "fusion_config", "custom_pipelines"),
     *("num_labels", "id2label", "label2id", "problem_type", "architectures", "name_or_path", "model_type"),
@@ -19,17 +19,17 @@ _PRIVATE = (
     *("output_attentions", "output_hidden_states", "transformers_version"),
 )
 _REFUSED = ("quantization_config", "compression_config", "transformers_weights", "per_layer_config")
-_LARGEST = 2**31  # of any number
-_MOST_PIECES = 50_000  # heads and maps of all layers: weights with names, which are made one by one
+_LARGEST = 2**31  # limit of every size
+_MOST_PIECES = 50_000  # limit of heads and maps in all layers, each of which is a named weight
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """A network's numbers: `kv_heads` heads share keys and values, `context` is its longest sequence.
+    """The sizes of a network; `kv_heads` is the number of heads of keys and values, `context` the longest sequence.
 
-    Of an encoder: `types` of segments, the width of its embedding where that is not the layers' (ALBERT), in how many
-    `groups` of equal passes its `n_layers` share one layer (0: none does), the word of `padding` (-1: none), and
-    `first_position`, the row of W_pos of the first token.
+    For an encoder: the number of segment `types`; the width of the embedding if it differs from that of the layers
+    (ALBERT); the number of `groups` of `n_layers` passes that share one layer (0: no sharing); the `padding` token (-1:
+    none); and `first_position`, the row of W_pos for the first token.
     """
 
     model_type: str
@@ -52,19 +52,19 @@ class ModelSizes:
 
     @property
     def width_of_words(self) -> int:
-        """Entries of a word's embedding, which are those that the unembedding reads."""
+        """Width of the embedding of a token, which is also the width that the unembedding reads."""
         return self.d_embedding or self.d_model
 
     @property
     def stored_layers(self) -> int:
-        """Layers with weights of their own."""
+        """Number of layers with separate weights."""
         return self.groups or self.n_layers
 
 
 def public(settings: Settings, where: str) -> dict[str, Any]:
-    """Return the settings that transformers is given: without what runs code, chooses kernels or is no size of ours.
+    """Return the settings that are passed to transformers: none that run code, choose kernels or allocate memory.
 
-    Raises UserError for settings that would change what the weights mean, or where they are.
+    Raises UserError for settings that would change the meaning or the location of weights.
     """
     for key in _REFUSED:
         if settings.get(key) is not None:
@@ -78,14 +78,14 @@ def public(settings: Settings, where: str) -> dict[str, Any]:
 
 
 def is_private(key: str) -> bool:
-    """Whether a key of config.json is kept from transformers."""
+    """Whether a key of config.json is not passed to transformers."""
     return key.startswith("_") or key in _PRIVATE
 
 
 def architecture(model_type: str, key: str) -> StoredArchitecture:
-    """Return the architecture called `model_type`; `key` names the setting or file that asks for it.
+    """Return the architecture called `model_type`; `key` names the setting or file in which it is given.
 
-    Raises UserError when there is no such architecture here.
+    Raises UserError if the architecture is not supported.
     """
     if model_type not in ARCHITECTURES:
         what, otherwise = f"{key}: this architecture is not known here", "model=python model.factory=FILE.py:FUNCTION"
@@ -94,18 +94,18 @@ def architecture(model_type: str, key: str) -> StoredArchitecture:
 
 
 def sizes_of(settings: Settings, where: str) -> ModelSizes:
-    """Return the sizes that a config.json (or settings like it) means. Raises UserError for what is no size."""
+    """Return the sizes in a config.json (or in similar settings). Raises UserError for invalid sizes."""
     known = architecture(str(settings.get("model_type", "")), where)
-    found = {word: settings.get(*place) for word, place in known.sizes.items()}
-    heads, width = (count_of(found[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
+    sizes = {word: settings.get(*place) for word, place in known.sizes.items()}
+    heads, width = (count_of(sizes[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
     whole = {
-        **found,
-        "kv_heads": found.get("kv_heads") or heads,
-        "d_head": found.get("d_head") or width // heads,
-        "d_mlp": found["d_mlp"] or 4 * width,
+        **sizes,
+        "kv_heads": sizes.get("kv_heads") or heads,
+        "d_head": sizes.get("d_head") or width // heads,
+        "d_mlp": sizes["d_mlp"] or 4 * width,
     }
     numbers = {word: count_of(value, word, where) for word, value in whole.items() if word != "is_tied"}
-    if not found.get("d_head") and width % heads:
+    if not sizes.get("d_head") and width % heads:
         raise UserError(
             f"{where}: the heads do not divide the width",
             got=f"{heads} heads, width {width}",
@@ -116,18 +116,18 @@ def sizes_of(settings: Settings, where: str) -> ModelSizes:
     biases = {place: bool(settings.get(*switch)) for place, switch in known.biases.items()}
     if known.names.encoder:
         numbers |= _of_encoder(known.names.encoder, settings.get("pad_token_id", known.padding), numbers, where)
-    is_tied = bool(found["is_tied"])
+    is_tied = bool(sizes["is_tied"])
     return ModelSizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
 
 
 def _of_encoder(encoder: Encoder, padding: Any, numbers: dict[str, int], where: str) -> dict[str, Any]:
-    """Return what an encoder's numbers come to: its longest sequence, its first position, its word of padding.
+    """Return the longest sequence, the first position and the padding token of an encoder.
 
-    Raises UserError for layers that are shared in another way than group by group, and for padding that is no word.
+    Raises UserError for layers that are not shared group by group, and for a padding token outside the vocabulary.
     """
     if numbers.pop("inner", 1) != 1 or numbers.get("groups", 0) > numbers["n_layers"]:
         raise UserError(
-            f"{where}: layers are shared in a way that is not served",
+            f"{where}: this way of sharing layers is not supported",
             got="inner_group_num > 1, or more groups than layers",
             allowed="inner_group_num=1, num_hidden_groups from 1 to num_hidden_layers",
             remedy="model=python model.factory=FILE.py:FUNCTION",
@@ -140,7 +140,7 @@ def _of_encoder(encoder: Encoder, padding: Any, numbers: dict[str, int], where: 
 
 
 def count_of(value: Any, name: str, where: str) -> int:
-    """Return a size of a config.json. Raises UserError for what is no whole number from 1 to 2**31."""
+    """Return a size in a config.json. Raises UserError unless it is a whole number from 1 to 2**31."""
     if type(value) is not int or not 1 <= value <= _LARGEST:
         allowed = f"a whole number from 1 to {_LARGEST}"
         raise UserError(f"{where}: {name}", got=plain(value), allowed=allowed, remedy="fix the file")
@@ -148,7 +148,7 @@ def count_of(value: Any, name: str, where: str) -> int:
 
 
 def check_pieces(layers: int, heads: int, where: str) -> None:
-    """Raise UserError for more layers and heads than can be named; before any of them is."""
+    """Raise UserError for more layers and heads than can be named, before naming them."""
     if layers * (heads + 10) > _MOST_PIECES:
         raise UserError(
             f"{where}: more layers and heads than are served",
@@ -160,11 +160,11 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
 
 _ALL = slice(None)
 _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
-_PREFIX = "model"  # where causal_model.CausalNetwork keeps the model of transformers
+_PREFIX = "model"  # attribute of causal_model.CausalNetwork with the model of transformers
 
 
 def layout_of(sizes: ModelSizes) -> Layout:
-    """Return every weight in the order of the layers; `parameters` has each parameter once, for the group all."""
+    """Return all weights in the order of layers; `parameters` contains each parameter once, for the group all."""
     weights = tuple(_weights(sizes))
     return Layout(weights, tuple(_whole(weights)))
 
@@ -191,7 +191,7 @@ def _weights(sizes: ModelSizes) -> Iterator[Weight]:
 
 
 def _below_layers(sizes: ModelSizes, encoder: Encoder) -> Iterator[Weight]:
-    """Yield what an encoder has in addition to words and positions before its layers."""
+    """Yield the weights of an encoder before its layers, other than those of tokens and positions."""
     width, place = sizes.width_of_words, encoder.embeddings
     path = _path(f"{place}.token_type_embeddings", "weight")
     yield Weight("W_type", path, sizes.types * width, 0, (Group.embeddings.value,))
@@ -236,7 +236,7 @@ def _projection(name: str, place: str, sizes: ModelSizes, layer: int, heads: int
 
 
 def _output(place: str, sizes: ModelSizes, layer: int) -> Iterator[Weight]:
-    """Yield W_O, its bias, and what each head feeds into it."""
+    """Yield W_O, its bias, and the columns of each head."""
     name, path, inner = Matrix.W_O.value, _path(place, "weight"), sizes.n_heads * sizes.d_head
     yield Weight(name, path, inner * sizes.d_model, layer, (Group.attention.value,))
     if sizes.biases["output"]:
@@ -247,7 +247,7 @@ def _output(place: str, sizes: ModelSizes, layer: int) -> Iterator[Weight]:
 
 
 def _outputs(sizes: ModelSizes, position: int, start: int, stop: int) -> Any:
-    """Return where outputs start to stop of Q, K or V stand among those of the map that holds them."""
+    """Return the indices of outputs start to stop of Q, K or V among the outputs of the map that contains them."""
     if sizes.names.fused == "heads":
         first, last = start // sizes.d_head, stop // sizes.d_head
         return (first if last == first + 1 else slice(first, last), position)
@@ -260,7 +260,7 @@ def _by(sizes: ModelSizes, outputs: Any) -> Any:
 
 
 def _axes(sizes: ModelSizes) -> tuple[int, ...]:
-    """Return how the outputs of a map fused head by head are taken apart: heads, then q, k, v, then a head's own."""
+    """Return the axes of the outputs of a map fused head by head: heads, then q, k, v, then entries of a head."""
     return (sizes.n_heads, 3, sizes.d_head) if sizes.names.fused == "heads" else ()
 
 
@@ -279,7 +279,7 @@ def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
 
 
 def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:
-    """Yield every parameter once, under the path of its own name, where its views stand."""
+    """Yield every parameter once under its own path, in the position of its views."""
     sizes: dict[str, int] = {}
     for weight in weights:
         if not weight.is_finer:

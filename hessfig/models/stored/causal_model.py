@@ -1,4 +1,4 @@
-"""The door to transformers: models made of our own tensors, causal or for masked tokens, checked to be those meant."""
+"""Builds models of the library transformers, causal or for masked tokens, from given tensors, and checks them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +39,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 class CausalNetwork(nn.Module):
     """Maps tokens to logits as `model` does, piece by piece.
 
-    A layer is called as the model itself calls it: mask and rotary positions are those of one recorded forward pass
-    of the same length (they depend on nothing else). check_logits compares the logits.
+    A layer is called with the arguments of one recorded forward pass of the same length (mask and rotary positions
+    depend only on the length). check_logits compares the logits.
     """
 
     def __init__(self, model: nn.Module, names: Names) -> None:
@@ -48,19 +48,19 @@ class CausalNetwork(nn.Module):
         self.model, self._names = model, names
         embedding = model.get_submodule(names.embedding)
         assert isinstance(embedding, nn.Embedding)
-        embedding.padding_idx = None  # its word has derivatives like any other
+        embedding.padding_idx = None  # so that the padding token has derivatives like any other token
         self._calls: dict[tuple[int, torch.device], list[Call]] = {}
 
     @property
     def layers(self) -> nn.ModuleList:
         """The layers, in order."""
-        found = self.model.get_submodule(self._names.layers)
-        assert isinstance(found, nn.ModuleList)
-        return found
+        layers = self.model.get_submodule(self._names.layers)
+        assert isinstance(layers, nn.ModuleList)
+        return layers
 
     @property
     def unembedding(self) -> nn.Parameter:
-        """The head's matrix; the embedding's own parameter where they are tied."""
+        """The matrix of the head, which is the parameter of the embedding if they are tied."""
         return self.model.get_parameter("lm_head.weight")
 
     def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
@@ -68,7 +68,7 @@ class CausalNetwork(nn.Module):
         return self.from_hidden(self.hidden(tokens, 0), 0, slice(None))
 
     def whole(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
-        """Return the logits of the model in one piece."""
+        """Return the logits of the whole model."""
         return self.model(input_ids=tokens, use_cache=False).logits
 
     def hidden(self, inputs: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length width"]:
@@ -82,7 +82,7 @@ class CausalNetwork(nn.Module):
     def features(
         self, hidden: Float[Tensor, "batch length width"], depth: int, scored: slice
     ) -> Float[Tensor, "batch scored width"]:
-        """Return the normed residual stream at the scored positions, given that after `depth` layers."""
+        """Return the normalised residual stream at the scored positions, given the stream after `depth` layers."""
         hidden = self._through(hidden, depth, len(self.layers))
         return self.model.get_submodule(self._names.norm)(hidden[:, scored])
 
@@ -97,7 +97,7 @@ class CausalNetwork(nn.Module):
         return hidden
 
     def _recorded(self, length: int, device: torch.device) -> list[Call]:
-        """Return what every layer is called with in addition to the residual stream, for sequences of `length`."""
+        """Return the further arguments of every layer, besides the residual stream, for sequences of `length`."""
         if (length, device) not in self._calls:
             self._calls[length, device] = self._record(length, device)
         return self._calls[length, device]
@@ -120,8 +120,8 @@ class CausalNetwork(nn.Module):
 
 
 _SEQUENCES = 2
-_POSITIONS = 16  # of derivatives that are compared
-_LARGE = 2**24  # parameters from where on no products are
+_POSITIONS = 16  # positions whose derivatives are compared
+_LARGE = 2**24  # products are compared below this number of parameters
 _UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
 _ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
 
@@ -129,9 +129,8 @@ _ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, N
 def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     """Return the configured model in evaluation mode: eager attention, no cache, the configured type.
 
-    Random weights are those transformers draws for such a config, from a generator seeded with `seed`. Raises
-    UserError when the folder holds something else than this model's weights, all of them finite, and when its files
-    are not those that were planned.
+    Random weights are drawn by transformers for this config, from a generator seeded with `seed`. Raises UserError if
+    the folder does not contain finite weights of this model, and if its files are not those that were planned.
     """
     dtype = getattr(torch, config.dtype)
     model = _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
@@ -139,7 +138,7 @@ def load(config: Config, seed: int) -> transformers.PreTrainedModel:
 
 
 def load_model(config: Config, device: str) -> transformers.PreTrainedModel:
-    """Return the configured model with weights as transformers makes them, in float32 on `device`.
+    """Return the configured model with the initial weights of transformers, in float32 on `device`.
 
     Raises UserError for settings that transformers refuses.
     """
@@ -157,9 +156,9 @@ def load_model(config: Config, device: str) -> transformers.PreTrainedModel:
 
 
 def left_out(config: Config) -> list[str]:
-    """Return the weights of a folder that its network for masked tokens has not: poolers and further heads, by name.
+    """Return the names of weights in a folder that the masked-token network does not have: poolers and other heads.
 
-    None for random weights, and for causal models.
+    Empty for random weights and for causal models.
     """
     return _read(config)[1] if _encoder(config) and not model_folder.is_random(config) else []
 
@@ -170,13 +169,13 @@ def _encoder(config: Config) -> Encoder | None:
 
 
 def check_layout(model: transformers.PreTrainedModel, layout: Layout, where: str) -> None:
-    """Raise UserError when the model's parameters are not those of the layout."""
-    held = {f"model.{name}": p.numel() for name, p in model.named_parameters()}
+    """Raise UserError if the parameters of the model are not those of the layout."""
+    counts = {f"model.{name}": p.numel() for name, p in model.named_parameters()}
     named = {weight.parameter: weight.size for weight in layout.parameters}
-    odd = [name for name in {**named, **held} if named.get(name) != held.get(name)]
+    odd = [name for name in {**named, **counts} if named.get(name) != counts.get(name)]
     if odd:
         raise UserError(
-            f"{where}: the model's parameters are not those that its config.json calls for",
+            f"{where}: the parameters of the model are not those of its config.json",
             got=first_few(odd),
             allowed=f"{len(named)} parameters: {first_few(list(named))}",
             remedy="check model_type and sizes in config.json",
@@ -184,18 +183,18 @@ def check_layout(model: transformers.PreTrainedModel, layout: Layout, where: str
 
 
 def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where: str) -> None:
-    """Raise UserError when the network in pieces is not the model: other logits for the first sequences."""
+    """Raise UserError if the logits of the network in pieces differ from those of the model for the first sequences."""
     tokens = tokens[:_SEQUENCES]
     try:
         with torch.no_grad():
-            found, own = network(tokens), network.whole(tokens)
+            logits, own = network(tokens), network.whole(tokens)
     except _ODD as error:
         raise _unmade(where, error) from error
-    off, scale = float((found - own).abs().max()), float(own.abs().max())
+    off, scale = float((logits - own).abs().max()), float(own.abs().max())
     if not off <= OUTPUTS.of(own.dtype) * scale:
         raise UserError(
-            f"{where}: layer by layer the logits differ from the model's own; this architecture does more between its "
-            "layers than is known here",
+            f"{where}: layer by layer the logits differ from those of the model; this architecture has "
+            "unknown operations between its layers",
             got=f"{off:.2g} of {scale:.2g}",
             allowed=f"{OUTPUTS.of(own.dtype) * scale:.2g}",
             remedy="model=python model.factory=FILE.py:FUNCTION",
@@ -203,7 +202,7 @@ def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
 
 
 def check_pieces(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where: str) -> None:
-    """Raise UserError when the network in pieces is not the model: other logits, or other derivatives by parameter."""
+    """Raise UserError if logits or derivatives of the network in pieces differ from those of the model."""
     check_logits(network, tokens, where)
     parameters = {name: p.detach() for name, p in network.named_parameters() if p.is_floating_point()}
     directions, given = Directions.of(parameters), tokens[:_SEQUENCES, :_POSITIONS]
@@ -219,7 +218,7 @@ def check_pieces(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
     if not max(off.values()) <= ROWS.of(next(network.parameters()).dtype):
         name = max(off, key=lambda one: off[one])
         raise UserError(
-            f"{where}: layer by layer the derivatives differ from the model's own",
+            f"{where}: the derivatives computed layer by layer differ from those of the model",
             got=f"{name}: off by {off[name]:.2g}, relative to a parameter's rows",
             allowed=f"{ROWS.of(next(network.parameters()).dtype):.2g}",
             remedy="model=python model.factory=FILE.py:FUNCTION",
@@ -227,34 +226,34 @@ def check_pieces(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where:
 
 
 def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
-    """Return the configuration that transformers makes of the public settings, and where they stand.
+    """Return the configuration that transformers builds from the public settings, and the location of the settings.
 
-    Raises UserError when it is refused, or says other sizes than are read of it here.
+    Raises UserError if transformers refuses the settings, or reads other sizes from them.
     """
     settings, where = model_folder.settings_of(config)
     model_type = str(settings["model_type"])
     words = public(settings, where)
     try:
         with alone():
-            found = transformers.AutoConfig.for_model(model_type, **words)
+            configuration = transformers.AutoConfig.for_model(model_type, **words)
     except _ODD as error:
         raise _unmade(where, error) from error
-    _check_sizes(found, settings, where)
-    return found, where
+    _check_sizes(configuration, settings, where)
+    return configuration, where
 
 
-def _check_sizes(found: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
-    """Raise UserError for sizes under two names, and for rotary positions beyond a head: before anything is made."""
+def _check_sizes(configuration: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
+    """Raise UserError for sizes with two values, and rotary positions wider than a head, before building a model."""
     for key, default in architecture(str(settings["model_type"]), where).sizes.values():
-        said = settings.get(key, default)
-        if type(said) is int and getattr(found, key, said) != said:
+        value = settings.get(key, default)
+        if type(value) is int and getattr(configuration, key, value) != value:
             raise UserError(
                 f"{where}: {key} has two values",
-                got=f"{said} and {getattr(found, key)}",
+                got=f"{value} and {getattr(configuration, key)}",
                 allowed="one of them",
                 remedy="fix the file",
             )
-    share = (getattr(found, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    share = (getattr(configuration, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="fix the file")
 
@@ -265,19 +264,19 @@ def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
 
 
 def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
-    """Return the model of a folder, and the weights there that it has not."""
+    """Return the model in a folder, and the weights in the folder that the model does not have."""
     place = model_folder.folder(str(config.model.path), config.model.download)
     tensors = read_tensors(config, place)
     known, _ = _configuration(config)
     encoder = _encoder(config)
     models = transformers.MODEL_FOR_MASKED_LM_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    held = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
+    weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
     try:
         with alone():
             model, report = models[type(known)].from_pretrained(
                 None,
                 config=known,
-                state_dict=held,
+                state_dict=weights,
                 local_files_only=True,
                 attn_implementation="eager",
                 dtype=getattr(torch, config.dtype),
@@ -286,7 +285,7 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
             )
     except _ODD as error:
         raise _unmade(str(place), error) from error
-    odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in held}
+    odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in weights}
     check_report(str(place), report, odd)
     check_finite(model, str(place))
     surplus = listed_names(report["unexpected_keys"])
@@ -309,7 +308,7 @@ def _unmade(where: str, error: Exception) -> UserError:
 def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids, at_once: int) -> Objective:
     """Return the model with its sequences in micro-batches of `at_once` (the last may be smaller).
 
-    Raises UserError when the folder holds something else than its config.json says.
+    Raises UserError if the folder does not match its config.json.
     """
     where, tokens = str(config.model.path or config.model.architecture), torch.tensor(ids)
     model = load(config, seed)
@@ -318,7 +317,7 @@ def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids
         network = CausalNetwork(model, sizes.names)
         check_pieces(network, tokens, where)
         return in_batches(network, layout, ids, config.task.first_scored, at_once)
-    activation = "gelu" if sizes.model_type == "roberta" else model.config.hidden_act  # whatever RoBERTa's layers have
+    activation = "gelu" if sizes.model_type == "roberta" else model.config.hidden_act  # RoBERTa's head always has gelu
     encoder = EncoderNetwork(model, sizes, ACT2FN[activation])
     padded = tokens.eq(sizes.padding).sum(dim=1).argsort()
     check_pieces(encoder, tokens[padded[[0, -1]]], where)
@@ -328,9 +327,9 @@ def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids
 
 
 def special_words(config: Config, sizes: ModelSizes) -> Special:
-    """Return the words of masked tokens that are special: the tokenizer's for a text; for ids, padding and the mask.
+    """Return the special tokens for masked tokens: those of the tokenizer for a text; padding and mask for ids.
 
-    Raises UserError for a mask that is no word, and for a tokenizer without one.
+    Raises UserError for a mask outside the vocabulary, and for a tokenizer without a mask.
     """
     kept, mask = {sizes.padding}, sizes.vocabulary - 1
     if is_text(config.task):
@@ -343,13 +342,13 @@ def special_words(config: Config, sizes: ModelSizes) -> Special:
             "task.mask_id: the mask is no word of the network's vocabulary",
             got="the tokenizer has no mask" if mask is None else mask,
             allowed=f"0 to {sizes.vocabulary - 1}",
-            remedy="task.mask_id=ID of the word that stood for a mask in training",
+            remedy="task.mask_id=ID of the mask token of the training",
         )
     return Special(mask, tuple(sorted({*kept, mask})))
 
 
 def check(config: Config, sizes: ModelSizes, layout: Layout, ids: Ids) -> None:
-    """Raise UserError when `drawn` would: the weights of a folder are read, random ones are not drawn."""
+    """Raise UserError if `drawn` would; weights of a folder are read, but random weights are not drawn."""
     if model_folder.is_random(config):
         check_layout(load_model(config, "meta"), layout, str(config.model.path or config.model.architecture))
         if config.task.data == Data.masked_tokens:

@@ -1,4 +1,4 @@
-"""Encoders of transformers (ALBERT, BERT, RoBERTa) with their head for masked tokens, cut behind each layer."""
+"""Encoders (ALBERT, BERT, RoBERTa) with a head for masked tokens, split after each layer."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from hessfig.models.stored.families import Encoder
 
 
 class EncoderNetwork(nn.Module):
-    """Maps tokens to logits as `model` does, piece by piece; no position attends to the word of padding.
+    """Maps tokens to logits as `model` does, piece by piece; no position attends to the padding token.
 
-    What lies between layers has one channel more than the residual stream: 1 at padding, 0 elsewhere, from which the
-    attention's mask is made. A layer may be passed several times (ALBERT): what is cut is then above all passes of
-    lower layers, so that every pass of a weight is differentiated. causal_model.check_logits compares the logits.
+    Hidden states have one more channel than the residual stream: 1 at padding and 0 elsewhere, for the mask of the
+    attention. A layer may be used several times (ALBERT); the network is then split after all passes of lower layers,
+    so that every pass of a weight is differentiated. causal_model.check_logits compares the logits.
     """
 
     def __init__(self, model: nn.Module, sizes: ModelSizes, activation: Callable[[Tensor], Tensor]) -> None:
@@ -25,24 +25,24 @@ class EncoderNetwork(nn.Module):
         self._activation = activation  # of the head
         for module in model.modules():
             if isinstance(module, nn.Embedding):
-                module.padding_idx = None  # its word has derivatives like any other
+                module.padding_idx = None  # so that the padding token has derivatives like any other token
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The layers with weights of their own, in order."""
-        held = self.model.get_submodule(self._sizes.names.layers)
-        assert isinstance(held, nn.ModuleList)
+        """The layers with separate weights, in order."""
+        layers = self.model.get_submodule(self._sizes.names.layers)
+        assert isinstance(layers, nn.ModuleList)
         inner = self._paths.inner
-        return nn.ModuleList(one.get_submodule(inner) for one in held) if inner else held
+        return nn.ModuleList(layer.get_submodule(inner) for layer in layers) if inner else layers
 
     @property
     def unembedding(self) -> nn.Parameter:
-        """The head's matrix; the embedding's own parameter where they are tied."""
+        """The matrix of the head, which is the parameter of the embedding if they are tied."""
         return self.model.get_parameter(f"{self._paths.head}.weight")
 
     @property
     def unembedding_bias(self) -> nn.Parameter:
-        """The bias behind the unembedding."""
+        """The bias of the unembedding."""
         return self.model.get_parameter(f"{self._paths.head}.bias")
 
     def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
@@ -50,11 +50,11 @@ class EncoderNetwork(nn.Module):
         return self.from_hidden(self.hidden(tokens, 0), 0, slice(None))
 
     def whole(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
-        """Return the logits of the model in one piece."""
+        """Return the logits of the whole model."""
         return self.model(input_ids=tokens, attention_mask=tokens.ne(self._sizes.padding).long()).logits
 
     def hidden(self, inputs: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length width_1"]:
-        """Return the residual stream after `depth` layers (0: the embeddings), with a channel that tells padding."""
+        """Return the residual stream after `depth` layers (0: the embeddings), with a channel that marks padding."""
         hidden = self.model.get_submodule(self._paths.embeddings)(input_ids=inputs)
         if self._paths.mapping:
             hidden = self.model.get_submodule(self._paths.mapping)(hidden)
@@ -64,13 +64,13 @@ class EncoderNetwork(nn.Module):
     def features(
         self, hidden: Float[Tensor, "batch length width_1"], depth: int, scored: slice
     ) -> Float[Tensor, "batch scored features"]:
-        """Return what the unembedding is applied to: the head's map of the residual stream, and its norm."""
+        """Return the inputs of the unembedding: the residual stream after the map and the norm of the head."""
         residual = self._through(hidden, depth, len(self.layers))[:, scored, :-1]
         mapped = self._activation(self.model.get_submodule(self._paths.transform)(residual))
         return self.model.get_submodule(self._sizes.names.norm)(mapped)
 
     def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocabulary"]:
-        """Return the logits at the scored positions, given what `hidden` returned for `depth`."""
+        """Return the logits at the scored positions, given the result of `hidden` for `depth`."""
         return self.model.get_submodule(self._paths.head)(self.features(hidden, depth, scored))
 
     def _through(self, hidden: Tensor, first: int, last: int) -> Tensor:
@@ -83,15 +83,15 @@ class EncoderNetwork(nn.Module):
         return torch.cat([residual, padding], dim=-1)
 
     def _passes(self) -> list[int]:
-        """Return which layer each pass goes through: group by group the same one, where they are shared."""
+        """Return the layer of each pass; passes of a group share one layer."""
         count, stored = self._sizes.n_layers, self._sizes.stored_layers
-        return [int(place / (count / stored)) for place in range(count)]  # as transformers rounds it
+        return [int(place / (count / stored)) for place in range(count)]  # rounded as in transformers
 
 
 def tied_biases(model: nn.Module, encoder: Encoder) -> None:
-    """Let the head have one bias: that of the unembedding, whatever config.json says of tied weights.
+    """Give the head a single bias, that of the unembedding, whatever config.json specifies for tied weights.
 
-    transformers keeps a second one, which no output depends on, in models whose embedding is not tied.
+    For models with an untied embedding, transformers keeps a second bias on which no output depends.
     """
     place, _, name = encoder.bias.rpartition(".")
     setattr(model.get_submodule(place), name, model.get_parameter(f"{encoder.head}.bias"))

@@ -1,4 +1,4 @@
-"""The architectures that are known: what config.json calls their sizes, and where their weights stand."""
+"""The supported architectures: names of their sizes in config.json, and paths of their weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Encoder:
-    """What an encoder for masked tokens has in addition to a causal model's pieces: paths below the model.
+    """Paths in an encoder for masked tokens, in addition to those of a causal model, relative to the model.
 
-    `embeddings`: words, positions and types of segments, with a norm behind their sum; `transform`: the head's own map,
-    below its norm and the unembedding; `head`: the unembedding, whose bias is the parameter `bias`. ALBERT: `mapping`
-    is the map from the embedding's width to that of the layers, and `inner` leads from a group of passes to the layer
-    that they share. `counts_words`: positions count the words that are no padding, from the padding's own word on.
+    `embeddings`: tokens, positions and segment types, followed by a norm; `transform`: the map of the head before its
+    norm and the unembedding; `head`: the unembedding, with the bias `bias`. For ALBERT, `mapping` is the map from the
+    width of the embedding to that of the layers, and `inner` leads from a group of passes to the layer that they share.
+    With `counts_words`, positions count the tokens other than padding, starting after the index of the padding token.
     """
 
     embeddings: str
@@ -26,11 +26,11 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Names:
-    """Paths of the pieces below the language model, and of the pieces of a layer below the layer.
+    """Paths of the pieces relative to the language model, and of the pieces of a layer relative to the layer.
 
-    `fused`: queries, keys and values are one map; "columns" Q | K | V, or "heads", each head its own q, k, v rows.
-    `by_inputs`: maps are stored (inputs, outputs), as GPT-2's Conv1D, instead of (outputs, inputs).
-    `withholds_padding`: the embedding of transformers has no derivatives for the word of pad_token_id.
+    `fused`: queries, keys and values are one map, in "columns" Q | K | V, or in "heads", each with its q, k, v rows.
+    `by_inputs`: maps are stored (inputs, outputs), like Conv1D in GPT-2, instead of (outputs, inputs).
+    `withholds_padding`: the embedding of transformers has no derivatives for the token pad_token_id.
     """
 
     embedding: str
@@ -50,7 +50,7 @@ class Names:
 
 @dataclass(frozen=True)
 class StoredArchitecture:
-    """`sizes`: {our word: (its name in config.json, its value where the file leaves it out)}; `padding`: its word."""
+    """`sizes`: {our name: (its name in config.json, its default)}; `padding`: the padding token."""
 
     names: Names
     sizes: Mapping[str, tuple[str, Any]]
@@ -58,7 +58,7 @@ class StoredArchitecture:
     padding: int | None = None
 
 
-# Our words for sizes, and what config.json calls them; GPT-2 has names of its own.
+# Our names of sizes, and their names in config.json; GPT-2 has other names.
 _IN_CONFIG = {
     **{"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
     **{"d_model": "hidden_size", "d_head": "head_dim", "d_mlp": "intermediate_size"},
@@ -69,7 +69,7 @@ _IN_CONFIG = {
 
 
 def _sizes(**defaults: Any) -> dict[str, tuple[str, Any]]:
-    """Return the names of sizes in config.json, each with its value where the file leaves it out."""
+    """Return the names of sizes in config.json, each with its default."""
     return {word: (_IN_CONFIG[word], default) for word, default in defaults.items()}
 
 
@@ -146,7 +146,7 @@ _QWEN2 = StoredArchitecture(
 
 
 def _encoder(place: str, head: str, transform: str, **more: Any) -> Encoder:
-    """Return the paths of an encoder at `place`, with its own map, the unembedding and the bias below its `head`."""
+    """Return the paths of an encoder at `place`, with its map, the unembedding and the bias relative to its `head`."""
     return Encoder(f"{place}.embeddings", f"{head}.{transform}", f"{head}.decoder", f"{head}.bias", **more)
 
 

@@ -1,4 +1,4 @@
-"""TransformerLens's network in plain torch, and its state converted."""
+"""The network of TransformerLens in plain torch, and the conversion of its state."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -27,9 +27,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class HookedNetwork(nn.Module):
-    """Parameters by TransformerLens's own names and shapes, but for the head: W_U and b_U are one matrix.
+    """A network with the names and shapes of TransformerLens, except that W_U and b_U are one matrix.
 
-    logits = [h, 1] @ [W_U^T, b_U]^T with h the normed residual stream, so that b_U is a column of the unembedding.
+    logits = [h, 1] @ [W_U^T, b_U]^T with the normalised residual stream h, so b_U is a column of the unembedding.
     """
 
     def __init__(self, sizes: LensSizes) -> None:
@@ -64,7 +64,7 @@ class HookedNetwork(nn.Module):
     def features(
         self, hidden: Float[Tensor, "batch length width"], depth: int, scored: slice
     ) -> Float[Tensor, "batch scored width_1"]:
-        """Return the normed residual stream at the scored positions, and a 1 behind it, for the bias."""
+        """Return the normalised residual stream at the scored positions, with 1 appended for the bias."""
         for layer in self.blocks[depth:]:
             hidden = layer(hidden)
         return F.pad(self.ln_final(hidden[:, scored]), (0, 1), value=1.0)
@@ -123,7 +123,7 @@ class _MLP(nn.Module):
 
 
 class _LayerNorm(nn.Module):
-    """LayerNorm; that of LNPre has neither gain nor shift, which were folded into what reads it."""
+    """LayerNorm; for LNPre without gain and shift, which were folded into the following maps."""
 
     w: nn.Parameter | None
     b: nn.Parameter | None
@@ -151,8 +151,8 @@ def _empty(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
-_BUFFERS = (".mask", ".IGNORE", ".causal_mask")  # no parameters
-# How names end with the bridge, and with HookedTransformer.
+_BUFFERS = (".mask", ".IGNORE", ".causal_mask")  # entries that are not parameters
+# Ends of names in the bridge, and in HookedTransformer.
 _BRIDGE = {
     **{"unembed.weight": "unembed.W_U", "unembed.bias": "unembed.b_U"},
     **{"pos_embed.weight": "pos_embed.W_pos", "embed.weight": "embed.W_E"},
@@ -163,24 +163,24 @@ _BRIDGE = {
     **{f"{name}.weight": f"{name}.w" for name in ("ln1", "ln2", "ln_final")},
     **{f"{name}.bias": f"{name}.b" for name in ("ln1", "ln2", "ln_final")},
 }
-_MAPS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U")  # which the bridge has as (outputs, inputs)
+_MAPS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U")  # stored as (outputs, inputs) in the bridge
 _NATIVE = (None, "TransformerLensNative")
 _SAVE = "torch.save(dict(bridge.tl_parameters()), FILE), or HookedTransformer's state_dict()"
-_FOLDED_IN = "unembed.b_U"  # zero where the state has none
+_FOLDED_IN = "unembed.b_U"  # zero if the state has no such entry
 
 
 def converted(
-    found: Mapping[str, Tensor], sizes: LensSizes, where: str, architecture: str | None = None
+    stored: Mapping[str, Tensor], sizes: LensSizes, where: str, architecture: str | None = None
 ) -> dict[str, Tensor]:
-    """Return the tensors of HookedNetwork by name; `architecture` is what the configuration says it is.
+    """Return the tensors of HookedNetwork by name; `architecture` is the architecture in the configuration.
 
-    The native bridge's maps are stored (outputs, inputs), heads one behind the other. A bridge around a model of
-    transformers has the same names, and that model's own order of axes: its state is refused. So are names that are
-    missing or not known, other shapes, and numbers that are not finite, by UserError.
+    The native bridge stores maps as (outputs, inputs), with concatenated heads. A bridge around a model of transformers
+    has the same names but the axes of that model, so its state is refused. Raises UserError for such a state, for
+    missing or unknown names, for other shapes, and for numbers that are not finite.
     """
-    if architecture not in _NATIVE and any(_of_bridge(name) for name in found):
+    if architecture not in _NATIVE and any(_of_bridge(name) for name in stored):
         raise _of_transformers(where, str(architecture))
-    named = dict(_named(found, sizes))
+    named = dict(_named(stored, sizes))
     shapes = shapes_of(sizes)
     _check(named, {name: shape for name, shape in shapes.items() if name != _FOLDED_IN or name in named}, where)
     words = named.pop("unembed.W_U")
@@ -189,17 +189,17 @@ def converted(
 
 
 def shapes_of(sizes: LensSizes) -> dict[str, tuple[int, ...]]:
-    """Return every parameter of HookedTransformer by name, with its shape."""
+    """Return the shapes of all parameters of HookedTransformer by name."""
     with torch.device("meta"):
         network = HookedNetwork(sizes)
-    found = {name: tuple(parameter.shape) for name, parameter in network.named_parameters() if name != HEAD}
-    return found | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters() if name != HEAD}
+    return shapes | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
 
 
-def _named(found: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str, Tensor]]:
-    """Yield tensors under HookedTransformer's names, in its shapes."""
-    for name, tensor in found.items():
-        # bridge.tl_parameters() fills in MLPs that are not there
+def _named(stored: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str, Tensor]]:
+    """Yield tensors with the names and shapes of HookedTransformer."""
+    for name, tensor in stored.items():
+        # bridge.tl_parameters() adds zeros for MLPs that do not exist
         filled = not sizes.d_mlp and ".mlp." in name and tensor.dtype in FLOATING and not tensor.any()
         if not name.endswith(_BUFFERS) and not filled:
             known = _of_bridge(name)
@@ -207,13 +207,13 @@ def _named(found: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str,
 
 
 def _of_bridge(name: str) -> str | None:
-    """Return HookedTransformer's name for one of the bridge's; None for other names."""
-    found = next((last for last in _BRIDGE if name.endswith(last)), None)
-    return None if found is None else name.removesuffix(found) + _BRIDGE[found]
+    """Return the name in HookedTransformer for a name of the bridge; None for other names."""
+    ending = next((last for last in _BRIDGE if name.endswith(last)), None)
+    return None if ending is None else name.removesuffix(ending) + _BRIDGE[ending]
 
 
 def _turned(name: str, tensor: Tensor, sizes: LensSizes) -> Tensor:
-    """Return a tensor of the bridge as HookedTransformer has it; one that does not fit as it is, to be refused."""
+    """Return a tensor of the bridge in the shape of HookedTransformer; a tensor that does not fit is not changed."""
     last, heads = name.rpartition(".")[2], (sizes.n_heads, sizes.d_head)
     inner = sizes.n_heads * sizes.d_head
     if last in ("b_Q", "b_K", "b_V") and tensor.shape == (inner,):
@@ -260,7 +260,7 @@ def _check(named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], w
 def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Objective:
     """Return the network with its sequences in micro-batches of `at_once`.
 
-    Raises UserError when the file holds something else than its config.json says.
+    Raises UserError if the file does not match its config.json.
     """
     sizes, weights = read(config)
     with torch.device("meta"):
@@ -271,9 +271,9 @@ def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Objective:
 
 
 def read(config: Config) -> tuple[LensSizes, dict[str, Tensor]]:
-    """Return the network's numbers, and what HookedNetwork holds, from files that are those that were planned.
+    """Return the sizes of the network and the tensors of HookedNetwork, read from the planned files.
 
-    Raises UserError when they are not, or when the file holds something else.
+    Raises UserError if the files have changed since planning, or do not contain such a network.
     """
     (settings, where), path = settings_of(config), weights_of(config)
     sizes, (content, own) = sizes_of(settings, where), hashed(path, KEY)

@@ -1,4 +1,4 @@
-"""Architectures of TransformerLens's registry with random weights, made without a hub."""
+"""Architectures in the registry of TransformerLens with random weights, built without a hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout
 
 KEY, NATIVE = "model.name", "native"
-# Sizes as configurations of transformers call them, beside names of their own that their map of attributes leads to.
+# Names of sizes in configurations of transformers; other names are found by their attribute map.
 _SIZES = {
     **{"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model"},
     **{"intermediate_size": "d_mlp", "n_inner": "d_mlp", "ffn_dim": "d_mlp"},
@@ -31,7 +31,7 @@ _SIZES = {
 
 
 def sizes_named(config: Config) -> LensSizes:
-    """Return the numbers of the architecture that config.model names. Raises UserError where there is none."""
+    """Return the sizes of the architecture named in config.model. Raises UserError if there is none."""
     bridge = _bridge(config, config.first_seed)
     check_causal(bridge)
     cfg = bridge.cfg
@@ -47,16 +47,16 @@ def sizes_named(config: Config) -> LensSizes:
 
 
 def layout_named(config: Config) -> Layout:
-    """Return the weights that are found in the architecture that config.model names."""
+    """Return the weights that find_weights finds in the architecture named in config.model."""
     return find_weights(_bridge(config, config.first_seed))
 
 
 def drawn_at_random(config: Config, seed: int, ids: Ids, at_once: int) -> Objective:
-    """Return the network with weights drawn from `seed`, its sequences in batches of `at_once`, and cross-entropy."""
+    """Return the network with weights drawn from `seed`, sequences in batches of `at_once`, and cross-entropy."""
     batches = list(torch.tensor(ids).split(at_once))
     targets = [following(batch) for batch in batches]
-    for one in targets:
-        one[:, : config.task.first_scored] = -100
+    for goals in targets:
+        goals[:, : config.task.first_scored] = -100
     return witnessed(open_request(_bridge(config, seed), batches, targets, "cross_entropy"), config.dtype)
 
 
@@ -70,7 +70,7 @@ def _bridge(config: Config, seed: int) -> Any:
     return _made(json.dumps([str(model.name), {**sizes, "d_head": config.model.d_head}, dict(model.options), seed]))
 
 
-@lru_cache(maxsize=2)  # a plan asks for sizes, names and checks of one network
+@lru_cache(maxsize=2)  # planning needs sizes, names and checks of the same network
 def _made(asked: str) -> Any:
     name, sizes, options, seed = json.loads(asked)
     with global_draws(stream(seed, "transformer_lens")):
@@ -78,9 +78,9 @@ def _made(asked: str) -> Any:
             return (_native if name == NATIVE else _of_transformers)(name, sizes, options)
         except UserError:
             raise
-        except Exception as error:  # whatever the constructors of these packages raise for sizes that do not fit
+        except Exception as error:  # constructors of these packages may raise anything for sizes that do not fit
             raise UserError(
-                f"{KEY}: the network cannot be made",
+                f"{KEY}: the network cannot be built",
                 got=plain(f"{type(error).__name__}: {error}", most=300),
                 allowed="sizes (model.n_layers, model.d_model, ...) and model.options that fit together",
                 remedy="leave model.options out, or other sizes",

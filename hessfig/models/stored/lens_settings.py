@@ -1,4 +1,4 @@
-"""The folder of a TransformerLens network: its configuration (sizes, and the layout of the weights) and its files."""
+"""The folder of a TransformerLens network: its configuration (sizes and layout of weights) and its files."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _FLAGS = (
     *("final_rms", "post_embedding_ln", "use_normalization_before_and_after", "use_qk_norm"),
     *("scale_embedding", "shortformer_pos"),
 )
-# Settings of architectures that are not written out here, with the values that mean their absence.
+# Settings of architectures that are not supported here, with the values that disable them.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "positional_embedding_type": ("standard",),
     "attention_dir": ("causal",),
@@ -39,14 +39,14 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(config: Config) -> tuple[dict[str, Any], str]:
-    """Return the configuration, and where it stands, for messages. Raises UserError when there is none."""
+    """Return the configuration, and its location for messages. Raises UserError if there is none."""
     path = weights_of(config).parent / CONFIG
     return json_of(path, _FORM), str(path)
 
 
 @dataclass(frozen=True)
 class LensSizes:
-    """A network's numbers; `d_mlp` is 0 without MLPs, `norm` None without LayerNorms, `scale` divides the scores."""
+    """Sizes of a network; `d_mlp` is 0 without MLPs, `norm` is None without LayerNorms, `scale` divides the scores."""
 
     n_layers: int
     n_heads: int
@@ -62,28 +62,28 @@ class LensSizes:
 
 
 def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
-    """Return the sizes that TransformerLens means by these settings; its defaults stand for what is left out.
+    """Return the sizes for settings of TransformerLens, with its defaults for missing settings.
 
-    Raises UserError for what is no size, and for architectures that are not served.
+    Raises UserError for invalid sizes, and for architectures that are not supported.
     """
     _check_served(settings, where)
     width = count_of(settings.get("d_model"), "d_model", where)
     heads = settings.get("n_heads")
     head = settings.get("d_head") or (width // heads if type(heads) is int and heads > 0 else None)
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
-    found = {name: count_of(given.get(name), name, where) for name in _COUNTS}
-    check_pieces(found["n_layers"], found["n_heads"], where)
+    counts = {name: count_of(given.get(name), name, where) for name in _COUNTS}
+    check_pieces(counts["n_layers"], counts["n_heads"], where)
     return LensSizes(
-        n_layers=found["n_layers"],
-        n_heads=found["n_heads"],
+        n_layers=counts["n_layers"],
+        n_heads=counts["n_heads"],
         d_model=width,
-        d_head=found["d_head"],
-        d_mlp=0 if settings.get("attn_only") else found["d_mlp"],
-        vocabulary=found["d_vocab"],
-        context=found["n_ctx"],
+        d_head=counts["d_head"],
+        d_mlp=0 if settings.get("attn_only") else counts["d_mlp"],
+        vocabulary=counts["d_vocab"],
+        context=counts["n_ctx"],
         activation=str(settings.get("act_fn")),
         norm=_norm(settings),
-        scale=_scale(settings, found["d_head"], where),
+        scale=_scale(settings, counts["d_head"], where),
         eps=_eps(settings, where),
     )
 
@@ -102,12 +102,12 @@ def _check_served(settings: Mapping[str, Any], where: str) -> None:
 
 
 def _norm(settings: Mapping[str, Any]) -> Any:
-    """Return the kind of norm; repositories from before TransformerLens 1 call it `normalization`."""
+    """Return the kind of norm, which was called `normalization` before TransformerLens 1."""
     return settings.get("normalization_type", settings.get("normalization", "LN"))
 
 
 def _scale(settings: Mapping[str, Any], d_head: int, where: str) -> float:
-    """Return what the scores are divided by: the square root of d_head unless attn_scale > 0 says something else."""
+    """Return the divisor of the scores: attn_scale if it is positive, else the square root of d_head."""
     scale = settings.get("attn_scale", -1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise _unserved(where, "attn_scale", scale, "a number; -1 for the square root of d_head")
@@ -123,7 +123,7 @@ def _eps(settings: Mapping[str, Any], where: str) -> float:
 
 def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
     return UserError(
-        f"{where}: {key} of another TransformerLens network than is written out here",
+        f"{where}: {key} belongs to a TransformerLens network that is not supported here",
         got=got,
         allowed=allowed,
         remedy="model=huggingface for a model of transformers, or model=python model.factory=FILE.py:FUNCTION",
@@ -131,14 +131,14 @@ def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
 
 
 def digest(sizes: LensSizes, weights: str) -> str:
-    """Return one hash of sizes and of the hash of the weights' file."""
+    """Return one hash of the sizes and of the hash of the file of weights."""
     return hashlib.sha256(json.dumps([asdict(sizes), weights]).encode()).hexdigest()
 
 
 def weights_of(config: Config) -> Path:
     """Return the file of weights: model.path itself, or the only one in that folder.
 
-    Raises UserError when there is none, or when there are several.
+    Raises UserError if there is none, or if there are several.
     """
     if config.model.path is None:
         raise UserError(
@@ -177,7 +177,7 @@ _PROJECTIONS = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 
 
 def layout_of(sizes: LensSizes) -> Layout:
-    """Return every weight in the order of the layers; `parameters` has each parameter once, for the group all."""
+    """Return all weights in the order of layers; `parameters` contains each parameter once, for the group all."""
     weights, table = tuple(_weights(sizes)), sizes.vocabulary * (sizes.d_model + 1)
     own = tuple(weight for weight in weights if not weight.is_finer and weight.parameter != HEAD)
     return Layout(weights, (*own, Weight(HEAD, HEAD, table)))

@@ -19,8 +19,8 @@ KEY = "model.path"
 _INDEX = ".index.json"
 _CHOICES = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX))
 _FORM = f"a folder that model.save_pretrained wrote: {CONFIG}, *.safetensors"
-_LONGEST = 2**26  # bytes of a JSON file; indices of the largest models have some 2**23
-# Beside config.json, what transformers makes a tokenizer of.
+_LONGEST = 2**26  # the most bytes of a JSON file; indices of the largest models have about 2**23
+# The files from which transformers builds a tokenizer, besides config.json.
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -29,21 +29,21 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
 
 
 def settings_of(config: Config) -> tuple[dict[str, Any], str]:
-    """Return the model's settings as config.json has them, and where they stand, for messages.
+    """Return the settings of the model in the form of config.json, and their location for messages.
 
-    Without model.path they follow from the settings of the network; model.options go on top where weights are random.
-    Raises UserError for a folder without config.json, for one that cannot be read, and, where the weights are random,
-    for one that is not what was planned.
+    Without model.path they follow from the settings of the network. For random weights, model.options are added. Raises
+    UserError for a folder without config.json, for a file that cannot be read, and, for random weights, for a file that
+    has changed since planning.
     """
     model = config.model
     if model.path is None:
         return {**_sized(config), **model.options}, "model.architecture"
     path = folder(str(model.path), model.download) / CONFIG
-    found = json_of(path)
+    settings = json_of(path)
     if not model.random:
-        return found, str(path)
-    check_pin(path.parent, KEY, found=digest(found, ()), planned=pin_of(config, 0))
-    return {**found, **model.options}, str(path)
+        return settings, str(path)
+    check_pin(path.parent, KEY, found=digest(settings, ()), planned=pin_of(config, 0))
+    return {**settings, **model.options}, str(path)
 
 
 def is_random(config: Config) -> bool:
@@ -53,9 +53,9 @@ def is_random(config: Config) -> bool:
 
 @cache
 def folder(path: str, download: bool) -> Path:
-    """Return the folder of a model: `path` itself, or what is in the cache (or fetched) for a name of the hub.
+    """Return the folder of a model: `path` itself, or the cached (or downloaded) folder for a name of the hub.
 
-    Raises UserError when it is neither.
+    Raises UserError if it is neither.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -76,7 +76,7 @@ def folder(path: str, download: bool) -> Path:
 
 
 def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
-    """Return a config.json; `form` says what its folder is. Raises UserError when it is missing or no JSON object."""
+    """Return the content of config.json; `form` describes its folder. Raises UserError if it is not a JSON object."""
     if not is_file(path):
         raise UserError(
             f"{KEY}: the folder has no {path.name}",
@@ -85,18 +85,18 @@ def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
             remedy="name the folder itself, or save the model with its config",
         )
     try:
-        found = _parsed(path, identity(path))
+        content = _parsed(path, identity(path))
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(
             f"{KEY}: {path} cannot be read", got=str(error)[:200], allowed="JSON", remedy="save it again"
         ) from error
-    if not isinstance(found, dict):
-        raise UserError(f"{KEY}: {path} is no object", got=type(found).__name__, allowed=form, remedy="save it again")
-    return dict(found)
+    if not isinstance(content, dict):
+        raise UserError(f"{KEY}: {path} is no object", got=type(content).__name__, allowed=form, remedy="save it again")
+    return dict(content)
 
 
 def files(config: Config) -> str:
-    """Return a hash of the files behind model.path: config.json and weights; joined to it, a text's tokenizer's."""
+    """Return a hash of the files in model.path: config.json and weights, and the tokenizer for a text."""
     if config.model.path is None:
         return ""
     place = folder(str(config.model.path), config.model.download)
@@ -105,55 +105,55 @@ def files(config: Config) -> str:
 
 
 def fingerprint(config: Config) -> str:
-    """Return a hash of what the weights follow from: settings, and the files they are read from by content."""
+    """Return a hash of everything that determines the weights: settings, and the contents of files."""
     if not is_random(config):
         return pin_of(config, 0) or files(config).partition("+")[0]
     return digest(settings_of(config)[0], ())
 
 
 def digest(settings: Any, weights: Iterable[str]) -> str:
-    """Return one hash of settings and of the hashes of files."""
-    found = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for one in weights:
-        found.update(one.encode())
-    return found.hexdigest()
+    """Return one hash of the settings and of the hashes of files."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for hashed in weights:
+        digest.update(hashed.encode())
+    return digest.hexdigest()
 
 
 def joined(config: Config, place: Path, own: str) -> str:
-    """Return the hash of a model's files, joined to that of its tokenizer's files where there is a text for it."""
+    """Return the hash of the files of a model, joined with that of its tokenizer if the task is a text."""
     if not is_text(config.task):
         return own
     return f"{own}+{hash_of_tokenizer(tokenizer_files(place))}"
 
 
 def pin_of(config: Config, place: int) -> str | None:
-    """Return what `joined` joined and planning kept: of the model's own files (0), of its tokenizer's (1)."""
+    """Return a part of the joined hash that planning stored: of the files of the model (0), or of its tokenizer (1)."""
     return [*(config.model.sha256 or "").split("+"), ""][place] or None
 
 
 def tokenizer_files(place: Path | None) -> dict[str, bytes]:
-    """Return the files of a folder's tokenizer by name; none where it has no vocabulary.
+    """Return the files of the tokenizer in a folder by name; empty if there is no vocabulary.
 
-    Of the model's config.json only the words are kept that choose the tokenizer's class.
+    From config.json, only the settings that choose the class of the tokenizer are kept.
     """
     if place is None or not any(is_file(place / name) for name in _VOCABULARIES):
         return {}
     own = json_of(place / CONFIG)
     chosen = {key: own[key] for key in ("model_type", "tokenizer_class") if isinstance(own.get(key), str)}
-    held = {name: (place / name).read_bytes() for name in _TOKENIZER if is_file(place / name)}
-    return {CONFIG: json.dumps(chosen).encode(), **held}
+    files = {name: (place / name).read_bytes() for name in _TOKENIZER if is_file(place / name)}
+    return {CONFIG: json.dumps(chosen).encode(), **files}
 
 
-def hash_of_tokenizer(held: dict[str, bytes]) -> str:
+def hash_of_tokenizer(files: dict[str, bytes]) -> str:
     """Return one hash of `tokenizer_files`."""
-    return digest([[name, hashlib.sha256(held[name]).hexdigest()] for name in sorted(held)], ())
+    return digest([[name, hashlib.sha256(files[name]).hexdigest()] for name in sorted(files)], ())
 
 
 def weight_files(place: Path) -> list[Path]:
-    """Return the files that hold a folder's weights, as transformers chooses them.
+    """Return the files of weights in a folder, in the same order of preference as transformers.
 
-    model.safetensors, else those that model.safetensors.index.json names, else pytorch_model.bin, else those of its
-    index. Raises UserError when there are none, and for an index that names anything but files of the folder.
+    model.safetensors, else the files in model.safetensors.index.json, else pytorch_model.bin, else the files in its
+    index. Raises UserError if there are none, and for an index that names files outside the folder.
     """
     for path in (place / name for name in _CHOICES):
         if is_file(path):
@@ -168,8 +168,8 @@ def weight_files(place: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    found = json_of(index).get("weight_map")
-    names = list(found.values()) if isinstance(found, dict) else []
+    weight_map = json_of(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     odd = [name for name in names if not _is_plain(name, index)]
     if odd or not names:
         raise UserError(
@@ -190,7 +190,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _is_plain(name: object, index: Path) -> bool:
-    """Whether a name leads to a file next to the index: no separator of any system, no drive, no folder."""
+    """Whether a name is that of a file next to the index: without separators of any system, drives or folders."""
     return isinstance(name, str) and name.endswith(_suffix(index)) and not set(name) & set("/\\:\0")
 
 
@@ -200,7 +200,7 @@ def _suffix(index: Path) -> str:
 
 @cache
 def _parsed(path: Path, identity: tuple[int, ...]) -> Any:
-    """Return the JSON in a file; within a process, one parse of a file serves its hash, its layout and its network."""
+    """Return the JSON in a file, parsed once per process for hash, layout and network."""
     del identity
     if path.stat().st_size > _LONGEST:
         raise ValueError(f"{path.stat().st_size} bytes, more than {_LONGEST}")
@@ -208,14 +208,14 @@ def _parsed(path: Path, identity: tuple[int, ...]) -> Any:
 
 
 def _unused(name: str) -> int:
-    """Return the rows of W_pos that no token has: those up to the padding's, where positions count words (RoBERTa)."""
+    """Return the number of unused rows of W_pos: those up to the padding token, if positions count tokens (RoBERTa)."""
     known = architecture(name, "model.architecture")
     counts = known.names.encoder is not None and known.names.encoder.counts_words
     return (known.padding or 0) + 1 if counts else 0
 
 
 def _sized(config: Config) -> dict[str, Any]:
-    """Return settings for random weights of the configured size; sequences may be as long as the task's."""
+    """Return settings for random weights of the configured size, with a context as long as sequences of the task."""
     model = config.model
     known = architecture(model.architecture, "model.architecture").sizes
     given = {

@@ -1,4 +1,4 @@
-"""Reads the weights in the folder of a model, and checks that they are those of its config.json."""
+"""Reads the weights in the folder of a model, and checks them against its config.json."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,23 +15,23 @@ from hessfig.models.weight_files import hashed, tensors_of
 
 
 def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder, parsed from the bytes that are hashed; a file's are freed before the next."""
-    found: dict[str, Tensor] = {}
+    """Return the tensors of a folder, parsed from the hashed bytes, which are freed after each file."""
+    every: dict[str, Tensor] = {}
     hashes = []
     for path in model_folder.weight_files(place):
         content, own = hashed(path, model_folder.KEY)
         hashes.append(own)
         tensors = tensors_of(content, path, model_folder.KEY)
         del content
-        _check_once([*found], [*tensors], path)
-        found |= tensors
+        _check_once([*every], [*tensors], path)
+        every |= tensors
     check_pin(
         place,
         model_folder.KEY,
         found=model_folder.digest(model_folder.json_of(place / model_folder.CONFIG), hashes),
         planned=model_folder.pin_of(config, 0),
     )
-    return found
+    return every
 
 
 def _check_once(before: list[str], now: list[str], path: Path) -> None:
@@ -45,9 +45,9 @@ def _check_once(before: list[str], now: list[str], path: Path) -> None:
 
 
 def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
-    """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew.
+    """Raise UserError for weights that are missing or have another shape, since transformers would draw them randomly.
 
-    `odd` has the types of tensors that are no weights: masks may be among them.
+    `odd` maps tensors that are not floating-point to their types; masks may be among them.
     """
     missing, other = listed_names(report["missing_keys"]), listed_names(report["mismatched_keys"])
     if missing or other:
@@ -63,7 +63,7 @@ def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> Non
 
 
 def check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
-    """Raise UserError for weights inside the encoder or its head that its config.json has no place for."""
+    """Raise UserError for weights in the encoder or its head that do not occur in the model of its config.json."""
     base, head = encoder.embeddings.rpartition(".")[0], encoder.bias.rpartition(".")[0]
     inside = tuple(f"{path}." for path in (encoder.embeddings, f"{base}.encoder", head))
     if within := [name for name in surplus if name.startswith(inside)]:

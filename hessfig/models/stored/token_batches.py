@@ -1,4 +1,4 @@
-"""Sequences of tokens in micro-batches that fit into memory, and their part in keys."""
+"""Sequences of tokens in micro-batches that fit into memory, and the part of keys that depends on them."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from hessfig.terms import Block, Group
 from hessfig.weights import Layout
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-# Numbers of a token that the graphs of a double backward hold, from above: of the width, of the MLP's, of the scores.
+# Upper bounds of the activations per token in the graphs of a double backward: widths, MLP widths, scores.
 _OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
-_COPIES = 6  # of the column's parameters: directions, products of both parts, rows
-_READOUT = 6  # chunks of logits, 64 MiB each
+_COPIES = 6  # copies of the parameters of a column: directions, products of both parts, rows
+_READOUT = 6  # chunks of logits in memory, 64 MiB each
 
 
 @runtime_checkable
 class Shape(Protocol):
-    """The numbers of a network that its products' memory follows from."""
+    """The sizes of a network that determine the memory of its products."""
 
     @property
     def n_layers(self) -> int: ...
@@ -52,15 +52,16 @@ class Plan:
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
-        held = f"in {number} micro-batches of {self.sequences}" if number > 1 else "at once"
-        return f"{self.total} sequences {held}, about {self.bytes / 1e9:.2g} GB"
+        batches = f"in {number} micro-batches of {self.sequences}" if number > 1 else "at once"
+        return f"{self.total} sequences {batches}, about {self.bytes / 1e9:.2g} GB"
 
 
 def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
-    """Return the largest micro-batch that config.memory allows for the blocks that are asked for.
+    """Return the largest micro-batch that config.memory allows for the requested blocks.
 
-    The estimate follows from settings alone, never from the machine, and counts from above: a number's last bits
-    depend on the micro-batch, which is part of a cell's key. Raises UserError when not even one sequence fits.
+    The estimate is an upper bound and depends on settings alone, never on the machine, because the last bits of a
+    number depend on the micro-batch, which is part of the key of a cell. Raises UserError if not even one sequence
+    fits.
     """
     bound, total = bytes_of(config.memory), config.task.batch_size
     blocks = blocks_of(config.blocks, layout, config.model)
@@ -81,14 +82,14 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
 
 def bytes_of(text: str) -> float:
     """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
         raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
-    return float(found[1]) * _UNITS[found[2].upper()]
+    return float(match[1]) * _UNITS[match[2].upper()]
 
 
 def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:
-    """Return the bytes that do not grow with the batch: the network, a column's directions and products, logits."""
+    """Return the bytes that do not grow with the batch: network, directions and products of a column, logits."""
     network = sum(weight.size for weight in layout.parameters)
     columns = max(layout.size(block.layer, block.col) + layout.size(block.row_layer, block.row) for block in blocks)
     chunk = max(2**26, sizes.vocabulary * number)
@@ -96,7 +97,7 @@ def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> in
 
 
 def _layers_reached(blocks: list[Block], layout: Layout, sizes: Shape) -> int:
-    """Return how many layers the lowest of the weights passes through."""
+    """Return the number of layers from the lowest of the weights on."""
     sides = [(b.layer, b.col) for b in blocks] + [(b.row_layer, b.row) for b in blocks]
     weights = [weight for side in sides for weight in layout.side(*side)]
     if any(Group.embeddings in weight.groups or weight.is_below for weight in weights):
@@ -116,20 +117,20 @@ def _rounded_up(size: int) -> str:
 
 @runtime_checkable
 class Reader(Shape, Protocol):
-    """What reads sequences: a network of a vocabulary, with a longest sequence."""
+    """The sizes of a network that reads sequences: also vocabulary and longest sequence."""
 
     @property
     def context(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length of the longest sequence."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a kind of stored networks says of a configuration; its sequences, and its part in keys, follow.
+    """Functions of a kind of stored networks, from which sequences, micro-batches and keys follow.
 
-    `layout` and `sizes`: the weights and numbers of the network; `place`: the folder with its tokenizer; `weights`: a
-    hash of what its weights follow from; `marks`: what else tells its cells from others; `padding`: the word that fills
-    up sequences of masked tokens.
+    `layout` and `sizes` return weights and sizes of the network; `place` the folder with its tokenizer; `weights` a
+    hash of everything that determines the weights; `marks` further parts of keys; `padding` the token that pads
+    sequences of masked tokens.
     """
 
     layout: Callable[[Config], Layout]
@@ -140,13 +141,13 @@ class Stored:
     padding: Callable[[Config], int] = lambda config: -1
 
     def plan(self, config: Config) -> Plan:
-        """Return the micro-batches. Raises UserError when not even one sequence fits into config.memory."""
+        """Return the micro-batches. Raises UserError if not even one sequence fits into config.memory."""
         sizes, is_padded = self.sizes(config), config.task.data == Data.masked_tokens and is_text(config.task)
         length = self.ids(config).shape[1] if is_padded else length_of(config.task, sizes.context)
         return planned(config, sizes, self.layout(config), length)
 
     def ids(self, config: Config) -> Ids:
-        """Return the configured sequences; a text goes through the tokenizer of the model's folder."""
+        """Return the configured sequences; a text is encoded by the tokenizer in the folder of the model."""
         is_masked, sizes = config.task.data == Data.masked_tokens, self.sizes(config)
 
         def encode() -> Encode:
@@ -158,30 +159,30 @@ class Stored:
         padding = self.padding(config)
         if is_masked and is_text(config.task):
             return padded_lines(config.task, encode(), **words, padding=padding)
-        if is_masked and config.task.path is None:  # any word but that of padding
+        if is_masked and config.task.path is None:  # any token but padding
             words["vocabulary"] -= 1
-            found = sequences(config.task, **words, encode=encode)
-            return found + (found >= padding)
+            ids = sequences(config.task, **words, encode=encode)
+            return ids + (ids >= padding)
         return sequences(config.task, **words, encode=encode)
 
     def source(self, config: Config) -> str:
-        """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
+        """Return a hash of weights (by their own hash) and tokens, and of the micro-batch if there are several.
 
-        A text counts by the ids too that the tokenizer makes of it.
+        For a text, the ids by the tokenizer are hashed, too.
         """
         plan = self.plan(config)
         batches = [] if plan.sequences == plan.total else [plan.sequences]
         encoded = [hashlib.sha256(self.ids(config).tobytes()).hexdigest()] if is_text(config.task) else []
-        found = [self.weights(config), source_of_tokens(config.task), *encoded, *batches, *self.marks(config)]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        parts = [self.weights(config), source_of_tokens(config.task), *encoded, *batches, *self.marks(config)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def about(self, config: Config) -> str:
-        """Return how the sequences are held."""
+        """Describe how sequences are divided into micro-batches."""
         return str(self.plan(config))
 
 
 def check_measured(config: Config, *, is_random: bool) -> None:
-    """Raise UserError for a loss, a state or an estimator that such a network has not."""
+    """Raise UserError for a loss, a state or an estimator that such a network does not support."""
     model, task = config.model, config.task
     if task.loss != Loss.cross_entropy or task.scored != Scored.all:
         raise UserError(
@@ -199,7 +200,7 @@ def check_measured(config: Config, *, is_random: bool) -> None:
         )
     if config.estimator.method == Method.exact:
         raise UserError(
-            "estimator=exact knows the package's own networks alone",
+            "estimator=exact supports only built-in networks",
             got=f"model.kind={model.kind}",
             allowed="auto, hutchinson, aligned, dense, xtrace",
             remedy="estimator=auto",

@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder, made by transformers of the files that were hashed."""
+"""The tokenizer in the folder of a model, built by transformers from the hashed files."""
 
 import json
 import tempfile
@@ -14,53 +14,53 @@ from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.models.stored import model_folder
 
-# Words of tokenizer_config.json that name code or further files.
+# Keys of tokenizer_config.json that name code or further files.
 _LEADING = ("auto_map", "name_or_path", "fast_tokenizer_files")
 
 
 def encoder(place: Path | None, sha256: str | None, *, with_special: bool = False) -> Callable[[str], Sequence[int]]:
-    """Return what turns a text into ids: the tokenizer in the model's folder; `with_special` words around the text.
+    """Return a function from texts to ids, by the tokenizer in the folder of the model; `with_special` adds tokens.
 
     Raises UserError as `tokenizer_of` does.
     """
     tokenizer = tokenizer_of(place, sha256)
 
     def encode(text: str) -> list[int]:
-        with alone():  # a text longer than the context is meant to be cut
+        with alone():  # no warning for texts longer than the context, which are cut later
             return list(tokenizer(text, add_special_tokens=with_special)["input_ids"])
 
     return encode
 
 
 def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in the model's folder.
+    """Return the tokenizer in the folder of the model.
 
-    transformers makes it in a folder of its own, of the files that were hashed and without what names code or other
-    files. Raises UserError when there is none, and when it is not that of `sha256`.
+    transformers builds it in a temporary folder, from the hashed files and without keys that name code or other files.
+    Raises UserError if there is no tokenizer, or if its hash is not `sha256`.
     """
-    held = model_folder.tokenizer_files(place)
-    if not held:  # transformers would make an empty one
+    files = model_folder.tokenizer_files(place)
+    if not files:  # transformers would build an empty tokenizer
         raise _no_tokenizer(place, "no vocabulary")
-    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(held), planned=sha256)
+    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(files), planned=sha256)
     try:
         with alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
-            for name, content in held.items():
+            for name, content in files.items():
                 (Path(copy) / name).write_bytes(content)
             _write_plain(Path(copy) / "tokenizer_config.json")
             return AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
-    except Exception as error:  # its parsers raise Exception itself
+    except Exception as error:  # parsers of the library raise plain Exception
         raise _no_tokenizer(place, f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _write_plain(path: Path) -> None:
-    """Take out of a tokenizer_config.json what names code, or files next to those that were hashed."""
+    """Remove keys from tokenizer_config.json that name code or files that were not hashed."""
     if path.exists():
-        found = model_folder.json_of(path)
+        settings = model_folder.json_of(path)
         kept = {
             key: value
-            for key, value in found.items()
+            for key, value in settings.items()
             if not (key in _LEADING or key.startswith("_") or key.endswith("_file"))
         }
         path.write_text(json.dumps(kept), "utf-8")
@@ -77,7 +77,7 @@ def _no_tokenizer(place: Path | None, why: str) -> UserError:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Keep transformers from the network, and from reporting on stderr: what does not fit is said by an error."""
+    """Keep transformers offline and silent on stderr; misfits are reported as errors."""
     verbosity, bars, offline = (logging.get_verbosity(), logging.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,1 +1,1 @@
-"""Products of the package's networks on a linearised tape: evaluated once, then multiplied by many probes."""
+"""Products for built-in networks on a linearised tape, which is evaluated once and multiplied by many probes."""

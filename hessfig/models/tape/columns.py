@@ -23,10 +23,10 @@ from hessfig.weights import Weight as NamedWeight
 
 @contextmanager
 def flush_denormals(dtype: torch.dtype) -> Iterator[None]:
-    """Count numbers below the normal range of their type (1e-38 in float32) as zero if `dtype` is float32.
+    """Flush subnormal numbers (below 1e-38) to zero if `dtype` is float32.
 
-    Attention that saturates leaves many of them, and processors of Intel take microcode for each: beyond sigma = 2 a
-    cell of five layers took three times as long. In float64 they are kept: norms may be as small.
+    Saturated attention produces many subnormal numbers, which are slow on Intel processors: beyond sigma = 2, a cell of
+    five layers took three times as long. In float64 they are kept, since norms may be as small.
     """
     if dtype != torch.float32:
         yield
@@ -40,16 +40,17 @@ def flush_denormals(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether they count as zero here already."""
+    """Whether subnormal numbers are already flushed to zero."""
     return float(torch.full((1,), 1e-310, dtype=torch.float64) * 1.0) == 0.0
 
 
 class LinearisedNetwork:
     """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
 
-    Columns of weight matrices alone take `tape`; those with biases or norms `merged`, where equal rows of the first
-    layer are evaluated once. The network is evaluated in float64 whatever the problem's type; products are in
-    `products`, or in that type. Raises OtherNetwork when a tape does not give the network's own outputs.
+    Columns with only weight matrices use `tape`; those with biases or norms use `merged`, where equal rows of the first
+    layer are evaluated once. The network is evaluated in float64 whatever the type of the problem; products are in the
+    type `products`, by default that of the problem. Raises OtherNetwork if the outputs of a tape differ from those of
+    the network.
     """
 
     def __init__(self, objective: Objective, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
@@ -58,20 +59,20 @@ class LinearisedNetwork:
 
     @cached_property
     def merged(self) -> Tape:
-        """The tape with equal rows merged, made when a column first asks for it."""
+        """The tape with equal rows merged, created on first use."""
         return self._tape(merged=True)
 
     def column(self, layer: int, col: str, rows: Sequence[str] | Rows) -> LinearisedColumn:
-        """Return the blocks (row, col) of `layer`; a side may be any group of weights that the tape holds."""
+        """Return the blocks (row, col) of `layer`; a side may be any group of weights on the tape."""
         side, sides = self.problem.layout.side, rows_of(layer, rows)
         weights = [*side(layer, col), *(weight for at in sides.values() for weight in side(*at))]
         tape = self.tape if all(weight.is_main for weight in weights) else self.merged
         cols = [_key(weight) for weight in side(layer, col)]
-        held = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
-        return LinearisedColumn(tape, self.dtype, self.problem.loss, cols, held)
+        row_weights = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
+        return LinearisedColumn(tape, self.dtype, self.problem.loss, cols, row_weights)
 
     def holds(self, layer: int, name: str) -> bool:
-        """Whether every weight behind a name is a step of the tape."""
+        """Whether every weight of a name belongs to a step of the tape."""
         return all(self._is_held(weight) for weight in self.problem.layout.side(layer, name))
 
     def _tape(self, *, merged: bool) -> Tape:
@@ -85,14 +86,14 @@ class LinearisedNetwork:
         return tape
 
     def _is_held(self, weight: NamedWeight) -> bool:
-        """Whether a weight is a whole parameter, and the very one a step holds under its name."""
+        """Whether a weight is a whole parameter, and the same one that a step has under this name."""
         if weight.index is not None or _key(weight) not in self.tape.holders:
             return False
         return self.tape.parameter(_key(weight)) is self.problem.network.get_parameter(weight.parameter)
 
 
 class LinearisedColumn:
-    """The blocks (row, col) of one column as operators on vectors in col's space."""
+    """The blocks (row, col) of one column as operators on vectors in the space of `col`."""
 
     def __init__(
         self, tape: Tape, dtype: torch.dtype, loss: nn.Module, col: list[Weight], rows: Mapping[Hashable, list[Weight]]
@@ -104,28 +105,28 @@ class LinearisedColumn:
 
     @property
     def bytes_per_probe(self) -> int:
-        """Memory of one probe's tangents, counted from above: every variable up and twice down."""
+        """Upper bound of the memory for the tangents of one probe: every variable once forward and twice backward."""
         entries = sum(value.numel() for value in self.tape.values.values())
         return 3 * entries * self.dtype.itemsize
 
     @torch.no_grad()
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
+        """Return A V of every row for all columns of `probes`: a forward pass, and a backward pass per part."""
         with flush_denormals(self.dtype):
             tangents = self.tape.push(self._perturbations(probes))
-            found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
+            pulled = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
         self.tape.release(self.col)
         products = {
             (key, part): self._flat([(at, product[at]) for at in row], probes.shape[1])
             for key, row in self.rows.items()
-            for part, product in found.items()
+            for part, product in pulled.items()
         }
         return completed(products, parts)
 
     def _pulled(self, tangents: Tangents, part: Part) -> dict[Weight, Probes | None]:
-        """Pull back the tangents of dl/df for H_o, those of the steps' own cotangents for H_f, both at once for H.
+        """Pull back the tangents of dl/df for H_o, those of the cotangents of steps for H_f, and both for H.
 
-        For H_oT both, but for the second derivative of the scores, which makes H_fT.
+        For H_oT both, except for the second derivative of the scores, which is H_fT.
         """
         tape = self.tape
         rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
@@ -137,15 +138,15 @@ class LinearisedColumn:
         return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows, instead)
 
     def _bilinear(self, tangents: Tangents, rows: Sequence[Weight]) -> dict[Weight, Probes | None]:
-        """Return H_fT's products: no step but the scores is differentiated twice, so that nothing cancels."""
+        """Return the products of H_fT: only the scores are differentiated twice, so there is no cancellation."""
         scores = self._scores
         bars = dict(zip(scores.inputs, scores.bilinear([*map(tangents.get, scores.inputs)], [True] * 3), strict=True))
-        held = {row: self.tape.holders[row] for row in rows}
-        return {row: one.weight_product(WEIGHT, bars.get(one.output), None) for row, one in held.items()}
+        holders = {row: self.tape.holders[row] for row in rows}
+        return {row: holder.weight_product(WEIGHT, bars.get(holder.output), None) for row, holder in holders.items()}
 
     @cached_property
     def _scores(self) -> Mixing:
-        """The attention scores of the column's layer."""
+        """The attention scores in the layer of the column."""
         return mixing_of(self.tape, self.col[0][0])
 
     def _curved(self, df: Float[Tensor, "batch scored k vocab"]) -> Float[Tensor, "batch scored k vocab"]:

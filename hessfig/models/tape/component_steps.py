@@ -1,4 +1,4 @@
-"""Fixed linear maps of the tape, and what components need of it: products, gains, derivatives of mixing weights."""
+"""Steps of the tape for components: fixed linear maps, products, gains, and derivatives of mixing weights."""
 
 from collections.abc import Callable, Sequence
 
@@ -28,7 +28,7 @@ class Fixed(Step):
 
 
 def times(factor: float | Float[Tensor, "length 1 1"]) -> tuple[Map, Map]:
-    """Return multiplication by a number, or by one for every position."""
+    """Return the multiplication by a number, or by one number per position."""
     if isinstance(factor, Tensor):
         return (lambda rows: rows * factor.to(rows.dtype),) * 2
     return (lambda rows: factor * rows,) * 2
@@ -40,7 +40,7 @@ def averaged(length: int) -> tuple[Map, Map]:
 
 
 def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
-    """Return the map to (x_1, ..., x_p, 0, ..., 0) side by side, for the positions p that see the `known` tokens."""
+    """Return the map to the concatenation (x_1, ..., x_p, 0, ..., 0) for every position p; `known` masks its tokens."""
     seen = known[:, None, :, None]
 
     def there(rows: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
 
 
 def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
-    """Return the map that leaves the rows at `positions`, of `length`."""
+    """Return the map that selects the rows at `positions` of `length`."""
 
     def back(rows: Tensor) -> Tensor:
         whole = rows.new_zeros(rows.shape[0], length, *rows.shape[2:])
@@ -64,7 +64,7 @@ def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
 
 
 def picked(index: Tensor, number: int) -> tuple[Map, Map]:
-    """Return the map that gives the rows which `index` names (batch, length), of `number` in a batch of one."""
+    """Return the map that selects rows by `index` (batch, length) from `number` rows in a batch of one."""
 
     def back(rows: Tensor) -> Tensor:
         sums = rows.new_zeros(number, *rows.shape[2:])
@@ -74,7 +74,7 @@ def picked(index: Tensor, number: int) -> tuple[Map, Map]:
 
 
 def split(heads: int) -> tuple[Map, Map]:
-    """Return the map that gives every head a row of its own, heads of a position one after the other."""
+    """Return the map that gives every head a separate row, with the heads of a position in sequence."""
     return (
         lambda rows: rows.unflatten(-1, (heads, -1)).movedim(3, 2).flatten(1, 2),
         lambda rows: rows.unflatten(1, (-1, heads)).movedim(2, 3).flatten(3),
@@ -87,7 +87,7 @@ def joined(heads: int) -> tuple[Map, Map]:
 
 
 def repeated(groups: int, repeats: int) -> tuple[Map, Map]:
-    """Return the map that repeats each of `groups` equal parts of a row, all its copies side by side."""
+    """Return the map that repeats each of `groups` equal parts of a row, with copies next to each other."""
     return (
         lambda rows: rows.unflatten(-1, (groups, -1)).repeat_interleave(repeats, dim=-2).flatten(-2),
         lambda rows: rows.unflatten(-1, (groups, repeats, -1)).sum(-2).flatten(-2),
@@ -95,7 +95,7 @@ def repeated(groups: int, repeats: int) -> tuple[Map, Map]:
 
 
 def difference(heads: int, factor: float) -> tuple[Map, Map]:
-    """Return the map that takes `factor` times the second half of every head from its first half."""
+    """Return the map that subtracts `factor` times the second half of every head from its first half."""
 
     def there(rows: Tensor) -> Tensor:
         first, second = rows.unflatten(-1, (heads, 2, -1)).unbind(-2)
@@ -179,12 +179,13 @@ NOT_ON_THE_TAPE = (Attention.kernel,)  # its Jacobian is not symmetric
 
 
 def along_pattern(kind: Attention, weights: Tensor, allowed: Tensor, rows: Tensor) -> Tensor:
-    """Apply the Jacobian of scores -> weights to `rows`; all are symmetric.
+    """Apply the Jacobian of scores -> weights, which is symmetric, to `rows`.
 
-    `weights` are the mixing weights of one query along the last axis, 0 where a key is masked.
+    `weights` are the mixing weights of one query along the last axis, 0 for masked keys.
 
-    diag(a) - a a^T for a softmax, with a logit of no value too; diag(a (1 - a)) for the sigmoid; the mask for linear
-    attention; diag(m) - m m^T / |m| for sparsemax with support m; diag(u) - u u^T / sum(u), u = sqrt(a), for entmax.
+    The Jacobian is diag(a) - a a^T for softmax, also with an additional logit; diag(a (1 - a)) for the sigmoid; the
+    mask for linear attention; diag(m) - m m^T / |m| for sparsemax with support m; diag(u) - u u^T / sum(u) with u =
+    sqrt(a) for entmax.
     """
     if kind == Attention.linear:
         return rows * allowed
@@ -199,9 +200,9 @@ def along_pattern(kind: Attention, weights: Tensor, allowed: Tensor, rows: Tenso
 
 
 def second_of_pattern(kind: Attention, weights: Tensor, weights_bar: Tensor, dweights: Tensor) -> Tensor | None:
-    """Return the derivative of `along_pattern(weights_bar)` where the weights move by `dweights`.
+    """Return the derivative of `along_pattern(weights_bar)` along `dweights`.
 
-    Lemma C.1 for a softmax; None where the weights are piecewise linear in the scores.
+    Lemma C.1 for softmax; None if the weights are piecewise linear in the scores.
     """
     if kind in (Attention.linear, Attention.sparsemax):
         return None

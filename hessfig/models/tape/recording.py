@@ -1,4 +1,4 @@
-"""The package's networks recorded on a tape, step by step."""
+"""Records built-in networks on a tape, step by step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ EVERY = slice(None)
 class Builder:
     """Adds the steps of one network to a tape; methods take and return names of variables.
 
-    `index` says for variables that hold every distinct row once where the rows of the batch stand in them.
+    For variables that store each distinct row once, `index` maps the rows of the batch to these rows.
     """
 
     def __init__(self, batch: Batch, model: ModelConfig, *, merged: bool) -> None:
@@ -39,7 +39,7 @@ class Builder:
         weights: Mapping[str, Weight] | None = None,
         **settings: Any,
     ) -> str:
-        """Add a step of named inputs, which is made from names, values and its own settings."""
+        """Add a step with named inputs, created from names, values and settings."""
         values = [self.tape.values[name] for name in inputs]
         return self.tape.add(make(inputs, output, *values, **settings), weights)
 
@@ -60,14 +60,14 @@ class Builder:
         return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
 
     def _branch(self, x: str, norm: nn.Module, weights: tuple[int, str]) -> str:
-        """Add what stands between a sublayer and the sum with its skip: a norm, a fixed factor, or nothing."""
+        """Add the step between a sublayer and the sum with its skip: a norm, a fixed factor, or nothing."""
         if self.model.norm == Norm.sandwich:
             x = self.normalise(x, f"{x}_normed", norm, weights)
         factor = self.model.residual_scale
         return x if factor == 1 else self.alike(Fixed, f"{x}_scaled", x, maps=component_steps.times(factor))
 
     def attention(self, attention: Attending, index: int, x: str, queries: slice, *, allowed: Tensor) -> str:
-        """Add queries, keys, values and their mixing, at the positions `queries`; `allowed` is of all positions."""
+        """Add queries, keys, values and mixing at the positions `queries`; `allowed` is the mask of all positions."""
         model, sets = self.model, attention.sets
         heads, kv_heads = model.n_heads * sets, attention.kv_heads
         query, key = self._query_and_key(attention, index, x, queries, len(allowed))
@@ -96,8 +96,8 @@ class Builder:
             key = self._head_norm(key, kv_heads, attention.k_norm, (index, "gain_K"))
         if attention.score_gain is not None:
             query = self._head_norm(query, heads, self._unit(query, heads))
-            held = {WEIGHT: (index, "gain_S")}
-            query = self.step(Gain, f"{query}_gain", query, weights=held, gain=attention.score_gain)
+            weight = {WEIGHT: (index, "gain_S")}
+            query = self.step(Gain, f"{query}_gain", query, weights=weight, gain=attention.score_gain)
             key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
         if self.model.positions == Positions.rope:
             positions = torch.arange(length, device=self.tape.values[key].device)
@@ -106,32 +106,32 @@ class Builder:
         return query, self._repeated(key, attention.kv_heads, self.model.n_heads // attention.kv_heads)
 
     def _bias(self, attention: Attending, length: int) -> Float[Tensor, "heads length length"]:
-        """Return what is added to the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention."""
+        """Return the bias of the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention."""
         like = attention.v.weight
-        found = components.with_sink(like.new_zeros(1, length, length), components.score_sink(self.model))
-        found = found + components.sigmoid_bias(self.model, self._longest(attention, length))
+        bias = components.with_sink(like.new_zeros(1, length, length), components.score_sink(self.model))
+        bias = bias + components.sigmoid_bias(self.model, self._longest(attention, length))
         if self.model.positions != Positions.alibi:
-            return found
-        return found + components.slopes(self.model, attention.sets, length, like=like)
+            return bias
+        return bias + components.slopes(self.model, attention.sets, length, like=like)
 
     @staticmethod
     def _longest(attention: Attending, length: int) -> int:
-        """Return how long sequences are, those positions included that no scored one reads."""
+        """Return the length of sequences, including positions that no scored position reads."""
         return len(attention.causal_mask) if isinstance(attention, networks.SelfAttention) else length
 
     def _repeated(self, x: str, groups: int, repeats: int) -> str:
         return x if repeats == 1 else self.step(Fixed, f"{x}_shared", x, maps=component_steps.repeated(groups, repeats))
 
     def _unit(self, x: str, heads: int) -> RMSNorm:
-        """Return the norm without gain that cosine scores take."""
+        """Return the norm without gain for cosine scores."""
         value = self.tape.values[x]
         return RMSNorm(value.shape[-1] // heads, UNIT_EPS).to(value)
 
     def _head_norm(self, x: str, heads: int, norm: nn.Module, weights: tuple[int, str] | None = None) -> str:
-        """Add a norm of every head by itself, with one gain for all heads."""
+        """Add a separate norm of every head, with one gain for all heads."""
         rows = self.step(Fixed, f"{x}_split", x, maps=component_steps.split(heads))
-        held = None if weights is None else {WEIGHT: weights}
-        normed = self.step(Normalise, f"{x}_normed", rows, weights=held, norm=norm)
+        held_weights = None if weights is None else {WEIGHT: weights}
+        normed = self.step(Normalise, f"{x}_normed", rows, weights=held_weights, norm=norm)
         return self.step(Fixed, f"{x}_joined", normed, maps=component_steps.joined(heads))
 
     def _one_set(self, attention: Attending, index: int, mixed: str) -> str:
@@ -171,23 +171,23 @@ class Builder:
         return self.alike(LinearMap, output, x, weights=names, linear=linear)
 
     def normalise(self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]) -> str:
-        """Add a norm with its gain and shift, as far as it has them."""
+        """Add a norm with its gain and shift, if it has them."""
         layer, name = weights
         names = {WEIGHT: (layer, f"{name}_gain"), BIAS: (layer, f"{name}_shift")}
         return self.alike(Normalise, output, x, weights=names, norm=norm)
 
     def sum(self, left: str, right: str, output: str) -> str:
-        """Add a sum of two variables whose rows stand alike."""
+        """Add a sum of two variables with the same order of rows."""
         return self.alike(Sum, output, left, right)
 
     def alike(self, make: Callable[..., Node], output: str, *inputs: str, **settings: Any) -> str:
-        """Add a step that acts on every row alone: its rows stand where those of its input do."""
+        """Add a step that acts on each row separately, so that its rows have the same order as those of its input."""
         if inputs[0] in self.index:
             self.index[output] = self.index[inputs[0]]
         return self.step(make, output, *inputs, **settings)
 
     def _select(self, x: str, positions: slice) -> str:
-        """Return the rows of x at `positions`: as they are, or every distinct one once."""
+        """Return the rows of x at `positions`, either all of them or each distinct row once."""
         name = f"{x}@{positions.start}:{positions.stop}"
         if positions == EVERY or name in self.tape.values:
             return x if positions == EVERY else name
@@ -208,20 +208,20 @@ class Builder:
 
 
 def can_build(network: nn.Module, model: ModelConfig) -> bool:
-    """Whether the steps of this kind of network, with these settings, are known.
+    """Whether the steps of this kind of network are known, with these settings.
 
-    Settings do not describe a network that its user has built, of whatever class it is.
+    Settings do not describe a network that a user has built, even if it is of a built-in class.
     """
     is_own = model.kind == Kind.python
     return not is_own and model.attention not in NOT_ON_THE_TAPE and isinstance(network, tuple(_RECORDERS))
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
-    """Evaluate `network` on `batch` step by step; the last layer at the scored positions only.
+    """Evaluate `network` on `batch` step by step, with the last layer at the scored positions only.
 
-    Positions behind the last scored one, which a causal network never reads, are not evaluated. `merged`: what depends
-    on a position's token and place alone (embeddings and the first layer's queries, keys and values) is evaluated once
-    for all positions that share them. The same products up to rounding, in fewer operations.
+    Positions after the last scored one, which a causal network never reads, are not evaluated. If `merged`, variables
+    that depend only on token and position (embeddings, and queries, keys and values of the first layer) are evaluated
+    once for equal tokens at equal positions. Products are then equal up to rounding, with fewer operations.
     """
     build = Builder(batch, model, merged=merged)
     record = next(record for kind, record in _RECORDERS.items() if isinstance(network, kind))
@@ -251,7 +251,7 @@ def _transformer(build: Builder, network: networks.Transformer) -> None:
 def _layers(
     build: Builder, network: networks.Transformer | networks.VisionTransformer, hidden: str, *, last: slice
 ) -> str:
-    """Add all layers, the last one's outputs at the positions `last`, and the final norm, if there is one."""
+    """Add all layers, with outputs of the last layer at the positions `last`, and the final norm, if there is one."""
     for index, layer in enumerate(network.layers, start=1):
         queries = last if index == len(network.layers) else EVERY
         hidden = build.layer(layer, index, hidden, queries)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def of_sigmoid(z: Tensor) -> tuple[Tensor, Tensor | None]:
     return share * (1 - share), share * (1 - share) * (1 - 2 * share)
 
 
-# phi'(z), of one column where it is constant, and phi''(z), None where it vanishes.
+# phi'(z), with one column if it is constant, and phi''(z), None if it vanishes.
 DERIVATIVES: dict[MLP, Derivatives] = {
     MLP.relu: _relu,
     MLP.gelu: _gelu,
@@ -105,7 +105,7 @@ class Normalise(Step):
         return dy if db is None else plus(dy, db.expand(*self.n.shape[:2], *db.shape))
 
     def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        """Return the Jacobian times w dybar + dw ybar, and the Jacobian's own tangent times w ybar."""
+        """Return the Jacobian times w dybar + dw ybar, plus the tangent of the Jacobian times w ybar."""
         dn_bar, dw = None if dy_bar is None else self.weight * dy_bar, self.perturbed.get(WEIGHT)
         if dxs is not None and dw is not None:
             dn_bar = plus(dn_bar, dw * self.y_bar)
@@ -145,10 +145,10 @@ class Normalise(Step):
 
 
 class Mixing(Step):
-    """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees.
+    """Attention with inputs q, k, v, which have concatenated heads; `allowed` is the mask of keys by query.
 
     Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries, length). Tangents of scores and pattern
-    are in the type of `weights`.
+    have the type of `weights`.
     """
 
     sharp = ("weights", "_pattern_bar", "_cap_derivatives")
@@ -172,7 +172,7 @@ class Mixing(Step):
         self._cap_derivatives = None if cap is None else _capped(scores, cap)
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
         self.pattern = PATTERNS[kind](scores if isinstance(bias, float) else scores + bias, ~allowed)
-        self.weights = self.pattern  # a_ij again, in the type it was evaluated in
+        self.weights = self.pattern  # a_ij again, in the type of the evaluation
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -183,13 +183,13 @@ class Mixing(Step):
         return self._merged(dm if dv is None else plus(dm, _times_rows(self.pattern, dv)))
 
     def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        found = self.pull_back_scores(dy_bar, dxs, needed)
-        return found if dxs is None else list(map(plus, found, self.bilinear(dxs, needed)))
+        pulled = self.pull_back_scores(dy_bar, dxs, needed)
+        return pulled if dxs is None else list(map(plus, pulled, self.bilinear(dxs, needed)))
 
     def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
-        """Return what the second derivative of T = q k^T / c adds: Tbar dk / c to dqbar, Tbar^T dq / c to dkbar.
+        """Return the terms of the second derivative of T = q k^T / c: Tbar dk / c in dqbar, Tbar^T dq / c in dkbar.
 
-        T are the scores. It is all of H_fT, the functional part of the split at the scores (Remark D.1).
+        T are the scores. These terms are all of H_fT, the functional part of the split at the scores (Remark D.1).
         """
         dq, dk, _ = self._split_all(dxs)
         to_query = _times_rows(self.score_gradient, dk) / self.scale if needed[0] and dk is not None else None
@@ -197,7 +197,7 @@ class Mixing(Step):
         return [self._merged(to_query), self._merged(to_key), None]
 
     def pull_back_scores(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        """Return the same without `bilinear`: with scores that are linear in q and in k, for H_oT."""
+        """Return the result of `pull_back` without `bilinear`, for H_oT: scores count as linear in q and k."""
         dm_bar = None if dy_bar is None else self._split(dy_bar)
         dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
         dscore = self._dscore(dq, dk)
@@ -248,7 +248,7 @@ class Mixing(Step):
 
     @cached_property
     def score_gradient(self) -> Float[Tensor, "batch heads queries length"]:
-        """dl/dT of the scores T = q k^T / c, 0 where a key is masked."""
+        """dl/dT of the scores T = q k^T / c, 0 for masked keys."""
         gradient = self._through_pattern(self._pattern_bar)
         return (gradient if self._cap_derivatives is None else self._cap_derivatives[0] * gradient).squeeze(3)
 
@@ -282,16 +282,16 @@ class Mixing(Step):
 
 
 def _capped(scores: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of cap tanh(T / cap), one axis more for tangents."""
+    """Return the derivatives of cap tanh(T / cap), with a further axis for tangents."""
     share = torch.tanh(scores / cap).unsqueeze(3)
     return 1 - share.square(), -2 / cap * share * (1 - share.square())
 
 
 def mixing_of(tape: Tape, layer: int) -> Mixing:
     """Return the attention of a layer."""
-    found = next(node for node in tape.nodes if node.output == f"m{layer}")
-    assert isinstance(found, Mixing)
-    return found
+    step = next(node for node in tape.nodes if node.output == f"m{layer}")
+    assert isinstance(step, Mixing)
+    return step
 
 
 def _rows_times(rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h i k m"]:
@@ -300,7 +300,7 @@ def _rows_times(rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m
 
 
 def _times_rows(matrix: Float[Tensor, "b h i j"], rows: Float[Tensor, "b h j k n"]) -> Float[Tensor, "b h i k n"]:
-    """Mix positions: out_i = sum_j matrix_ij rows_j."""
+    """Return sum_j matrix_ij rows_j for every position i."""
     return (matrix @ rows.flatten(3)).unflatten(3, rows.shape[3:])
 
 

@@ -1,4 +1,4 @@
-"""The linearised tape: nodes, weights, and the sweeps of tangents up and cotangents down."""
+"""The linearised tape: nodes and weights, forward passes of tangents, and backward passes of cotangents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 
 def narrow(node: Node, dtype: torch.dtype) -> None:
-    """Cast what a step multiplies tangents with to `dtype`, but for what its class lists as `sharp`.
+    """Cast the tensors by which a step multiplies tangents to `dtype`, except those that its class lists as `sharp`.
 
-    A float32 network is another one where attention saturates: at sigma = 10 its scores are rounded by more than 1, and
-    1 - p is lost where a weight p is almost 1. So values and cotangents are found in float64, the Jacobian of the
-    softmax stays in it, and only linear maps are narrow: products are those of the float64 network to float32's
-    rounding (docs/accuracy.md).
+    If attention saturates, a network in float32 is a different network: at sigma = 10, scores have rounding errors
+    above 1, and 1 - p is lost for weights p close to 1. Therefore values and cotangents are computed in float64, the
+    Jacobian of the softmax remains in float64, and only linear maps are cast. Products then equal those of the float64
+    network up to the rounding of float32 (docs/accuracy.md).
     """
     for name, attribute in vars(type(node)).items():
         if isinstance(attribute, cached_property):
@@ -37,15 +37,15 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.detach().to(dtype) if is_number else value
 
 
-_CPU = Path("/proc/cpuinfo")  # of Linux
+_CPU = Path("/proc/cpuinfo")  # on Linux
 
 
 def _is_intel(cpu: Path) -> bool:
-    """Whether the first processor is Intel's."""
+    """Whether the first processor is made by Intel."""
     return cpu.exists() and "GenuineIntel" in cpu.read_text(errors="replace").partition("\n\n")[0]
 
 
-# MKL, behind `@`, takes narrow kernels on processors of other makers; oneDNN, in the same torch, the widest there are.
+# MKL, used by `@`, selects narrow kernels on other processors; oneDNN, also part of torch, selects the widest ones.
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _BY_ONEDNN = _HAS_ONEDNN and not _is_intel(_CPU)
 
@@ -53,8 +53,8 @@ _BY_ONEDNN = _HAS_ONEDNN and not _is_intel(_CPU)
 def times_transposed(rows: Float[Tensor, "*n k"], matrix: Float[Tensor, "m k"]) -> Float[Tensor, "*n m"]:
     """Return rows matrix^T.
 
-    Float32 on the CPU goes to oneDNN, in full precision: 2.3 times MKL's rate on an AMD EPYC, and 0.9 times it on an
-    Intel Xeon, which keeps MKL (docs/performance.md). It knows no float64.
+    Float32 on the CPU uses oneDNN in full precision, which is 2.3 times as fast as MKL on an AMD EPYC; on an Intel Xeon
+    it has 0.9 times the speed, so MKL is used there (docs/performance.md). oneDNN does not support float64.
     """
     if not _goes_to_onednn(rows):
         return rows @ matrix.T
@@ -71,9 +71,9 @@ Tangent = Tensor | None
 
 @runtime_checkable
 class Node(Protocol):
-    """One step; `inputs` and `output` name variables of the tape, `value` is the output at the point.
+    """One step; `inputs` and `output` are names of variables of the tape, and `value` is the output at the point.
 
-    `cotangent` is set once, by `Tape.record`, before anything is multiplied; what follows from it may be kept.
+    `Tape.record` sets `cotangent` once, before the first product, so that results may be cached.
     """
 
     inputs: tuple[str, ...]
@@ -85,23 +85,23 @@ class Node(Protocol):
         """Return the tangent of the output."""
 
     def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
-        """Return the tangents of the inputs' cotangents (None where not `needed`)."""
+        """Return the tangents of the cotangents of the inputs (None if not `needed`)."""
 
 
 class Step:
-    """What the steps have in common: the cotangent of the output, once it is recorded."""
+    """Base of the steps, with the recorded cotangent of the output."""
 
     cotangent: Tensor | None = None
 
     @property
     def y_bar(self) -> Float[Tensor, "batch length 1 d"]:
-        """The recorded cotangent, with the axis that tangents have."""
+        """The recorded cotangent, with the further axis of tangents."""
         assert self.cotangent is not None
         return self.cotangent.unsqueeze(2)
 
 
 def plus(a: Tangent, b: Tangent) -> Tangent:
-    """Add, where None is zero."""
+    """Return a + b, where None is zero."""
     if a is None or b is None:
         return b if a is None else a
     return a + b
@@ -113,9 +113,9 @@ WEIGHT, BIAS = "weight", "bias"
 
 @runtime_checkable
 class Holder(Node, Protocol):
-    """A step with parameters of its own: those of its module, under the module's names for them.
+    """A step with parameters, which have the same names as in its module.
 
-    `perturbed` holds the tangents of those that are perturbed, while they are.
+    `perturbed` contains the tangents of perturbed parameters during a product.
     """
 
     parameters: dict[str, Tensor]
@@ -203,10 +203,10 @@ PullBack = Callable[[Tangent, Sequence[Tangent] | None, Sequence[bool]], list[Ta
 
 
 class Tape:
-    """Steps in order of evaluation; the last one's output is the scored output f.
+    """Steps in order of evaluation; the output of the last step is the scored output f.
 
     `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs, once for all products.
-    `holders` are the steps that hold weights, `names` the modules' own names for these.
+    `holders` maps weights to their steps, and `names` maps weights to their names in the modules.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Tape:
         self.values: dict[str, Tensor] = {}
 
     def add(self, node: Node, weights: Mapping[str, Weight] | None = None) -> str:
-        """Append a step, which holds `weights` (by its module's names for them); return the name of its output."""
+        """Append a step with `weights` (by their names in its module); return the name of its output."""
         self.nodes.append(node)
         self.values[node.output] = node.value
         for name, weight in (weights or {}).items():
@@ -226,7 +226,7 @@ class Tape:
         return node.output
 
     def parameter(self, weight: Weight) -> Tensor:
-        """Return the parameter behind a weight."""
+        """Return the parameter of a weight."""
         return self.holders[weight].parameters[self.names[weight]]
 
     @property
@@ -240,7 +240,7 @@ class Tape:
             node.cotangent = bar.squeeze(2)
 
     def narrow(self, dtype: torch.dtype) -> None:
-        """Let products run in `dtype`; the output stays as it was recorded."""
+        """Compute products in `dtype`; the recorded output is not changed."""
         output = self.output
         for node in self.nodes:
             narrow(node, dtype)
@@ -248,13 +248,13 @@ class Tape:
         self.nodes[-1].value = output
 
     def push(self, dw: Mapping[Weight, Probes]) -> Tangents:
-        """Return the tangents of all variables for perturbed weights `dw`."""
+        """Return the tangents of all variables for the perturbations `dw` of weights."""
         for weight, probes in dw.items():
             self.holders[weight].perturbed[self.names[weight]] = probes
         return self.push_from({}, self.reach(dw))
 
     def push_from(self, known: Tangents, reached: Collection[str]) -> Tangents:
-        """Return the tangents in `known`, and those of the other variables in `reached`."""
+        """Return the tangents in `known` and those of the other variables in `reached`."""
         tangents = dict(known)
         for node in self.nodes:
             if node.output in reached and node.output not in known:
@@ -270,20 +270,20 @@ class Tape:
     ) -> dict[Weight, Probes | None]:
         """Return the weight products of `rows`; with `tangents`, those of H_f (second-order terms added).
 
-        `instead` names, by their outputs, steps that are pulled back in another way.
+        `instead` maps outputs of steps to functions that replace their pull-back.
         """
-        products, held = {}, defaultdict[str, list[Weight]](list)
+        products, rows_of = {}, defaultdict[str, list[Weight]](list)
         for row in rows:
-            held[self.holders[row].output].append(row)
+            rows_of[self.holders[row].output].append(row)
         for node, bar, dxs in self.down(df_bar, tangents, self.reach(rows), instead):
-            for row in held.get(node.output, ()):
+            for row in rows_of.get(node.output, ()):
                 products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
         return products
 
     def pull_to(self, names: Collection[str], df_bar: Tangent, tangents: Tangents | None) -> Tangents:
         """Return the tangents of the cotangents of `names`, given that of the outputs.
 
-        Without `tangents` these are the rows df_bar df/d(name); with them the second-order terms of H_f are added.
+        Without `tangents` these are the rows df_bar df/d(name); with `tangents`, second-order terms of H_f are added.
         """
         swept = self.down(df_bar, tangents, self.descendants(names))
         return {node.output: bar for node, bar, _ in swept if node.output in names}
@@ -295,10 +295,10 @@ class Tape:
         reached: Collection[str],
         instead: Mapping[str, PullBack] | None = None,
     ) -> Iterator[tuple[Node, Tangent, list[Tangent] | None]]:
-        """Yield the steps in `reached` from the last one on, each before it is pulled back.
+        """Yield the steps in `reached` in reverse order, each before it is pulled back.
 
-        With each come the tangent of its output's cotangent, to which all later steps have added, and those of its
-        inputs, if there are `tangents`.
+        Each comes with the tangent of the cotangent of its output, which includes all later steps, and with the
+        tangents of its inputs, if `tangents` are given.
         """
         bars: Tangents = {self.nodes[-1].output: df_bar}
         for node in reversed(self.nodes):
@@ -314,7 +314,7 @@ class Tape:
                     bars[name] = plus(bars.get(name), part)
 
     def release(self, dw: Collection[Weight]) -> None:
-        """Forget the perturbation of weights `dw`."""
+        """Clear the perturbations of the weights `dw`."""
         for weight in dw:
             del self.holders[weight].perturbed[self.names[weight]]
 
@@ -323,7 +323,7 @@ class Tape:
         return self.descendants({self.holders[weight].output for weight in weights})
 
     def descendants(self, names: Collection[str]) -> set[str]:
-        """Return the variables in `names`, and all that depend on them."""
+        """Return the variables in `names` and all variables that depend on them."""
         reached = set(names)
         for node in self.nodes:
             if reached.intersection(node.inputs):
@@ -332,5 +332,5 @@ class Tape:
 
 
 def zeros_like_weight(weight: Tensor, k: int, dtype: torch.dtype) -> Probes:
-    """Return the product of a row that nothing reaches."""
+    """Return the product for a weight that does not affect the outputs."""
     return torch.zeros(k, *weight.shape, dtype=dtype, device=weight.device)

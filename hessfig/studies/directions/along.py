@@ -126,7 +126,7 @@ def along(objective: Objective, request: Request) -> Measured:
             vector = vector / unit
             rows += _facts(name, request, block, slope, vector, unit)
             for part, numbers in _split(column, block, request, side, vector).items():
-                rows += _rows(name, request, block, part, numbers, is_rough=not is_found)
+                rows += _rows(name, request, block, part, numbers, is_unreliable=not is_found)
         rows += _singular(named, column, block, request)
     return Measured(rows)
 
@@ -145,9 +145,11 @@ def _rows(
     numbers: Numbers,
     *,
     index: int | None = None,
-    is_rough: bool = False,
+    is_unreliable: bool = False,
 ) -> list[Row]:
-    estimates = {f"{name}_{number}": exact(value, _BY, is_rough=is_rough) for number, value in numbers.items()}
+    estimates = {
+        f"{name}_{number}": exact(value, _BY, is_unreliable=is_unreliable) for number, value in numbers.items()
+    }
     return [block_row(number, request, block, part, estimate, index=index) for number, estimate in estimates.items()]
 
 

@@ -61,7 +61,7 @@ class _Search:
         values = [value for value, _ in climbs]
         best = max(values)
         is_cut = not next(done for value, done in climbs if value == best)
-        return Estimate(best, math.nan, 0, "conditional gradient", is_rough=is_cut)
+        return Estimate(best, math.nan, 0, "conditional gradient", is_unreliable=is_cut)
 
     def _climbed(self, start: Vector, norm: StepNorm) -> tuple[float, bool]:
         """Return d.Hd at the end of a search from the direction `start`, and whether the search converged.

@@ -46,7 +46,7 @@ def descent(objective: Objective, request: Request) -> Measured:
         "run_curvature": _ratio(course["run_curvatures"], course["curvatures"]),
         "line_curvature": _ratio(course["line_curvatures"], course["curvatures"]),
     }
-    estimates = {f"descent_{name}": exact(one, "descent", is_rough=not converged) for name, one in numbers.items()}
+    estimates = {f"descent_{name}": exact(one, "descent", is_unreliable=not converged) for name, one in numbers.items()}
     return Measured(state_rows(request, estimates), {name: np.array(one) for name, one in course.items()})
 
 
@@ -129,7 +129,9 @@ def critical_points(objective: Objective, request: Request) -> Measured:
         "start": surface.loss(surface.start),
     }
     is_found = norm <= request.at.config.directions.tolerance
-    named = {f"critical_{name}": exact(one, "least squares", is_rough=not is_found) for name, one in numbers.items()}
+    named = {
+        f"critical_{name}": exact(one, "least squares", is_unreliable=not is_found) for name, one in numbers.items()
+    }
     return Measured(state_rows(request, named), {"eigenvalues": values.numpy()})
 
 

@@ -124,5 +124,5 @@ def _mean(values: Iterator[float]) -> Estimate:
 
 
 def _row(name: str, request: Request, estimate: Estimate, count: int, eigenvectors: Extremes) -> Row:
-    is_rough = "top" in name and not eigenvectors.converged
-    return state_row(name, request, replace(estimate, is_rough=is_rough), index=count)
+    is_unreliable = "top" in name and not eigenvectors.converged
+    return state_row(name, request, replace(estimate, is_unreliable=is_unreliable), index=count)

@@ -55,11 +55,11 @@ def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(seed: in
     assert result.products < 150
 
 
-@pytest.mark.parametrize("is_rough", [False, True], ids=["float64", "float32 first"])
-def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_rough: bool) -> None:
+@pytest.mark.parametrize("is_unreliable", [False, True], ids=["float64", "float32 first"])
+def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_unreliable: bool) -> None:
     """Both starts of this seed have next to nothing of the outermost vector: each run stops at the second value."""
     seed, values = 585, clustered(585)
-    low_precision = Diagonal(values, torch.float32) if is_rough else None
+    low_precision = Diagonal(values, torch.float32) if is_unreliable else None
     result = found(Diagonal(values), End.largest, 1, seed, tolerance=0.05, low_precision=low_precision)
     assert result.converged and float(result.values[0]) == pytest.approx(values[2], abs=0.05 * -values[0])
 

@@ -227,7 +227,7 @@ def test_lora_of_peft() -> None:
         ({"inputs": {"x": 3}}, "without a tensor"),
         ({"loss": lambda f, y: f}, "one real number"),
         ({"inputs": (X, GOAL)}, "cannot take the batch: it raises TypeError"),
-        ({"loss": lambda f, y: 3.0}, "the loss is no scalar(.|\n)*returned float(.|\n)*no .item"),
+        ({"loss": lambda f, y: 3.0}, "the loss is not a scalar(.|\n)*returned float(.|\n)*no .item"),
         ({"inputs": [(X, GOAL), (X, GOAL), (X, GOAL)], "targets": [GOAL]}, "3 batches and 1 targets"),
     ],
 )

@@ -220,7 +220,7 @@ def test_what_is_a_batch_or_a_list_of_them_is_left_as_it_is(given: Any) -> None:
 def test_a_stream_without_end_is_refused_with_a_bound(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_batches, name, value)
     endless = itertools.repeat(samples())
-    with pytest.raises(UserError, match="inputs: the batches have no end, or are more than can be kept") as refused:
+    with pytest.raises(UserError, match="inputs: the batches do not end, or do not fit into memory") as refused:
         hessfig.Problem(network(), endless)
     assert "list(itertools.islice(loader, 20))" in refused.value.remedy
     problem = hessfig.Problem(network(), list(itertools.islice(endless, 20)))
