@@ -337,7 +337,7 @@ def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
 
     rows = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     problem = interface.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
-    with pytest.raises(UserError, match=r"the inputs of first\.weight are not one sample after the other"):
+    with pytest.raises(UserError, match=r"the first axis of first\.weight.s inputs does not run over samples"):
         interface.measure(problem, blocks=["first.weight"], quantities="approximations", parts="H_o")
     table = interface.measure(problem, blocks=["last.weight"], quantities="approximations", parts="H_o")
     assert "ekfac_error" in set(table["quantity"])
