@@ -29,6 +29,8 @@ from hessfig.models.lens_bridge import wrapped
 from tests.api.test_sessions import SMALL
 from tests.models.test_lens_bridge import WORDS, native
 
+pytestmark = pytest.mark.long
+
 State = dict[str, Any]
 _PRECISE = {
     **{"all": torch.backends, "cuda": torch.backends.cuda.matmul, "mkldnn": torch.backends.mkldnn.matmul},

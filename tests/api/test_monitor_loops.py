@@ -262,6 +262,7 @@ def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(make: Any,
     assert watched.monitor(original, tmp_path / "mine", quantities=["loss"])(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["native", "gpt2", "neox"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_bridge_is_followed_while_it_is_trained(name: str, listed: bool, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import hessfig
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, _inverse_of
 from hessfig.errors import UserError
 
+pytestmark = pytest.mark.long
+
 DOUBLE = torch.float64
 
 

@@ -23,6 +23,8 @@ from hessfig.errors import UserError
 from hessfig.terms import Approximation
 from tests.double_backward import hessian, jacobian
 
+pytestmark = pytest.mark.long
+
 A = Approximation
 ELSEWHERE = {A.adam, A.adam_mini_head}  # need a training's moments, or heads of the package: test_approximations.py
 CLASSES, WORDS, IGNORED = 3, 7, -100
@@ -489,10 +491,7 @@ def test_every_approximation_has_an_identity() -> None:
     assert {*IDENTITIES} | ELSEWHERE == {*Approximation}
 
 
-SLOW = ("causal, padded", "causal, float32 inside", "an encoder's two masks", "a mask by sample", "mask and positions")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_identities_hold(name: str) -> None:
     case = CASES[name]()
     names = [one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None]

@@ -12,6 +12,8 @@ from torch import nn
 import hessfig
 from hessfig.curvature.rounding import deviation, norm, norm_of_all, unit_of
 
+pytestmark = pytest.mark.long
+
 FAR = (2.0**-900, 2.0**-600, 2.0**-540, 2.0**540, 2.0**900)
 NARROW = (2.0**-100, 2.0**-80, 2.0**80, 2.0**100)
 KEYS = ["row", "col", "part", "quantity", "index"]
