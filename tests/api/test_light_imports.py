@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from hessfig.sweep.pool import PRELOAD
 
 HEAVY = {
@@ -37,6 +39,7 @@ QUANTITIES = [
 ]
 
 
+@pytest.mark.long
 def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None:
     program = PROGRAM.format(quantities=QUANTITIES, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)

@@ -235,6 +235,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         watched.monitor(model, tmp_path / "sweep")
 
 
+@pytest.mark.long
 def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
     model = watched.network()
     watched.train(model, watched.monitor(model, tmp_path / "outputs" / "mine", blocks=["0.weight", "all"]))

@@ -139,6 +139,7 @@ def test_tables_show_value_and_error_first() -> None:
     assert hessfig.plot(table, layout="bars").axes
 
 
+@pytest.mark.long
 def test_arrays_of_a_measured_table_are_drawn() -> None:
     torch.manual_seed(0)
     problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))

@@ -135,6 +135,7 @@ def test_arguments_without_an_axis_of_samples_are_not_cut(samples: int) -> None:
 
 
 @pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
+@pytest.mark.long
 def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(quantity: str) -> None:
     tables = [
         hessfig.measure(arguments(5, spread=spread), blocks="out.weight", parts="H", quantities=quantity)[

@@ -213,6 +213,7 @@ def test_many_blocks_take_several_pages(pages: Draw) -> None:
         ((0.02, 0.1, 0.5, 2.5), ["0.02", "0.1", "0.5", "2.5"]),
     ],
 )
+@pytest.mark.long
 def test_ticks_of_ones_own_grid_are_round(pages: Draw, sigma: tuple[float, ...], ticks: list[str]) -> None:
     (page,) = pages("lines", width_table(sigma), x="sigma", colour="model.d_model", dashes="n_heads")
     page.figure.draw_without_rendering()
@@ -233,6 +234,7 @@ def activation_table() -> pd.DataFrame:
     return make_table(networks=networks, law=lambda b, p, a, s: GROWTH * s**2, settings=VARIED, seeds=3)
 
 
+@pytest.mark.long
 def test_three_activations_at_three_widths_are_told_apart(pages: Draw) -> None:
     """Words have colours of their own, widths dashes and marks; the legend stands above, and stretches no axis."""
     table = activation_table()
@@ -247,6 +249,7 @@ def test_three_activations_at_three_widths_are_told_apart(pages: Draw) -> None:
     assert ax.get_ylim()[1] < 10 * values.max() and ax.get_ylim()[0] > values.min() / 10
 
 
+@pytest.mark.long
 def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
     stated = {**VARIED, "sweep": {"axis": "sigma", "predictions": {"W_V": {"H_o": 2}}}}
     (page,) = pages("lines", activation_table(), settings=stated)
@@ -299,6 +302,7 @@ def test_variants_that_are_not_there(pages: Draw, where: dict[str, Any], message
         pages("lines", activation_table(), settings=VARIED, where=where)
 
 
+@pytest.mark.long
 def test_rows_keep_their_names_beside_an_own_label(pages: Draw) -> None:
     (page,) = pages("lines", activation_table(), settings=VARIED)
     relabel(page.figure, ylabel=r"$\|H\|$")
@@ -309,6 +313,7 @@ def test_rows_keep_their_names_beside_an_own_label(pages: Draw) -> None:
     assert [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()] == ["norm"]
 
 
+@pytest.mark.long
 def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
     """On the page as it is saved, which is higher by the title."""
     (page,) = pages("lines", activation_table(), settings=VARIED)

@@ -123,6 +123,7 @@ def test_a_logger_that_fails_loses_no_measurement(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOGGERS)
+@pytest.mark.long
 def test_loggers_are_chosen_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real package, offline, in a folder of the test."""
     library = {"tensorboard": "tensorboard"}.get(name, LOGGERS[name][0])

@@ -438,6 +438,7 @@ def quantity_matrix(objective: Objective) -> Tensor:
     return torch.stack(columns)[index][:, index]
 
 
+@pytest.mark.long
 def test_errors_of_probes_are_calibrated() -> None:
     model = ARCHITECTURES["heads"]
     task = toy_task(model)

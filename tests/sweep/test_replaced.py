@@ -239,6 +239,7 @@ def test_a_hash_of_no_file_is_refused() -> None:
         Sweep([("", replace(config, state=replace(config.state, sha256="0" * 64)))])
 
 
+@pytest.mark.long
 def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -> None:
     def counts(config: Config) -> tuple[int, int, int]:
         found = run_sweep(Sweep([("", config)]))

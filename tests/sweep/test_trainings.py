@@ -69,6 +69,7 @@ def test_a_sweep_trains_then_measures_along_steps(tmp_path: Path, capfd: pytest.
     assert (again.measured, again.reused) == (0, 24)
 
 
+@pytest.mark.long
 def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wild = {"optimiser": Optimiser.sgd, "learning_rate": 1e30, "warmup": 0, "seeds": 1}
     summary = run_sweep(Sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))]))

@@ -97,6 +97,7 @@ def test_every_position_is_scored_but_those_before_the_first(task: TaskConfig) -
     assert squares.targets.shape == (3, 5, 97) and torch.equal(squares.targets.argmax(-1), whole.targets)
 
 
+@pytest.mark.long
 def test_both_routes_give_the_blocks_of_dense_differentiation(task: TaskConfig) -> None:
     problem, weights = toy_problem(GPT2, task), matrices_of(GPT2)
     tape = LinearisedNetwork(problem, GPT2)

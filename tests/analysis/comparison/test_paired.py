@@ -104,6 +104,7 @@ def test_other_probes_agree_within_their_errors_and_a_shift_shows() -> None:
     assert paired(ours, one).points["is_outside"].sum() == 1
 
 
+@pytest.mark.long
 def test_equals_are_seldom_called_different() -> None:
     """Of 100 comparisons, some 1.4 by the stated rates; six or more would have a probability of 0.004."""
     true = exact(seeds=4)
