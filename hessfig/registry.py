@@ -27,7 +27,7 @@ class Study:
     page : str
         Its page in docs.
     rows : mapping
-        The facts of the rows that its quantities write, by name, where the name alone says too little.
+        The facts of the rows that its quantities write of blocks, weights and directions, by name.
     """
 
     page: str
@@ -57,7 +57,7 @@ def facts_of(quantity: str) -> RowFacts | None:
 
 @cache
 def row_facts() -> dict[str, RowFacts]:
-    """Return the facts of all rows whose names say less than what is true of them."""
+    """Return the facts of rows by name: all of the core's, and those of the studies' blocks, weights and directions."""
     rows = dict(CORE_ROWS)
     for study in study_records().values():
         rows |= study.rows

@@ -25,7 +25,7 @@ import numpy as np
 from hessfig.errors import UserError, plain
 from hessfig.register import publish
 
-LARGEST_FILE = 2**20  # bytes; the largest published file has some 60 000
+LARGEST_FILE = 2**21  # bytes; the largest published file has some 60 000
 MOST_ITEMS = 1000  # numbers in an array, repeats of a layer, letters in a name
 HEADER = "num_layers,block,part,layer,repeat,sigma,value"
 GRIDS = {

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from hessfig.analysis.presented import marked
+from hessfig.registry import study_records
 from scripts.pages import architecture
 
 ROOT = Path(__file__).parent.parent
@@ -173,6 +174,11 @@ def test_studies_can_be_taken_out() -> None:
         return wing_of(module) == "studies" and imported.split(".")[2] == module.split(".")[2]
 
     assert broken(is_allowed) == []
+
+
+def test_every_study_names_a_page_that_is_there() -> None:
+    pages = {name: study.page for name, study in study_records().items()}
+    assert len(pages) == 7 and [page for page in pages.values() if not (ROOT / page).is_file()] == []
 
 
 def test_modules_of_studies_are_of_one_wing() -> None:

@@ -2,11 +2,12 @@
 
 from hessfig.registry import Study
 from hessfig.row_facts import RowFacts
-from hessfig.studies.directions.row_names import ALONG, WITHOUT_PART
+from hessfig.studies.directions.row_names import ALONG, NORM_SHARPNESS, WITHOUT_PART
 from hessfig.terms import SliceDirection
 
 STUDY = Study(
     rows={
+        **dict.fromkeys(NORM_SHARPNESS, RowFacts()),
         **{f"{ray}_ray_departure": RowFacts(may_be_undefined=True) for ray in SliceDirection},
         "descent_horizon": RowFacts(may_be_undefined=True),
         **{name: RowFacts(has_part=name not in WITHOUT_PART, may_be_undefined=True) for name in ALONG},

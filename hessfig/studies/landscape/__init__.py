@@ -9,6 +9,7 @@ STUDY = Study(
         "hessian_distance_null": RowFacts("the same by chance"),
         "subset_norm": RowFacts("norm for k samples"),
         "subset_largest_eigenvalue": RowFacts("largest eigenvalue"),
+        "subset_smallest_eigenvalue": RowFacts(),
         "subset_condition_number": RowFacts("condition number", may_be_undefined=True),
         "landscape_difference": RowFacts("change of the loss by one more sample"),
         "landscape_rms": RowFacts("its root mean square"),

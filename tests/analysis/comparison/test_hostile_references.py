@@ -171,4 +171,4 @@ def read_or_refused(path: Path, content: bytes) -> None:
 
 def test_the_bounds_leave_room_for_the_largest_published_file() -> None:
     numbers = 5 * 20 * 20  # five layers, repeats and sigmas
-    assert 5 * 40 * numbers < LARGEST_FILE
+    assert 20 * 40 * numbers < LARGEST_FILE
