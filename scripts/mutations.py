@@ -64,8 +64,8 @@ def tried(name: str, mutation: Mapping[str, Any]) -> dict[str, Any]:
 
 def noticed(tree: Path, near: list[str]) -> tuple[str, str]:
     """Return the first suite that fails in `tree` and its first failing test; empty where none does."""
-    for where in (near, []):
-        for suite, marked in SUITES.items():
+    for suite, marked in SUITES.items():
+        for where in (near, []):
             if test := first_failure(tree, marked, where):
                 return suite, test
     return "", ""

@@ -23,8 +23,6 @@ from hessfig.errors import UserError
 from hessfig.terms import Approximation
 from tests.double_backward import hessian, jacobian
 
-pytestmark = pytest.mark.long
-
 A = Approximation
 ELSEWHERE = {A.adam, A.adam_mini_head}  # need a training's moments, or heads of the package: test_approximations.py
 CLASSES, WORDS, IGNORED = 3, 7, -100
@@ -491,7 +489,11 @@ def test_every_approximation_has_an_identity() -> None:
     assert {*IDENTITIES} | ELSEWHERE == {*Approximation}
 
 
-@pytest.mark.parametrize("name", CASES)
+# The longest ones; mistakes in samples and masks are noticed by the others too.
+SLOW = ("causal, padded", "causal, float32 inside", "an encoder's two masks", "mask and positions")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in CASES])
 def test_identities_hold(name: str) -> None:
     case = CASES[name]()
     names = [one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None]

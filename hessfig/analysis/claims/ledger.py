@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def all_claims() -> dict[str, Claim]:
-    """Return every claim by its id: those of the core, then those of each study, in the order of their rules."""
+    """Return every claim by its id: those of the literature, then the package's own questions; the core's first."""
     modules = [core_rules, *registry.modules_of("rules")]
-    return {claim.id: claim for module in modules for claim in vars(module).values() if isinstance(claim, Claim)}
+    claims = [claim for module in modules for claim in vars(module).values() if isinstance(claim, Claim)]
+    return {claim.id: claim for claim in sorted(claims, key=lambda claim: claim.is_ours)}
 
 
 def claim_of(name: str) -> Claim:
