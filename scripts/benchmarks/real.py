@@ -120,7 +120,7 @@ def _problem(options: argparse.Namespace) -> Any:
 def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[[Any], float]:
     """Return what takes a probe v of the weight and returns v.Hv."""
     from hessfig.curvature.curvlinops import SidedColumn
-    from hessfig.curvature.vocabulary_head import HeadedColumn
+    from hessfig.curvature.large.headed_column import HeadedColumn
     from hessfig.terms import Part
 
     if contender.startswith("hessfig"):
