@@ -69,6 +69,7 @@ class LargeProducts:
                 self._add_whole(sums[Part.H], columns, graphs)
             else:
                 self._add(sums, columns, graphs)
+            del graphs  # before those of the next batch are created
         return sums
 
     def _graphs(self, number: int) -> Graphs:

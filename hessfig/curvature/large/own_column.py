@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, fault
 from hessfig.curvature.large.graphs import Graphs
 from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
+from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
 from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyReadout
 from hessfig.curvature.losses import IGNORED, CrossEntropy
 from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
 from hessfig.curvature.rounding import OUTPUTS, norm
+from hessfig.curvature.samples import first_samples
 from hessfig.errors import UserError
 from hessfig.terms import Part
 
@@ -120,16 +123,58 @@ class LargeNetwork:
     plain double backward in the rows of every parameter, on the first samples.
     """
 
-    def __init__(self, objective: Objective, head: Head | None) -> None:
-        self.problem, self.head = objective, head
+    def __init__(self, objective: Objective, head: Head | None, kept: int = 0) -> None:
+        self.problem, self.head, self._kept = objective, head, kept
         self.unembedding: Sequence[nn.Parameter] = self.head.parameters if self.head else []
         self._sizes = dict[int, float]()
         self.holds = cache(self._holds)
 
     @classmethod
     def of(cls, objective: Objective) -> LargeNetwork:
-        """Return the network of a problem, in micro-batches that fit into memory."""
-        return cls(objective, head_of(objective))
+        """Return the network of a problem, in micro-batches that fit into memory; graphs are kept as far as they fit.
+
+        Raises UserError if the product of one sample takes more memory than allowed.
+        """
+        head, bound = head_of(objective), bound_of(objective)
+        memory = cls(objective, head).memory()
+        if memory is None:
+            return cls(objective, head, kept=1)
+        samples = memory.fitting(bound)
+        if samples < max(len(batch.inputs) for batch in objective.batches):
+            objective = micro_batched(objective, samples)
+        sizes = [len(batch.inputs) for batch in objective.batches]
+        left = bound - memory.peak(max(sizes)) + memory.kept * max(sizes)
+        kept = sum(one <= left for one in accumulate(memory.kept * size for size in sizes))
+        return cls(objective, head, kept)
+
+    def memory(self) -> Memory | None:
+        """Return the memory of a product with H in all parameters, from products on the first samples.
+
+        None if there are no such products; `holds` raises the error that says why.
+        """
+        parameters = self._parameters()
+
+        def product_of(samples: int) -> Callable[[], object]:
+            network = LargeNetwork(first_samples(self.problem, samples), self.head, kept=1)
+            products = LargeProducts(network, parameters)
+
+            def product() -> object:
+                vector = [torch.ones_like(one).unsqueeze(-1) for one in parameters.values()]
+                products.of_batches([0], vector, [Part.H])
+                return None
+
+            return product
+
+        try:
+            return Memory.measured(product_of, len(self.problem.batch.inputs), list(parameters.values()))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            return None
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        paths = dict.fromkeys(weight.parameter for weight in self.problem.layout.weights)
+        return {path: self.problem.network.get_parameter(path) for path in paths}
 
     @staticmethod
     def can_take(objective: Objective) -> bool:
@@ -141,7 +186,7 @@ class LargeNetwork:
 
     def keeps(self, number: int) -> bool:
         """Whether the graphs of a batch are kept."""
-        return len(self) == 1 and not number
+        return number < self._kept
 
     def graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
         """Return the graphs of a batch. Raises UserError if its features have changed since the first time."""
@@ -181,12 +226,10 @@ class LargeNetwork:
     def _holds(self, part: Part) -> bool:
         """Whether the products of a part agree with plain double backward on the first batch; warns if not."""
         first = replace(self.problem, more=())
-        named = {
-            path: first.network.get_parameter(path) for path in dict.fromkeys(w.parameter for w in first.layout.weights)
-        }
+        named = self._parameters()
         suffix = first.suffix(first.layout.weights)
         reliable, outer = (DoubleBackward(suffix, one, list(named.values())) for one in (part, Part.H_o))
-        own = _PartOf(LargeProducts(LargeNetwork(first, self.head), named), part)
+        own = _PartOf(LargeProducts(LargeNetwork(first, self.head, kept=1), named), part)
         why = fault(own, reliable, outer if part == Part.H_f else reliable, named)
         if why:
             warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
