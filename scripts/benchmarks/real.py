@@ -126,13 +126,11 @@ def measured(name: str, *, quick: bool, device: str) -> Run:
 
 def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
     """Return the row as measured in a process of its own, or why it failed; its children end with it."""
-    if limit < 5:
+    if limit < 1:
         return {"failed": "no time was left"}
-    command = [sys.executable, __file__, f"--device={options.device}", f"--one={name}"]
-    command += ["--quick"] if options.quick else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    process = subprocess.Popen(_command(options, name), env=environment, start_new_session=True, **pipes)
     try:
         said, complaints = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -143,6 +141,11 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
         return {"failed": (complaints.strip().splitlines() or [str(process.returncode)])[-1][:300]}
     found: Run = json.loads(said.strip().splitlines()[-1])
     return found | {"warned": [line[:300] for line in complaints.splitlines() if "RuntimeWarning" in line][:5]}
+
+
+def _command(options: argparse.Namespace, name: str) -> list[str]:
+    quick = ["--quick"] if options.quick else []
+    return [sys.executable, __file__, f"--device={options.device}", f"--one={name}", *quick]
 
 
 def compared(rows: list[Run]) -> list[Run]:
