@@ -1,14 +1,16 @@
-"""Time Hessian-vector products of a GPT-2-small-shaped network next to other packages: seconds and peak memory.
+"""Measure networks of real sizes: products, eigenvalues and norms next to the gradient and to other packages.
 
-    python scripts/benchmarks/real.py [--length 64] [--products 3] [--dtype float32] [--device cuda]
+    python scripts/benchmarks/real.py [--device cuda] [--seconds 520] [--rows "H*" curvlinops] [--output FILE.json]
 
-12 layers, 12 heads, width 768, 50 257 words, random weights: a probe of W_Q and of W_V of layers 1, 6 and 12, and one
-product of the whole Hessian, each by every contender in a process of its own (which alone gives a peak of memory), in
-turn. `seconds` is the median of --products products after the first, `cpu_seconds` those of this process alone, to be
-compared where others compute next to it; `first` is the first product, `build` what came before. `peak_gib` is what the
-process held at most, `base_gib` what it held with network and data and nothing else.
-`agrees` compares v.Hv with that of the first contender, for the same v. hessfig multiplies by H; hessfig_split by H_o
-and H_f at once, which no other package here offers.
+On the CPU: the shape of GPT-2 with 332 160 parameters, 4 sequences of 64 tokens, CPU time, one thread, median of 5
+after 1. On a card: GPT-2 small (124 M parameters), 4 sequences of 1024 tokens, median of 20 after 5, and TinyLlama
+(1.1 B). Weights are random, products are float32. Every row is a process of its own with a limit of time; the JSON is
+written after every row, so an interrupted run keeps its rows, and a row that fails says why.
+
+`gradients` is the time of a product divided by that of the gradient of the same loss, measured in turn with it in the
+same process. `build` and `build_peak_gib` are of the operator with its checks, `peak_gib` of one product;
+`gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process so far. `agrees`
+compares v.Hv with plain double backward, for the same v. Accuracy is relative to plain double backward in float64.
 """
 
 from __future__ import annotations
@@ -16,160 +18,156 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from typing import Any
 
 import runner
 from runner import Run
 
-CASES = ("W_Q@1", "W_V@1", "W_Q@6", "W_V@6", "W_Q@12", "W_V@12", "all")
-CONTENDERS = ("hessfig", "hessfig_split", "curvlinops", "pyhessian", "eigenthings")
-QUICK = {"n_layers": 2, "n_heads": 2, "d_model": 8, "vocabulary": 50, "length": 6}
-SIZES = {"n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary": 50257, "length": 64}
-SETTINGS = (*SIZES, "batch_size", "products", "dtype", "device")
-COLUMNS = ("seconds", "cpu_seconds", "first", "peak_gib", "base_gib", "agrees")
+PLAIN = "plain double backward"
+PACKAGES = ("curvlinops", "pyhessian", "eigenthings")
+ARCHITECTURES = ("GPT-2", "GPT-NeoX", "OPT", "Llama", "BERT", "ViT", "torch encoder")
+FIGURE = "figure 3a"
+MATRICES = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function of real_rows, its arguments, and the seconds it may take."""
+
+    work: str
+    limit: float = 60
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def _product(contender: str, limit: float = 60, **more: Any) -> Row:
+    return Row("product", limit, {"contender": contender, **more})
+
+
+_OF_BOTH = {
+    "H": _product("hessfig"),
+    "H_o and H_f": _product("hessfig", parts=["H_o", "H_f"]),
+    "H, 4 batches": _product("hessfig", batches=4),
+    PLAIN: _product(PLAIN),
+    "H, one late weight": _product("hessfig", block="late"),
+    "H, model=huggingface": Row("stored"),
+    **{name: _product(name) for name in PACKAGES},
+}
+_EIGENVALUE, _NORMS = Row("largest_eigenvalue", 400), Row("norms", 300, {"num_probes": 8, "names": list(MATRICES)})
+CPU_ROWS = {
+    **_OF_BOTH,
+    **{f"accuracy, {name}": Row("accuracy", 120, {"name": name}) for name in ARCHITECTURES},
+    **{f"memory, {count} batches": Row("memory", arguments={"batches": count}) for count in (4, 16, 64)},
+    **{f"memory, {count} tokens": Row("memory", 120, {"length": count}) for count in (16, 64, 256, 1024)},
+    "largest eigenvalue": _EIGENVALUE,
+    "norms": _NORMS,
+}
+CUDA_ROWS = {
+    **_OF_BOTH,
+    "gradient, fused attention": _product("gradient", attention="sdpa"),
+    "1.1 B": _product("hessfig", 120, shape="llama"),
+    "toy network": Row("toy", 120),
+    f"{FIGURE}, CPU, 2 workers": Row("figure", 120, {"workers": 2, "device": "cpu"}),
+    **{f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count}) for count in (8, 1, 4, 16)},
+    "norms": _NORMS,
+    "largest eigenvalue": _EIGENVALUE,
+}
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure every contender on every case, print the table, write the JSON."""
-    options = runner.parse(__doc__, _options, QUICK, words, **SIZES, rounds=1, allocator="system")
+    """Measure the rows, writing the JSON after each, and print them."""
+    options = runner.parse(__doc__, _options, {}, words, rounds=1, allocator="system")
     if options.one is not None:
-        print(json.dumps(measured(options, *options.one)))
+        print(json.dumps(measured(options.one, quick=options.quick, device=options.device)))
         return
-    there = [case for case in CASES if int(case.partition("@")[2] or 0) <= options.n_layers]
-    runs = [
-        _in_a_process(options, contender, case)
-        for _ in range(options.rounds)
-        for case in options.cases or there
-        for contender in options.contenders
-    ]
-    _print(_compared(runs))
-    runner.write_report(options, "real", {**runner.heading(options, (*SETTINGS, "quick")), "runs": runs})
+    rows, end = chosen(options.device, options.rows), time.monotonic() + options.seconds
+    report = {**runner.heading(options, ("device", "seconds", "quick")), **_software(options.device), "rows": []}
+    for name in rows:
+        row = {"row": name, **_in_a_process(options, name, min(rows[name].limit, end - time.monotonic()))}
+        report["rows"] = compared([*report["rows"], row])
+        runner.write_report(options, "real", report)
+        print(_said(report["rows"][-1]), flush=True)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    for name, value in SIZES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"({value})")
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--products", type=int, default=3)
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--device", default="cpu", help=runner.DEVICES)
-    parser.add_argument("--cases", nargs="+", help=f"({' '.join(CASES)})")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # contender and case, in this process
+    parser.add_argument("--seconds", type=float, default=1800, help="of the whole run; rows beyond are left out (1800)")
+    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of names of rows (all)")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a row, in this process
 
 
-def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> Run:
-    words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in SETTINGS]
-    command = [sys.executable, __file__, *words, "--one", contender, case]
-    try:
-        told = runner.said(command, {**os.environ, "OMP_NUM_THREADS": "1"})
-    except SystemExit as failure:
-        return {"contender": contender, "case": case, "failed": str(failure).strip().splitlines()[-1][:300]}
-    found: Run = json.loads(told.strip().splitlines()[-1])
-    times = f"{found['seconds']:9.3f} s {found['cpu_seconds']:9.3f} s CPU"
-    print(f"{case:8} {contender:14} {times} {found['peak_gib']:7.2f} GiB", flush=True)
+def rows_of(device: str) -> dict[str, Row]:
+    """Return the rows of a kind of device, the most important ones first."""
+    return CPU_ROWS if device == "cpu" else CUDA_ROWS
+
+
+def chosen(device: str, patterns: Sequence[str]) -> dict[str, Row]:
+    """Return the rows that match, in the order of the patterns."""
+    names = {name: row for pattern in patterns for name, row in rows_of(device).items() if fnmatch(name, pattern)}
+    if not names:
+        raise SystemExit(f"error: no row matches {patterns}: there are {', '.join(rows_of(device))}")
+    return names
+
+
+def measured(name: str, *, quick: bool, device: str) -> Run:
+    """Measure one row in this process."""
+    import real_rows
+
+    row = rows_of(device)[name]
+    found: Run = getattr(real_rows, row.work)(real_rows.Place(device, quick), **row.arguments)
     return found
 
 
-def measured(options: argparse.Namespace, contender: str, case: str) -> Run:
-    """Measure one contender on one case in this process."""
+def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
+    """Return the row as measured in a process of its own, or why it failed; its children end with it."""
+    if limit < 1:
+        return {"failed": "no time was left"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(_command(options, name), env=environment, start_new_session=True, **pipes)
+    try:
+        said, complaints = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return {"failed": f"not done after {limit:.0f} s"}
+    if process.returncode:
+        return {"failed": (complaints.strip().splitlines() or [str(process.returncode)])[-1][:300]}
+    found: Run = json.loads(said.strip().splitlines()[-1])
+    return found | {"warned": [line[:300] for line in complaints.splitlines() if "RuntimeWarning" in line][:5]}
+
+
+def _command(options: argparse.Namespace, name: str) -> list[str]:
+    quick = ["--quick"] if options.quick else []
+    return [sys.executable, __file__, f"--device={options.device}", f"--one={name}", *quick]
+
+
+def compared(rows: list[Run]) -> list[Run]:
+    """Add to every product with the same H how far its v.Hv is from that of plain double backward."""
+    truth = next((row["curvature"] for row in rows if row["row"] == PLAIN and "curvature" in row), None)
+    for row in rows:
+        if truth is not None and row.get("comparable"):
+            row["agrees"] = abs(row["curvature"] - truth) / max(abs(truth), 1e-300)
+    return rows
+
+
+def _said(row: Run) -> str:
+    numbers = {name: float(f"{value:.3g}") for name, value in row.items() if isinstance(value, int | float)}
+    return f"{row['row']:26} {row.get('failed') or json.dumps(numbers)}"
+
+
+def _software(device: str) -> dict[str, str]:
     import torch
+    import transformers
 
-    torch.set_num_threads(1)
-    problem = _problem(options)
-    name, _, layer = case.partition("@")
-    side = problem.layout.side(int(layer or 0), name)
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(sum(w.size for w in side), 1, generator=generator, dtype=problem.dtype).to(options.device)
-    base = runner.peak_gib(options.device)
-    make = partial(_contender, contender, problem, int(layer or 0), name)
-    product, built = runner.timed(make, options.device)
-    first, *others = (runner.timed(partial(product, probe), options.device) for _ in range(1 + options.products))
-    return {
-        "contender": contender,
-        "case": case,
-        "build": built["seconds"],
-        "first": first[1]["seconds"],
-        **runner.medians([times for _, times in others]),
-        "base_gib": base,
-        "peak_gib": runner.peak_gib(options.device),
-        "curvature": others[-1][0],
-    }
-
-
-def _problem(options: argparse.Namespace) -> Any:
-    import torch
-
-    from hessfig.config.enums import Data, DType, Scored
-    from hessfig.config.schema import Config
-    from hessfig.config.science import ModelConfig, TaskConfig
-    from hessfig.states.point import drawn
-
-    sizes = {name: getattr(options, name) for name in ("n_layers", "n_heads", "d_model", "vocabulary")}
-    task = TaskConfig(data=Data.tokens, scored=Scored.all, length=options.length, batch_size=options.batch_size)
-    model = ModelConfig(kind="huggingface", **sizes)
-    config = Config(
-        model=model, task=task, dtype=DType(options.dtype), device=options.device, blocks="each", memory="1TB"
-    )
-    return drawn(config, sigma=None, seed=0).to(torch.device(options.device))
-
-
-def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[[Any], float]:
-    """Return what takes a probe v of the weight and returns v.Hv."""
-    from hessfig.curvature.curvlinops import SidedColumn
-    from hessfig.curvature.large.headed_column import HeadedColumn
-    from hessfig.terms import Part
-
-    if contender.startswith("hessfig"):
-        column = HeadedColumn(problem, layer, name, [name])
-        parts = [Part.H] if contender == "hessfig" else [Part.H_o, Part.H_f]
-        return lambda probe: sum(float((probe * one).sum()) for one in column.split_matmat(probe, parts).values())
-    from peers import PRODUCTS
-
-    sides = SidedColumn(problem, layer, name, [name])
-    make = PRODUCTS[contender]
-    product = make(_Scored(problem.network), problem.batch.inputs, problem.batch.targets, sides.parameters)
-
-    def curvature(probe: Any) -> float:
-        vectors = [one[..., 0] for one in sides.spread(probe)]
-        return sum(float((v * one).sum()) for v, one in zip(vectors, product(vectors), strict=True))
-
-    return curvature
-
-
-def _Scored(network: Any) -> Any:
-    """Return the network as other packages take one: tokens to the logits that enter the loss."""
-    from torch import nn
-
-    class Scored(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = network.model
-
-        def forward(self, tokens: Any) -> Any:
-            return self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
-
-    return Scored()
-
-
-def _compared(runs: list[Run]) -> list[Run]:
-    """Add to every run how far its v.Hv is from the first contender's."""
-    first: dict[str, float] = {}
-    for run in runs:
-        if "curvature" in run:
-            truth = first.setdefault(run["case"], run["curvature"])
-            run["agrees"] = abs(run["curvature"] - truth) / max(abs(truth), 1e-300)
-    return runs
-
-
-def _print(runs: list[Run]) -> None:
-    print(f"{'case':8} {'contender':14} {' '.join(f'{name:>11}' for name in COLUMNS)}")
-    for run in runs:
-        numbers = " ".join(f"{run[name]:11.3g}" for name in COLUMNS) if "agrees" in run else run["failed"]
-        print(f"{run['case']:8} {run['contender']:14} {numbers}")
+    names = {"transformers": transformers.__version__, "cuda": str(torch.version.cuda)}
+    return names if device == "cpu" else {**names, "card": torch.cuda.get_device_name(device)}
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def main(words: Sequence[str] | None = None) -> None:
         seeds = range(runner.SEED, runner.SEED + options.rounds)
         cells = [runner.cell_of(options, layers, seed=seed, device=options.device) for seed in seeds]
         if options.only != "density":
-            report["largest"] += [row for target in TARGETS for row in _largest(cells, layers, target)]
+            names = LARGEST if options.peers is None else (OURS, *options.peers)
+            report["largest"] += [row for target in TARGETS for row in _largest(cells, layers, target, names)]
             report["stages"] += [_stages(cells, layers, target) for target in TARGETS]
         if options.only != "largest":
             report["density"] += _density(cells, layers, options.steps, options.num_probes)
@@ -77,14 +78,15 @@ def main(words: Sequence[str] | None = None) -> None:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n-layers", type=int, nargs="+", default=[1, 2], help="depths (1 2)")
     parser.add_argument("--only", choices=("largest", "density"), help="one of the two comparisons (both)")
+    parser.add_argument("--peers", nargs="+", choices=_PEERS, help="for the largest eigenvalue alone (all)")
     parser.add_argument("--device", default="cpu", help=runner.DEVICES)
     runner.add_sizes(parser)
     parser.add_argument("--steps", type=int, default=80, help="Lanczos steps of a density (80)")
     parser.add_argument("--num-probes", type=int, default=10, help="probes of a density (10)")
 
 
-def _largest(cells: list[Cell], layers: int, target: float) -> Runs:
-    rows = runner.in_turn([{name: (measure_largest, name, cell, target) for name in LARGEST} for cell in cells])
+def _largest(cells: list[Cell], layers: int, target: float, names: Sequence[str]) -> Runs:
+    rows = runner.in_turn([{name: (measure_largest, name, cell, target) for name in names} for cell in cells])
     return [{"n_layers": layers, "target": target, **_summary(name, runs, rows[OURS])} for name, runs in rows.items()]
 
 

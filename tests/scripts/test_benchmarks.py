@@ -131,23 +131,69 @@ def test_spectra_beside_peers_judge_everybody_alike(tmp_path: Path) -> None:
     assert {row["name"] for row in report["density"]} >= {"hessfig", "hessfig, float32 products", "PyHessian"}
 
 
-def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every contender multiplies by the same Hessian; here in this process, and those alone that are installed."""
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure rows of real.py here rather than each in a process of its own."""
     import real
 
-    monkeypatch.setattr(real, "_in_a_process", real.measured)
-    output, contenders = tmp_path / "real.json", ["hessfig", "hessfig_split", "curvlinops"]
-    contenders += [
-        peer
-        for peer, module in {"pyhessian": "pyhessian", "eigenthings": "hessian_eigenthings"}.items()
-        if find_spec(module)
-    ]
-    words = ["--cases", "W_V@2", "--products=1", f"--output={output}", "--contenders", *contenders]
-    real.main(["--quick", *words])
+    def here(options: Any, name: str, limit: float) -> dict[str, Any]:
+        return real.measured(name, quick=options.quick, device=options.device)
+
+    monkeypatch.setattr(real, "_in_a_process", here)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("in_this_process")
+def test_products_of_real_models_are_measured_beside_others(tmp_path: Path) -> None:
+    """Every contender multiplies by the same Hessian; peers that are not installed are left out."""
+    import real
+
+    peers = {"pyhessian": "pyhessian", "eigenthings": "hessian_eigenthings"}
+    names = [real.PLAIN, "H", "H_o and H_f", "H, 4 batches", *(name for name, one in peers.items() if find_spec(one))]
+    output = tmp_path / "real.json"
+    real.main(["--quick", f"--output={output}", "--rows", *names])
     report = json.loads(output.read_text())
-    assert [run["contender"] for run in report["runs"]] == contenders
-    assert all(run["agrees"] < 1e-5 and run["peak_gib"] >= run["base_gib"] > 0 for run in report["runs"])
+    assert [row["row"] for row in report["rows"]] == names
+    assert all(row["agrees"] < 1e-5 and row["gradients"] > 0 for row in report["rows"])
     assert set(report["environment"]) >= ENVIRONMENT
+
+
+def test_rows_of_real_models_are_kept_when_others_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that fails, one that is not done in time and one for which no time is left say so."""
+    import real
+
+    rows = {
+        "fails": real.Row("product", 60, {"contender": "none"}),
+        "slow": real.Row("product", 1.2, {"contender": "hessfig"}),
+    }
+    monkeypatch.setattr(real, "rows_of", lambda device: rows)
+    ends = {"fails": "import sys; sys.exit('out of memory')", "slow": "import time; time.sleep(60)"}
+    monkeypatch.setattr(real, "_command", lambda options, name: [sys.executable, "-c", ends[name]])
+    output = tmp_path / "real.json"
+    real.main(["--quick", "--seconds=60", f"--output={output}", "--rows", "fails", "slow", "fail?"])
+    found = {row["row"]: row["failed"] for row in json.loads(output.read_text())["rows"]}
+    assert found == {"fails": "out of memory", "slow": "not done after 1 s"}
+    real.main(["--quick", "--seconds=0", f"--output={output}"])
+    assert {row["failed"] for row in json.loads(output.read_text())["rows"]} == {"no time was left"}
+    with pytest.raises(SystemExit, match="no row matches"):
+        real.main(["--quick", "--rows", "other"])
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("in_this_process")
+def test_rows_of_accuracy_memory_and_spectra_of_real_models(tmp_path: Path) -> None:
+    """Each is measured through hessfig.Problem."""
+    import real
+
+    output = tmp_path / "real.json"
+    names = ["H, one late weight", "accuracy, GPT-2", "memory, 4 batches", "largest eigenvalue", "norms"]
+    real.main(["--quick", f"--output={output}", "--rows", *names, "H, model=huggingface"])
+    rows = {row["row"]: row for row in json.loads(output.read_text())["rows"]}
+    off = [value for key, value in rows["accuracy, GPT-2"].items() if key.endswith("worst parameter")]
+    assert len(off) == 6 and max(off) < 1e-4
+    assert rows["memory, 4 batches"]["taken_gib"] >= 0 and rows["H, one late weight"]["gradients"] > 0
+    assert rows["largest eigenvalue"]["residual"] <= 1e-3 and rows["norms"]["ok"] == 36
+    assert rows["H, model=huggingface"]["same_size"] and rows["H, model=huggingface"]["apart"] < 1e-5
 
 
 def test_a_product_is_timed_beside_those_of_others(tmp_path: Path) -> None:

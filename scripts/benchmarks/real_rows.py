@@ -1,0 +1,326 @@
+"""The rows of real.py: each measures one thing in its own process, through the package's public interface."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import real_networks
+import runner
+import torch
+from real_networks import SHAPES, TINY, Shape, loss_of
+from runner import Run
+from torch import Tensor, nn
+
+import hessfig
+
+Multiply = Callable[[Tensor], Tensor]
+PLAIN = "plain double backward"
+FLOOR = (
+    1e-3  # rows of a parameter that are shorter than this share of the whole product are judged relative to that share
+)
+MOST = 15.0  # seconds of repeats of one row
+COMMAND = [sys.executable, "-W", "ignore", "-c", "from hessfig.cli.main import main; main()"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row is measured, and whether at toy size."""
+
+    device: str
+    quick: bool
+
+    def shape(self, name: str | None = None) -> Shape:
+        """Return a shape by name: by default that of products on this device."""
+        if self.quick:
+            return replace(TINY, kind="Llama" if name == "llama" else "GPT2")
+        return SHAPES[name or ("small" if self.device == "cpu" else "gpt2")]
+
+    @property
+    def clock(self) -> str:
+        """CPU time where one thread computes, else that of a wall clock."""
+        return "cpu_seconds" if self.device == "cpu" else "seconds"
+
+    def once(self, work: Callable[[], Any]) -> tuple[Any, Run]:
+        """Call `work`; return its result, its seconds, and the GiB in use at most (on the CPU: so far)."""
+        if self.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        result, times = runner.timed(work, self.device)
+        return result, {"seconds": times["seconds"], "peak_gib": runner.peak_gib(self.device)}
+
+    def medians(self, works: Mapping[str, Callable[[], Any]]) -> Run:
+        """Return the median time of each of `works`, called in turn: 5 rounds after 1, or 20 after 5 on a card."""
+        warm, most = (1, 5) if self.device == "cpu" else (5, 20)
+        times: dict[str, list[float]] = {name: [] for name in works}
+        end = time.monotonic() + MOST
+        for number in range(warm + (2 if self.quick else most)):
+            for name, work in works.items():
+                took = runner.timed(work, self.device)[1][self.clock]
+                times[name] += [took] if number >= warm else []
+            if time.monotonic() > end and number >= warm + 2:
+                break
+        return {**{name: median(each) for name, each in times.items()}, "repeats": len(times[next(iter(works))])}
+
+
+def product(
+    place: Place,
+    contender: str,
+    *,
+    parts: Sequence[str] = ("H",),
+    batches: int = 1,
+    block: str = "all",
+    shape: str | None = None,
+    attention: str = "eager",
+) -> Run:
+    """Measure one product of a contender next to the gradient of the same loss."""
+    network, tokens = real_networks.language_model(place.shape(shape), place.device, attention)
+    whole, late = {"input_ids": tokens, "labels": tokens}, block == "late"
+    gradient = partial(_gradient, network, whole)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    _, of_gradient = place.once(gradient)
+    found = {"parameters": count, "tokens": tokens.numel(), "gradient_peak_gib": of_gradient["peak_gib"]}
+    if contender == "gradient":
+        return found | place.medians({"gradient": gradient})
+    make = partial(_peer, contender, network, tokens)
+    if contender == "hessfig":
+        path = _late(network) if late else "all"
+        make = partial(_ours, _problem(network, tokens, batches), path, parts, place.device)
+    vector = _vector(network, _late(network) if late else None)
+    multiply, built = place.once(make)
+    curvature, first = place.once(lambda: float((multiply(vector) * vector).sum(dtype=torch.float64)))
+    times = place.medians({"gradient": gradient, "seconds": lambda: multiply(vector)})
+    found |= {"build": built["seconds"], "build_peak_gib": built["peak_gib"], "first": first["seconds"], **times}
+    found |= {"gradients": times["seconds"] / times["gradient"], "peak_gib": first["peak_gib"], "curvature": curvature}
+    return found | {"comparable": not late and shape is None}
+
+
+def stored(place: Place) -> Run:
+    """Measure hessfig.Problem and model=huggingface with the same network: times, and |H 1| for a vector of ones."""
+    from hessfig.config.enums import Products
+    from hessfig.curvature.block_operator import BlockOperator
+    from hessfig.models.blocks import blocks_of
+    from hessfig.models.routes import Engines
+    from hessfig.states.point import drawn
+    from hessfig.terms import Part
+
+    config = _config_of(place.shape(), place.device)
+    objective = drawn(config, sigma=None, seed=0).to(torch.device(place.device))
+    engines = Engines(objective, config.model, Products.linearised)
+    (block,) = blocks_of(["all"], objective.layout, config.model)
+    theirs = BlockOperator(objective, block, Part.H, lambda of: engines.column(of.layer, of.col, [of]))
+    tokens = objective.batch.inputs
+    ours = hessfig.Problem(objective.network.model, {"input_ids": tokens, "labels": tokens})
+    operator = ours.operator("all", dtype="float32", device=place.device)
+    ones = torch.ones(operator.shape[1], device=place.device)
+    works = {"stored": lambda: theirs @ ones, "seconds": lambda: operator @ ones}
+    lengths = {name: float((work()).double().norm()) for name, work in works.items()}
+    found = place.medians(works)
+    return {
+        **found,
+        "parameters": operator.shape[1],
+        "same_size": theirs.shape == operator.shape,
+        "times_stored": found["seconds"] / found["stored"],
+        "apart": abs(lengths["seconds"] / lengths["stored"] - 1),
+    }
+
+
+def accuracy(place: Place, name: str) -> Run:
+    """Compare H v of hessfig with plain double backward in float64, for three vectors and two types."""
+    network, inputs, targets = real_networks.architecture(name)
+    reference = copy.deepcopy(network).double()
+    exact = _doubly(partial(real_networks.loss_in_double, reference, inputs, targets), list(reference.parameters()))
+    vectors = _vectors(network, inputs, targets)
+    truths = {kind: exact(vector.double()) for kind, vector in vectors.items()}
+    found: Run = {"parameters": len(vectors["constant"])}
+    for dtype in ("float32", "float64"):
+        operator = hessfig.Problem(network, inputs, targets).operator("all", dtype=dtype)
+        for kind, vector in vectors.items():
+            off = (operator @ vector.to(getattr(torch, dtype))).double() - truths[kind]
+            found[f"{dtype}, {kind}"] = float(off.norm() / truths[kind].norm())
+            worst, which = max(_by_parameter(network, off, truths[kind]))
+            found[f"{dtype}, {kind}, worst parameter"] = worst
+            found[f"{dtype}, {kind}, its name"] = which
+    return found
+
+
+def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
+    """Return the memory that a product takes beyond what was in use before, and hessfig's own estimate of it."""
+    shape = place.shape() if length is None else replace(place.shape(), length=length)
+    network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)
+    part = tokens[:4]
+    before = place.once(lambda: _gradient(network, {"input_ids": part, "labels": part}))[1]["peak_gib"]
+    operator = _problem(network, tokens, batches).operator("all", dtype="float32", device=place.device)
+    vector = _vector(network)
+    peak = max(place.once(lambda: operator @ vector)[1]["peak_gib"] for _ in range(2))
+    estimate = getattr(operator, "memory", None)
+    found = {"gradient_peak_gib": before, "peak_gib": peak, "taken_gib": peak - before}
+    return found | ({} if estimate is None else {"estimated_gib": estimate / 2**30})
+
+
+def largest_eigenvalue(place: Place) -> Run:
+    """Measure the largest eigenvalue of all weights to a residual of 1e-3, of GPT-2 on 65 536 tokens on a card."""
+    shape = place.shape("middle" if place.device == "cpu" else None)
+    batches = 1 if place.device == "cpu" else 2 if place.quick else 16
+    network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)
+    problem, vector = _problem(network, tokens, batches), _vector(network)
+    operator = problem.operator("all", dtype="float32", device=place.device)
+    one = place.once(lambda: operator @ vector)[1]["peak_gib"]
+    del operator
+    settings: dict[str, Any] = {"parts": "H", "quantities": "largest_eigenvalue", "spectrum": {"tolerance": 1e-3}}
+    table, took = place.once(partial(_measured, problem, ["all"], place.device, **settings))
+    (entry,) = json.loads(str(table.attrs["arrays"]["largest_eigenvalue"]["entries"]))
+    row, vectors = table.iloc[0], (took["peak_gib"] - one) * 2**30 / (4 * len(vector))
+    known = {"value": row["value"], "residual": row["error"] / abs(row["value"]), "status": str(row["status"])}
+    sizes = {"parameters": len(vector), "tokens": tokens.numel(), "product_peak_gib": one}
+    counts = {name: number for name, number in entry.items() if isinstance(number, int | float)}
+    return {**sizes, **took, "host_gib": runner.peak_gib(), "vectors_beyond_a_product": vectors, **known, **counts}
+
+
+def norms(place: Place, num_probes: int, names: list[str]) -> Run:
+    """Measure the Frobenius norms of H, H_o and H_f of every matrix of the layers."""
+    network, tokens = real_networks.language_model(place.shape(), place.device)
+    problem = hessfig.Problem(network, {"input_ids": tokens, "labels": tokens}, weights="found")
+    settings: dict[str, Any] = {"num_probes": num_probes, "estimator": "hutchinson"}
+    table, took = place.once(partial(_measured, problem, names, place.device, **settings))
+    error = float((table["error"] / table["value"]).mean())
+    counts = {"numbers": len(table), "ok": int((table["status"] == "ok").sum())}
+    return {**counts, **took, "host_gib": runner.peak_gib(), "relative_error": error}
+
+
+def toy(place: Place) -> Run:
+    """Measure the largest eigenvalue of the paper's network next to hessian-eigenthings, by spectra.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "spectra.json"
+        words = ["--only=largest", "--n-layers=2", "--rounds=1", "--peers", "hessian-eigenthings"]
+        words += ["--quick"] if place.quick else []
+        script = str(Path(__file__).with_name("spectra.py"))
+        command = [sys.executable, script, *words, f"--device={place.device}", f"--output={output}"]
+        runner.said(command, dict(os.environ))
+        rows = json.loads(output.read_text())["largest"]
+    return {f"{row['name']} to {row['target']:g}": row.get("failed", row.get("seconds")) for row in rows}
+
+
+def figure(place: Place, workers: int, device: str | None = None) -> Run:
+    """Measure the seconds of `make figure-3a`: the run of its sweep with a number of workers, then the figure."""
+    device = device or place.device
+    words = ["sweep=sigma", f"device={device}", f"workers={workers}", "force_workers=true"]
+    words += ["seeds=2", "model.d_model=8", "task.digits=1", "task.batch_size=4"] if place.quick else []
+    with tempfile.TemporaryDirectory() as folder:
+        measure = [*COMMAND, "run", *words, f"output_dir={folder}"]
+        run = runner.timed(partial(runner.said, measure, dict(os.environ), folder=Path(folder)))[1]["seconds"]
+        plot = [*COMMAND, "plot", "figure=3a", "sweep=sigma", f"output_dir={folder}"]
+        drawn = runner.timed(partial(runner.said, plot, dict(os.environ), folder=Path(folder)))[1]["seconds"]
+    return {"run_seconds": run, "plot_seconds": drawn, "seconds": run + drawn, "workers": workers}
+
+
+def _problem(network: nn.Module, tokens: Tensor, batches: int) -> hessfig.Problem:
+    return hessfig.Problem(network, [{"input_ids": some, "labels": some} for some in tokens.chunk(batches)])
+
+
+def _measured(problem: hessfig.Problem, blocks: list[str], device: str, **settings: Any) -> Any:
+    return hessfig.measure(problem, blocks=blocks, dtype="float32", device=device, **settings)
+
+
+def _ours(problem: hessfig.Problem, block: str, parts: Sequence[str], device: str) -> Multiply:
+    """Return what multiplies a vector by the sum of the parts."""
+    operator = problem.operator(block, parts[0], dtype="float32", device=device)
+    if len(parts) == 1:
+        return lambda vector: operator @ vector
+    return lambda vector: sum(operator.split(vector, parts).values())
+
+
+def _peer(contender: str, network: nn.Module, tokens: Tensor) -> Multiply:
+    """Return what multiplies a vector by H, as another package does it, or plain double backward."""
+    parameters = list(network.parameters())
+    if contender == PLAIN:
+        return _doubly(partial(loss_of, network, {"input_ids": tokens, "labels": tokens}), parameters)
+    from peers import PRODUCTS
+
+    multiply = PRODUCTS[contender](_Logits(network), tokens, tokens[:, 1:], parameters)
+    return lambda vector: _flat(multiply(_like(vector, parameters)))
+
+
+class _Logits(nn.Module):
+    """The network as other packages take it: from tokens to the logits that enter the loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.network(input_ids=tokens).logits[:, :-1]
+        return logits
+
+
+def _doubly(loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> Multiply:
+    """Return what multiplies by H with a graph of the gradient made for every product."""
+
+    def multiply(vector: Tensor) -> Tensor:
+        with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+            gradients = torch.autograd.grad(loss(), parameters, create_graph=True)
+            along = torch.stack(
+                [(g * v).sum() for g, v in zip(gradients, _like(vector, parameters), strict=True)]
+            ).sum()
+            return _flat(torch.autograd.grad(along, parameters, materialize_grads=True))
+
+    return multiply
+
+
+def _gradient(network: nn.Module, inputs: Any, targets: Any = None) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss_of(network, inputs, targets), list(network.parameters()))
+
+
+def _late(network: nn.Module) -> str:
+    """Return the name of the last matrix of the last layer."""
+    return [name for name, parameter in network.named_parameters() if parameter.ndim == 2][-1]
+
+
+def _vector(network: nn.Module, name: str | None = None) -> Tensor:
+    """Return the same random vector for everybody, of all parameters or of one."""
+    chosen = list(network.parameters()) if name is None else [network.get_parameter(name)]
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(sum(one.numel() for one in chosen), generator=generator).to(chosen[0].device)
+
+
+def _vectors(network: nn.Module, inputs: Any, targets: Any) -> dict[str, Tensor]:
+    vector, gradient = _vector(network), _flat(_gradient(network, inputs, targets))
+    return {"constant": torch.ones_like(vector), "random": vector, "gradient": gradient}
+
+
+def _by_parameter(network: nn.Module, off: Tensor, truth: Tensor) -> list[tuple[float, str]]:
+    """Return how far the rows of every parameter are off, with its name."""
+    least, parameters = FLOOR * float(truth.norm()), dict(network.named_parameters())
+    pieces = zip(parameters, *(_like(one, parameters.values()) for one in (off, truth)), strict=True)
+    return [(float(o.norm()) / max(float(t.norm()), least), name) for name, o, t in pieces]
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def _like(vector: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return a vector as tensors of the shapes of the parameters."""
+    shapes = [parameter.shape for parameter in parameters]
+    return [piece.view(shape) for piece, shape in zip(vector.split([s.numel() for s in shapes]), shapes, strict=True)]
+
+
+def _config_of(shape: Shape, device: str) -> Any:
+    """Return the settings of model=huggingface for the same shape of GPT-2."""
+    from hessfig.config.enums import Data, DType, Scored
+    from hessfig.config.schema import Config
+    from hessfig.config.science import ModelConfig, TaskConfig
+
+    sizes = {"n_layers": shape.layers, "n_heads": shape.heads, "d_model": shape.width, "vocabulary": shape.vocabulary}
+    task = TaskConfig(data=Data.tokens, scored=Scored.all, length=shape.length, batch_size=shape.sequences)
+    model = ModelConfig(kind="huggingface", **sizes)
+    return Config(model=model, task=task, dtype=DType.float32, device=device, blocks=["all"], memory="1TB")
