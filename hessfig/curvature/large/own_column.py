@@ -143,9 +143,9 @@ class LargeNetwork:
         if samples < max(len(batch.inputs) for batch in objective.batches):
             objective = micro_batched(objective, samples)
         sizes = [len(batch.inputs) for batch in objective.batches]
-        left = bound - memory.peak(max(sizes)) + memory.kept * max(sizes)
+        left = bound - memory.peak(max(sizes))
         kept = sum(one <= left for one in accumulate(memory.kept * size for size in sizes))
-        return cls(objective, head, kept)
+        return cls(objective, head, len(sizes) if kept == len(sizes) - 1 else kept)  # the last one needs no other graph
 
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
