@@ -14,8 +14,8 @@ its own, in units of the spectrum's standard deviation, and `seconds_at_equal_er
 hessfig's error)^2, for probes' errors fall like that.
 
 With --only long: the largest eigenvalue of a network of 5 M parameters (tanh, --width 1000) in float32, once with the
-vectors that hessfig takes and once with float64 bases. `vectors` is the peak of memory beyond that of single products, in
-vectors of float32 (CPU of Linux only).
+vectors that hessfig takes and once with float64 bases. `vectors` is the peak of memory beyond that of single products,
+in vectors of float32 (CPU of Linux only).
 """
 
 from __future__ import annotations
@@ -46,16 +46,8 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
 TARGETS = (1e-3, 1e-6)
-TOY = {
-    "d_model": 8,
-    "digits": 1,
-    "batch_size": 4,
-    "rounds": 1,
-    "n_layers": [1],
-    "steps": 10,
-    "num_probes": 2,
-    "width": 300,
-}
+TOY = {"d_model": 8, "digits": 1, "batch_size": 4, "rounds": 1, "n_layers": [1], "steps": 10, "num_probes": 2}
+TOY |= {"width": 120}
 SETTINGS = ("n_layers", "d_model", "digits", "batch_size", "steps", "num_probes", "rounds", "device", "width")
 OURS, OURS_FLOAT32 = "hessfig", "hessfig, float32 products"
 _PEERS = ("curvlinops + eigsh", "PyHessian", "PyHessian, as its users run it", "hessian-eigenthings")
