@@ -27,12 +27,8 @@ class BySample(Protocol):
     def by_sample(self) -> nn.Module:
         """Return the same network as a function of any of the samples. Raises UserError if samples interact."""
 
-    def first(self, count: int) -> BySample:
-        """Return the network for the first `count` samples of the first batch, along the likeliest axes, unchecked."""
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The inputs that stand for the samples of every batch."""
+    def first(self, count: int) -> tuple[nn.Module, Tensor]:
+        """Return the network for the first `count` samples of the first batch, unchecked, and its inputs."""
 
 
 def by_sample(objective: Objective) -> Objective:
@@ -49,15 +45,12 @@ def by_sample(objective: Objective) -> Objective:
 
 def first_samples(objective: Objective, count: int) -> Objective:
     """Return the problem with the first `count` samples of its first batch, to find out what a product takes."""
-    network, batch = objective.network, objective.batch
-    each = len(batch.targets) // len(batch.inputs)
-    inputs = batch.inputs[:count]
-    if isinstance(network, BySample):
-        network = network.first(count)
-        inputs = network.inputs[0].to(inputs.device)
-    assert isinstance(network, nn.Module)
-    few = Batch(inputs, batch.targets[: count * each], batch.scored)
-    return replace(objective, network=network, batch=few, more=())
+    batch = objective.batch
+    targets = batch.targets[: count * (len(batch.targets) // len(batch.inputs))]
+    if not isinstance(objective.network, BySample):
+        return replace(objective, batch=Batch(batch.inputs[:count], targets, batch.scored), more=())
+    network, inputs = objective.network.first(count)
+    return replace(objective, network=network, batch=Batch(inputs, targets, batch.scored), more=())
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Head:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The matrix (vocabulary, width), and the bias if there is one."""
-        return [self.module.weight] if self.module.bias is None else [self.module.weight, self.module.bias]
+        return list(self.module.parameters(recurse=False))
 
     def inputs_of(self, call: Callable[[], Any]) -> Tensor:
         """Return the input of the map in a call of the network, which ends there: outputs are not computed."""
@@ -73,12 +73,12 @@ def head_of(objective: Objective) -> Head | None:
     """
     if type(objective.loss) is not CrossEntropy or objective.loss.smoothing:
         return None
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
     with evaluating(objective.network), _noted(objective.network, calls):
         outputs = objective.network(objective.batch.inputs).detach()
     last = [module for module, _, made in calls if _is_view(outputs, made)]
     calls = [call for call in calls if last and call[0] is last[-1]]
-    if len(calls) != 1 or not isinstance(calls[0][0], nn.Linear):
+    if len(calls) != 1:
         return None
     module, features, _ = calls[0]
     made = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
@@ -87,10 +87,10 @@ def head_of(objective: Objective) -> Head | None:
 
 
 @contextmanager
-def _noted(network: nn.Module, calls: list[tuple[nn.Module, Tensor, Tensor]]) -> Iterator[None]:
+def _noted(network: nn.Module, calls: list[tuple[nn.Linear, Tensor, Tensor]]) -> Iterator[None]:
     """Append module, input and output of every call of a plain linear map."""
 
-    def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+    def note(module: nn.Linear, given: tuple[Any, ...], made: Any) -> None:
         if len(given) == 1 and isinstance(made, Tensor):
             calls.append((module, given[0].detach(), made.detach()))
 
