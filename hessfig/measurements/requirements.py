@@ -84,19 +84,16 @@ def check_published_probes(config: Config, blocks: Sequence[Block]) -> None:
     """Raise UserError for published probes of anything but the published norms."""
     if config.estimator.probes != Draws.published:
         return
-    published = {Matrix.W} if config.model.kind == Kind.linear_mlp else {Matrix.W_Q, Matrix.W_V}
-    others = [f"block {block}" for block in blocks if not (block.is_diagonal and block.col in published)]
-    unknown = {
-        f"state.draw={config.state.draw}, estimator={config.estimator.method}": config.state.draw != Draws.published
-        or config.estimator.method != Method.hutchinson,
-        f"quantities=[{','.join(config.quantities)}]": config.quantities != ["frobenius"],
-        f"parts=[{','.join(config.parts)}]": any(part in AT_SCORES for part in config.parts),
-        ", ".join(others[:1]): bool(others),
-    }
-    for got in (name for name, is_set in unknown.items() if is_set):
+    drawn = {Matrix.W} if config.model.kind == Kind.linear_mlp else {Matrix.W_Q, Matrix.W_V}
+    others = [f"state.draw={config.state.draw}"] * (config.state.draw != Draws.published)
+    others += [f"estimator={config.estimator.method}"] * (config.estimator.method != Method.hutchinson)
+    others += [f"quantities=[{','.join(config.quantities)}]"] * (config.quantities != ["frobenius"])
+    others += [f"block {block}" for block in blocks if not (block.is_diagonal and block.col in drawn)]
+    others += [f"part {part}" for part in config.parts if part in AT_SCORES]
+    if others:
         raise UserError(
             "estimator.probes=published: the published code draws no probes for this",
-            got=got,
+            got=others[0],
             allowed="state=published estimator=published, norms of W_Q and W_V, or of W of linear MLPs",
             remedy="leave estimator.probes out",
         )
