@@ -107,7 +107,7 @@ class OneByOne:
         """Return a line on what was left out and why, and one on numbers without a partner."""
         kinds = self.points[self.points["reason"] != ""].groupby("reason", sort=False)
         lines = [
-            f"{reason}: {len(rows)} numbers (sigma {rows['sigma'].min():.3g} to {rows['sigma'].max():.3g}, ours "
+            f"not compared: {len(rows)} {reason} (sigma {rows['sigma'].min():.3g} to {rows['sigma'].max():.3g}, ours "
             f"{rows['value'].min():.2g} to {rows['value'].max():.2g})"
             for reason, rows in kinds
         ]

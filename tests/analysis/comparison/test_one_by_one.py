@@ -40,7 +40,7 @@ def test_numbers_that_float32_cannot_hold_are_left_out_with_their_reason() -> No
     result = compared([1.0, 0.0, 3e-22, 5.3e18, 1e-18], [1.0, 0.0, 0.0, math.inf, 6e-18])
     assert result.points["reason"].tolist() == ["", ZERO, UNDERFLOWED, OVERFLOWED, UNDERFLOWED]
     assert result.sentence().startswith("equal: 1 of 1 numbers")
-    assert result.notes()[1] == f"{UNDERFLOWED}: 2 numbers (sigma 0.1 to 0.1, ours 3e-22 to 1e-18)"
+    assert result.notes()[1] == f"not compared: 2 {UNDERFLOWED} (sigma 0.1 to 0.1, ours 3e-22 to 1e-18)"
 
 
 def test_other_probes_are_not_called_equal() -> None:
