@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,8 @@ def draw_for(config: Config, network: nn.Module, *, sigma: float, seed: int) -> 
     place = sigma_index(config, sigma)
     of_kind = _of_linear_mlp if config.model.kind == Kind.linear_mlp else _of_transformer
     drawn = of_kind(config, dict(network.named_parameters()), place, seed)
-    return lambda name, shape: drawn[name] * (np.float32(sigma) if name in _EMBEDDINGS else 1)
+    drawn |= {name: drawn[name] * sigma for name in _EMBEDDINGS if name in drawn}  # in float32, as all of them
+    return lambda name, shape: drawn[name]
 
 
 def sigma_index(config: Config, sigma: float) -> int:
@@ -122,7 +124,7 @@ def _entries_before(config: Config, place: int, seed: int, layer: int) -> int:
 
 
 _MOST_KEPT = 256
-_reached: dict[tuple[int, int], dict[str, object]] = {}
+_reached: dict[tuple[int, int], Any] = {}
 
 
 def numpy_numbers(seed: int, first: int, count: int) -> np.ndarray:

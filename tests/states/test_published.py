@@ -1,5 +1,6 @@
 """The published draws: known first numbers of batch, weights, embeddings and signs, and known norms."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,29 @@ def test_linear_mlps_start_where_numpy_was_left() -> None:
     config = config_of("sweep=mlp", "model.n_layers=1")
     drawn = published.signs(config, torch.Size([12, 128]), sigma=0.01, seed=1234, layer=1, col="W", part=Part.H)
     assert drawn[:10, 0].tolist() == [1, -1, -1, -1, 1, 1, -1, 1, -1, 1]
+
+
+def test_the_stream_of_linear_mlps_has_no_gap() -> None:
+    """Through depths, repeats, sigmas and layers every estimate starts where the last one ended."""
+    expected = 0
+    for depth in range(1, 6):
+        config = config_of("sweep=mlp", f"model.n_layers={depth}")
+        for seed, place, layer in product(range(1234, 1254), range(20), range(1, depth + 1)):
+            assert published._entries_before(config, place, seed, layer) == expected
+            expected += 128 * (12 if layer == depth else 128)
+
+
+@pytest.mark.long
+def test_cuda_draws_of_linear_mlps_start_where_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    monkeypatch.setattr(
+        published, "cuda_normal", lambda count, *, seed, offset: asked.append(offset // 4) or np.zeros(count, "f4")
+    )
+    for depth in range(1, 6):
+        network_of(config_of("sweep=mlp", f"model.n_layers={depth}"))
+    network_of(config_of("sweep=mlp", "model.n_layers=5"), place=19, seed=1253)
+    firsts = [0, 440, 900, 1380, 1880]
+    assert asked == [*(first + depth + 1 for depth, first in enumerate(firsts, start=1)), 2399]
 
 
 def cell_of(folder: Path, *words: str, place: int) -> dict[tuple[int, str, str], float]:
