@@ -6,19 +6,7 @@ hessfig.config.checks calls them by name when it composes a configuration, since
 from enum import StrEnum
 from functools import cache
 
-from hessfig.config.enums import (
-    Attention,
-    Data,
-    Draws,
-    Kind,
-    Loss,
-    Norm,
-    Positions,
-    QueryKey,
-    ScaledWeight,
-    Scores,
-    Sink,
-)
+from hessfig.config.enums import Attention, Data, Draws, Loss, Norm, Positions, QueryKey, ScaledWeight, Scores, Sink
 from hessfig.config.facts import VARIED
 from hessfig.config.given import holds, is_off, setting_not_read, setting_of
 from hessfig.config.grid import sigma_values
@@ -27,7 +15,7 @@ from hessfig.config.settings import default_of, settings, value_of
 from hessfig.errors import UserError, typed
 from hessfig.models.blocks import FIRST
 from hessfig.models.protocol import NetworkKind, kind, kinds, kinds_where
-from hessfig.terms import GATED, Matrix
+from hessfig.terms import GATED, Kind, Matrix
 
 _SIZES = tuple(f"model.{name}" for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary"))
 _BY_SIZE = ("model.sink", "model.scaled_weight")  # sweeps over their size include the value "none"
