@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
+from hessfig.analysis.comparison.one_by_one import OneByOne
 from hessfig.analysis.comparison.paired import Paired
 from hessfig.analysis.comparison.references import NothingToCompare
 from hessfig.cli.terminal import show
@@ -32,7 +33,7 @@ def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.
     """
-    compared: dict[str, tuple[Path, Comparison | Paired]] = {}
+    compared: dict[str, tuple[Path, Comparison | Paired | OneByOne]] = {}
     skipped: dict[str, str] = {}
     for figure, sweep in _published().items():
         try:
@@ -56,7 +57,7 @@ def _published() -> dict[str, str]:
     return {figure.name: figure.sweep for figure in figures if figure.published == Published.numbers}
 
 
-def _read(folder: Path, reference: Path) -> Comparison | Paired:
+def _read(folder: Path, reference: Path) -> Comparison | Paired | OneByOne:
     if not (folder / TABLE).is_file():
         raise NothingToCompare(f"{folder / TABLE} is missing: {run_command(folder)}")
     return against.compare_folder(folder, reference)
@@ -76,17 +77,17 @@ def _nothing_compared(skipped: dict[str, str], outputs: Path, reference: Path) -
     )
 
 
-def _leave(comparison: Comparison | Paired, folder: Path) -> list[Path]:
+def _leave(comparison: Comparison | Paired | OneByOne, folder: Path) -> list[Path]:
     """Write the numbers next to the table, and the overlays next to the figures; return their paths."""
     from hessfig.figures.layouts.overlay import draw_overlay
 
     saved = against.save_comparison(comparison, folder)
-    if isinstance(comparison, Paired):
-        return saved
-    return [*saved, *draw_overlay(comparison, folder.parent / "figures")]
+    if isinstance(comparison, Comparison):
+        return [*saved, *draw_overlay(comparison, folder.parent / "figures")]
+    return saved
 
 
-def _print(name: str, comparison: Comparison | Paired, folder: Path, written: Sequence[Path]) -> None:
+def _print(name: str, comparison: Comparison | Paired | OneByOne, folder: Path, written: Sequence[Path]) -> None:
     print(f"{name} ({comparison.sweep}) against {comparison.reference}: {comparison.sentence()}")
     manifest = folder / MANIFEST
     known = comparison.sweep in _published().values() and manifest.exists()

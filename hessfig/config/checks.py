@@ -30,6 +30,7 @@ def check_config(config: Config) -> None:
     _check_estimator(config)
     network_checks.check_task(config)
     network_checks.check_idle(config)
+    network_checks.check_draws(config)
     check_training(config)
     _check_seeds(config)
     if config.shard is not None:

@@ -128,6 +128,13 @@ class Reuse(StrEnum):
     sources = "sources"
 
 
+class Draws(StrEnum):
+    """Random streams: one of its own for every name, or the generators of the published code in its order."""
+
+    named = "named"
+    published = "published"
+
+
 class Initialisation(StrEnum):
     """Scales of the drawn weights: the paper's N(0, 0.64 / d_model), or GPT-2's N(0, 0.02^2), residual maps smaller."""
 

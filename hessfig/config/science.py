@@ -91,6 +91,11 @@ class TaskConfig:
         least=0,
         where=f"estimator.method=hutchinson|dense {_OWN_DATA}",
     )
+    draw: enums.Draws = added(
+        enums.Draws.named,
+        "where sums come from: a stream of task.seed, or as the published code drew them (task.seed=1234)",
+        where=_SUMS,
+    )
     masked_share: float = added(
         0.15,
         "for data masked_tokens, the share of a sequence's words that are masked (one at least)",
@@ -285,6 +290,11 @@ class EstimatorConfig:
         above=0,
         below=1,
         where="estimator.method=auto",
+    )
+    probes: enums.Draws = added(
+        enums.Draws.named,
+        "where probes come from: a stream of each column, or numpy's generator, each part's in the published order",
+        where="estimator.method=hutchinson state.draw=published",
     )
 
 

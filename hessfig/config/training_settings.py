@@ -34,6 +34,11 @@ class StateConfig:
         role=Role.pin,
         where="state.kind=loaded",
     )
+    draw: enums.Draws = added(
+        enums.Draws.named,
+        "where weights and embeddings come from: a stream of each, or the generators of the published code, in order",
+        where="state.kind=initialised model.kind=transformer|linear_mlp",
+    )
     step: Any = setting(
         None,
         "for kind trained: the steps of the training; null: the last",

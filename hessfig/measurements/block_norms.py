@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Generator, Tensor
 
-from hessfig.config.enums import Method
+from hessfig.config.enums import Draws, Method
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.column import (
     MEMORY_BOUND,
@@ -40,6 +40,7 @@ from hessfig.measurements.settings_and_costs import is_few
 from hessfig.models.exact.support import Level, exactness
 from hessfig.models.routes import Engines
 from hessfig.record import FROBENIUS
+from hessfig.states.published import signs
 from hessfig.terms import Block, Part
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def frobenius(objective: Objective, request: Request) -> Measured:
     estimator = Estimator(objective, request.model, request.estimator, request.probe_counts)
     rows = []
     for layer, col, blocks in columns(request.blocks):
-        norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
+        if request.estimator.probes == Draws.published:
+            norms = _by_published_probes(estimator, request, layer, col, blocks)
+        else:
+            norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
         rows += [block_row(FROBENIUS, request, *key, norm) for key, norm in norms.items()]
     return Measured(rows)
 
@@ -179,6 +183,18 @@ class Estimator:
         return self._takes_exact and exactness(self.model, block, part).level == Level.cheap
 
 
+def _by_published_probes(
+    estimator: Estimator, request: Request, layer: int, col: str, blocks: Sequence[Block]
+) -> Norms:
+    """Return norms from the published probes: each part has its own."""
+    column, at, norms = estimator.engines.column(layer, col, blocks), request.at, Norms()
+    assert at.sigma is not None, "published states are along sigma"
+    for part in request.parts:
+        probes = signs(at.config, column.shape, sigma=at.sigma, seed=at.seed, layer=layer, col=col, part=part)
+        norms |= _as_norms(_estimates(column, [part], probes.to(column.dtype)), column)
+    return norms
+
+
 def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
     return multiplied(column, torch.eye(column.dim, dtype=column.dtype), parts, COLUMNS_AT_ONCE)
@@ -199,6 +215,12 @@ def hutchinson(
 ) -> dict[tuple[Hashable, Part], Estimate]:
     """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
+    return _estimates(column, parts, probes)
+
+
+def _estimates(
+    column: Column, parts: Sequence[Part], probes: Shaped[Tensor, "dim k"]
+) -> dict[tuple[Hashable, Part], Estimate]:
     samples = [squared_norms(column, parts, chunk) for chunk in cast_chunks(probes, column)]
     return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
 

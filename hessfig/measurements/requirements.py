@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from operator import itemgetter
 
-from hessfig.config.enums import Attention, Curvature, Data, DType, Method, Products, State
+from hessfig.config.enums import Attention, Curvature, Data, Draws, DType, Method, Products, State
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
@@ -12,7 +12,7 @@ from hessfig.measurements.settings_and_costs import diagonal_blocks, names_block
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
-from hessfig.terms import AT_SCORES, Block, Group, Kind, Optimiser, Part, split_in
+from hessfig.terms import AT_SCORES, Block, Group, Kind, Matrix, Optimiser, Part, split_in
 from hessfig.weights import Layout, Weight
 
 DENSE_BOUND = 8e9  # bytes of a worker
@@ -77,6 +77,25 @@ def check_differences(config: Config) -> None:
             got=got,
             allowed=f"quantities=[frobenius], estimator={', '.join(methods)}, no weight decay, parts H, H_o, H_f",
             remedy="quantities=[frobenius] estimator=hutchinson, or no products by differences",
+        )
+
+
+def check_published_probes(config: Config, blocks: Sequence[Block]) -> None:
+    """Raise UserError for published probes of anything but the published norms."""
+    if config.estimator.probes != Draws.published:
+        return
+    drawn = {Matrix.W} if config.model.kind == Kind.linear_mlp else {Matrix.W_Q, Matrix.W_V}
+    others = [f"state.draw={config.state.draw}"] * (config.state.draw != Draws.published)
+    others += [f"estimator={config.estimator.method}"] * (config.estimator.method != Method.hutchinson)
+    others += [f"quantities=[{','.join(config.quantities)}]"] * (config.quantities != ["frobenius"])
+    others += [f"block {block}" for block in blocks if not (block.is_diagonal and block.col in drawn)]
+    others += [f"part {part}" for part in config.parts if part in AT_SCORES]
+    if others:
+        raise UserError(
+            "estimator.probes=published: the published code draws no probes for this",
+            got=others[0],
+            allowed="state=published estimator=published, norms of W_Q and W_V, or of W of linear MLPs",
+            remedy="leave estimator.probes out",
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hessfig.config.enums import Kind, Method
+from hessfig.config.enums import Draws, Kind, Method
 from hessfig.config.keys import as_plain
 from hessfig.config.schema import Config
 from hessfig.measurements.quantity import columns
@@ -45,8 +45,9 @@ def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
     estimator, facts = config.estimator, config.estimator.method.facts
     probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
     products = {"products": estimator.products.value} if facts.products else {}
+    drawn = {"probes": estimator.probes.value} if estimator.probes != Draws.named else {}
     return {
-        "estimator": {"method": estimator.method.value, **probes, **products},
+        "estimator": {"method": estimator.method.value, **probes, **products, **drawn},
         "blocks": _places(blocks_of(config.blocks, layout, config.model)),
         "parts": sorted(str(part) for part in config.parts),
     }

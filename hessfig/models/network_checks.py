@@ -6,15 +6,16 @@ hessfig.config.checks calls them by name when it composes a configuration, since
 from enum import StrEnum
 from functools import cache
 
-from hessfig.config.enums import Attention, Data, Loss, Norm, Positions, QueryKey, ScaledWeight, Scores, Sink
+from hessfig.config.enums import Attention, Data, Draws, Loss, Norm, Positions, QueryKey, ScaledWeight, Scores, Sink
 from hessfig.config.facts import VARIED
 from hessfig.config.given import holds, is_off, setting_not_read, setting_of
+from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.config.settings import default_of, settings, value_of
 from hessfig.errors import UserError, typed
 from hessfig.models.blocks import FIRST
 from hessfig.models.protocol import NetworkKind, kind, kinds, kinds_where
-from hessfig.terms import Matrix
+from hessfig.terms import GATED, Kind, Matrix
 
 _SIZES = tuple(f"model.{name}" for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary"))
 _BY_SIZE = ("model.sink", "model.scaled_weight")  # sweeps over their size include the value "none"
@@ -212,6 +213,41 @@ def check_task(config: Config) -> None:
             got=task.loss,
             allowed="mse, mse_sum_unshifted",
             remedy="task.loss=mse",
+        )
+
+
+_AS_PUBLISHED = (
+    *("n_heads", "query_key", "positions", "n_kv_heads", "gate", "tied"),
+    *("sigma_scales", "initialisation", "sink_beta", "weight_scale"),
+)
+_PUBLISHED_REPEATS, _PUBLISHED_POINTS = range(1234, 1254), 20
+
+
+def check_draws(config: Config) -> None:
+    """Raise UserError for published draws of a network that the published code does not draw."""
+    if config.state.draw != Draws.published:
+        return
+    others = [name for name in _AS_PUBLISHED if getattr(config.model, name) != getattr(ModelConfig(), name)]
+    if others or config.model.mlp in GATED:
+        raise UserError(
+            "state.draw=published: the published code does not draw this network",
+            got=_got(config.model, *(others or ["mlp"])),
+            allowed="the networks of Figures 3, 5, 6, 7 and 8, of any size",
+            remedy="state.draw=named, or leave these settings of the model out",
+        )
+    if config.model.kind == Kind.linear_mlp:
+        _check_published_stream(config)
+
+
+def _check_published_stream(config: Config) -> None:
+    """Raise UserError for repeats or a grid that the one stream behind Figure 8 does not have."""
+    last, points = config.first_seed + config.seeds - 1, len(sigma_values(config.grid))
+    if not {config.first_seed, last} <= {*_PUBLISHED_REPEATS} or points != _PUBLISHED_POINTS:
+        raise UserError(
+            "state.draw=published: all linear MLPs are of one stream, 20 repeats at 20 sigmas",
+            got=f"seeds {config.first_seed} to {last}, {points} sigmas",
+            allowed="seeds 1234 to 1253, a grid of 20 points",
+            remedy="leave seeds and grid out, or state.draw=named",
         )
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config.enums import Initialisation, SigmaScales
+from hessfig.config.enums import Draws, Initialisation, SigmaScales
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective
 from hessfig.models.components import GAINS
 from hessfig.models.protocol import Draw, kind
 from hessfig.rng import stream
+from hessfig.states import published
 from hessfig.tasks.batch import draw_batch, loss_module
 from hessfig.weights import Layout
 
@@ -47,7 +48,7 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     outputs are added to the residual stream divided by sqrt(2 n_layers), as GPT-2 does. `scaled_weight` is multiplied
     by `weight_scale`.
     All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
-    that no setting shifts the draws of another.
+    that no setting shifts the draws of another. `state.draw=published`: those of hessfig.states.published.
     """
     from hessfig.models.networks import BareAttention
 
@@ -55,7 +56,10 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
     network = maker.skeleton(config).to(getattr(torch, config.dtype))
     scaled = _scaled(config.model, maker.layout(config))
-    draw_weights(network, _draw_for(config.model, sigma, seed, scaled))
+    if config.state.draw == Draws.published:
+        draw_weights(network, published.draw_for(config, network, sigma=sigma, seed=seed))
+    else:
+        draw_weights(network, _draw_for(config.model, sigma, seed, scaled))
     if isinstance(network, BareAttention):
         network.sigma = sigma
     return network.requires_grad_(False)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.enums import State
+from hessfig.config.enums import Draws, State
+from hessfig.config.grid import sigma_values
 from hessfig.config.keys import step_values
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
@@ -58,7 +59,10 @@ def science(config: Config) -> dict[str, Any]:
         training = trajectory.science(config)["training"]
         return {"kind": State.trained.value, "training": training, **trained_by}
     if config.state.kind == State.initialised:
-        return {"kind": State.initialised.value}
+        # The published generators go through the grid: another grid has other numbers at the same sigma.
+        is_published = config.state.draw == Draws.published
+        order = {"draw": Draws.published.value, "grid": sigma_values(config.grid)} if is_published else {}
+        return {"kind": State.initialised.value, **order}
     return {"kind": State.loaded.value, "sha256": config.state.sha256 or fingerprint(_path(config))}
 
 

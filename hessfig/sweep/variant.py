@@ -16,7 +16,7 @@ from hessfig.files import write_text
 from hessfig.measurements.allocation import needs_pilots
 from hessfig.measurements.catalogue import check_decay, quantity, source_of_quantity, walks
 from hessfig.measurements.quantity import Quantity, check_served
-from hessfig.measurements.requirements import check_differences, check_parts
+from hessfig.measurements.requirements import check_differences, check_parts, check_published_probes
 from hessfig.measurements.settings_and_costs import keys_read
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import ONCE, kind
@@ -183,6 +183,7 @@ class Variant:
         check_parts(self.config, self.blocks)
         check_decay(self.config)
         check_differences(self.config)
+        check_published_probes(self.config, self.blocks)
         check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
         for name in self.config.quantities:
             self.quantity(name).check_settings(self.config, self.layout)

@@ -9,16 +9,17 @@ ENRICHMENT_CHANCE, ENRICHMENT_SHARE = 5, 0.2
 
 
 def addition_batch(
-    batch_size: int, digits: int, *, generator: Generator, base: int = BASE
+    batch_size: int, digits: int, *, generator: Generator, base: int = BASE, can_be_enriched: bool = True
 ) -> Int[Tensor, "batch length"]:
     """Draw `batch_size` sequences `x + y = answer` of 3 digits + 3 tokens.
 
     Digits are uniform. With probability 1/5 the batch is enriched (Quirke & Barez): a fifth of all
     digit places, chosen without replacement, is made to sum to base - 1, so that carries cascade.
+    (The published batch is not; the published code draws that chance from another generator.)
     """
     x = torch.randint(0, base, (batch_size, digits), generator=generator)
     y = torch.randint(0, base, (batch_size, digits), generator=generator)
-    if _one_in(ENRICHMENT_CHANCE, generator):
+    if can_be_enriched and _one_in(ENRICHMENT_CHANCE, generator):
         x, y = _with_nines(x, y, base, generator)
     return sequences(x, y, base)
 

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config.enums import Data, DType, Loss, MaskedAs
+from hessfig.config.enums import Data, Draws, DType, Loss, MaskedAs
 from hessfig.config.science import TaskConfig
 from hessfig.curvature.losses import IGNORED, CrossEntropy, SquaredError
 from hessfig.curvature.problem import Batch
@@ -20,12 +20,15 @@ from hessfig.tasks.digits import CLASSES, Pictures, split
 
 def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     """Draw the batch of `task`; `width` is the output width of the Gaussian task."""
-    generator = stream(task.seed, "task", task.data.value)
+    is_published = task.draw == Draws.published
+    generator = Generator().manual_seed(task.seed) if is_published else stream(task.seed, "task", task.data.value)
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
     if task.data in CHOSEN:
         return CHOSEN[task.data](task, task.batch_size, generator, dtype=dtype)
-    tokens = addition_batch(task.batch_size, task.digits, generator=generator, base=task.base)
+    tokens = addition_batch(
+        task.batch_size, task.digits, generator=generator, base=task.base, can_be_enriched=not is_published
+    )
     return batch_of(tokens, task, dtype=dtype)
 
 

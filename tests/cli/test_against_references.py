@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hessfig.config.enums import Published
@@ -228,3 +229,26 @@ def test_pickles_are_refused_with_the_script_that_reads_them(cli: Cli, tmp_path:
         assert answer.code == 2 and "Traceback" not in answer.err
         assert "is a pickle" in answer.err and "python scripts/published_values.py" in answer.err, answer.err
     assert files_under(tmp_path) == before
+
+
+@pytest.mark.long
+def test_published_networks_are_compared_number_by_number(cli: Cli, tmp_path: Path) -> None:
+    """A toy run stands in for the published values, one of its numbers changed, and one lost to float32."""
+    words = ("sweep=sigma", "model.d_model=8", "task.batch_size=4", "grid.points=2", "seeds=2", "workers=1")
+    assert cli("run", *words, "state=published", "estimator=published").code == 0
+    table = pd.read_csv(tmp_path / "outputs" / "sigma" / "table.csv")
+    values = table.rename(columns={"row": "block"}).assign(repeat=table["seed"] - 1234)
+    values = values[["block", "part", "layer", "repeat", "sigma", "value"]]
+    place = values[(values["block"] == "W_Q") & (values["part"] == "H")].index
+    values.loc[place[0], "value"] *= 1.002
+    values.loc[place[1], "value"] = np.inf
+    values.to_csv(tmp_path / "theirs.csv", index=False)
+    answer = cli("compare", "sweep=sigma", "reference=theirs.csv")
+    assert answer.code == 0
+    line = next(line for line in lines_of(answer, "3a"))
+    assert "not equal: 18 of 19 numbers within 0.0005 (relative), 18 within 1e-06; worst 0.002 (H of W_Q" in line
+    assert "not compared: 1 overflowed in float32" in answer.out
+    assert "not compared: 4 zero on both sides" in answer.out
+    assert "the paper:" in answer.out and "draw" not in answer.out
+    numbers = pd.read_csv(tmp_path / "outputs" / "sigma" / "numbers.csv")
+    assert len(numbers) == 24

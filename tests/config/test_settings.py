@@ -25,6 +25,7 @@ ADDED = {
     *("model.window", "model.residual_scale", "task.label_smoothing", "task.weight_decay", "task.correlation"),
     *("landscape.dimensions", "approximation.subsets", "approximation.left_out"),
     *("model.name", "task.masked_share", "task.masked_as", "task.mask_id"),
+    *("task.draw", "state.draw", "estimator.probes"),
     *("training.damping", "training.clip_norm"),
     *("directions.named", "directions.rules", "directions.gradients", "directions.starts"),
     *PINS,

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.comparison import agreement
+from hessfig.analysis.comparison.one_by_one import OneByOne, compare_numbers, is_published
 from hessfig.analysis.comparison.paired import FLOAT32_FLOOR, Paired, compare_pairs
 from hessfig.analysis.comparison.references import (
     NothingToCompare,
@@ -235,8 +236,8 @@ def _cells(row: Any) -> list[str]:
 _PARTS = [part.value for part in Part]
 
 
-def compare_folder(folder: Path, reference: Path) -> Comparison | Paired:
-    """Compare folder/table.csv with `reference` and write nothing; number by number if both ran the same networks."""
+def compare_folder(folder: Path, reference: Path) -> Comparison | Paired | OneByOne:
+    """Compare folder/table.csv with `reference` and write nothing; number by number if both have the same networks."""
     run = read_run(folder)
     path = reference_file(reference, _checked_name(run.table))
     values = read_reference(path, run.table)
@@ -244,11 +245,15 @@ def compare_folder(folder: Path, reference: Path) -> Comparison | Paired:
         paired = compare_pairs(run, values.run, values.config, reference=values.name)
         if paired is not None:
             return paired
+    elif is_published(run.config):
+        ours = comparable(run.table)
+        theirs = on_grid(values.values, ours["sigma"].unique())
+        return compare_numbers(ours, theirs, run.config, sweep=_checked_name(run.table), reference=values.name)
     task = (values.config or {}).get("task")
     return compare(run.table, values, agreement.batches(run.architectures, run.config.get("task"), task))
 
 
-def save_comparison(comparison: Comparison | Paired, folder: Path) -> list[Path]:
+def save_comparison(comparison: Comparison | Paired | OneByOne, folder: Path) -> list[Path]:
     """Write the files of a comparison next to the table; return their paths."""
     texts = {name: frame.to_csv(index=False, lineterminator="\n") for name, frame in comparison.files.items()}
     return publish({folder / name: text for name, text in texts.items()}, "comparison")

@@ -22,8 +22,8 @@ _text = partial(typed, comma=", ")
 _VARY = "sweep.vary"  # compared by the settings that it names
 # Settings of network and task that may differ without measuring something else: depths are compared one by one, and
 # other draws of the same task are the same task.
-_DRAWS = "task.seed"
-_FREE = ("model.n_layers", _DRAWS)
+_DRAWS = ("task.seed", "task.draw", "state.draw")
+_FREE = ("model.n_layers", *_DRAWS)
 _FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences next to the model's files
 
 
@@ -190,7 +190,7 @@ class Preset:
         return [
             setting
             for setting in self.changed
-            if setting.key.startswith(_OF_NETWORK) and setting.key != _DRAWS and not _is_part(setting)
+            if setting.key.startswith(_OF_NETWORK) and setting.key not in _DRAWS and not _is_part(setting)
         ]
 
     def words(self, name: str) -> str:
