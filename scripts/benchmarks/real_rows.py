@@ -319,7 +319,12 @@ def _config_of(shape: Shape, device: str) -> Any:
     from hessfig.config.schema import Config
     from hessfig.config.science import ModelConfig, TaskConfig
 
-    sizes = {"n_layers": shape.layers, "n_heads": shape.heads, "d_model": shape.width, "vocabulary": shape.vocabulary}
+    sizes: dict[str, Any] = {
+        "n_layers": shape.layers,
+        "n_heads": shape.heads,
+        "d_model": shape.width,
+        "vocabulary": shape.vocabulary,
+    }
     task = TaskConfig(data=Data.tokens, scored=Scored.all, length=shape.length, batch_size=shape.sequences)
     model = ModelConfig(kind="huggingface", **sizes)
     return Config(model=model, task=task, dtype=DType.float32, device=device, blocks=["all"], memory="1TB")
