@@ -16,7 +16,7 @@ _HOMES = {
     "ColumnOperator": "curvlinops",
     "BatchedColumn": "batched",
     "DifferencedColumn": "differences",
-    "HeadedColumn": "vocabulary_head",
+    "HeadedColumn": "large.headed_column",
     "LossGradient": "gradients",
     "Square": "spectral.lanczos",
     "LanczosRun": "spectral.lanczos",

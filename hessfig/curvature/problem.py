@@ -262,6 +262,8 @@ class Objective:
         Weight decay.
     witness : Witness, optional
         For a network of a user: the comparison with the user's own function.
+    memory : float, optional
+        Bytes that the products of a large network of a user may take (large.memory.bound_of).
 
     Examples
     --------
@@ -279,6 +281,7 @@ class Objective:
     more: tuple[Batch, ...] = ()
     decay: float = 0.0
     witness: Witness | None = None
+    memory: float | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -27,6 +27,13 @@ class BySample(Protocol):
     def by_sample(self) -> nn.Module:
         """Return the same network as a function of any of the samples. Raises UserError if samples interact."""
 
+    def first(self, count: int) -> BySample:
+        """Return the network for the first `count` samples of the first batch, along the likeliest axes, unchecked."""
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The inputs that stand for the samples of every batch."""
+
 
 def by_sample(objective: Objective) -> Objective:
     """Return the problem with a network that accepts any subset of its samples.
@@ -38,6 +45,19 @@ def by_sample(objective: Objective) -> Objective:
         return objective
     with alone():
         return replace(objective, network=objective.network.by_sample())
+
+
+def first_samples(objective: Objective, count: int) -> Objective:
+    """Return the problem with the first `count` samples of its first batch, to find out what a product takes."""
+    network, batch = objective.network, objective.batch
+    each = len(batch.targets) // len(batch.inputs)
+    inputs = batch.inputs[:count]
+    if isinstance(network, BySample):
+        network = network.first(count)
+        inputs = network.inputs[0].to(inputs.device)
+    assert isinstance(network, nn.Module)
+    few = Batch(inputs, batch.targets[: count * each], batch.scored)
+    return replace(objective, network=network, batch=few, more=())
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
+from hessfig.curvature.large.headed_column import HeadedColumn
+from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 from hessfig.curvature.problem import Layered, Objective, OtherNetwork
-from hessfig.curvature.vocabulary_head import HeadedColumn
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Engines:
             return self.headed_column(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
+        if self.products == Choice.linearised and LargeNetwork.can_take(self.problem):
+            return OwnColumn(self._large, self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None
         if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
             from hessfig.curvature.curvlinops import ColumnOperator
@@ -84,6 +87,10 @@ class Engines:
     @cached_property
     def _small(self) -> SmallNetwork:
         return SmallNetwork(self.problem)
+
+    @cached_property
+    def _large(self) -> LargeNetwork:
+        return LargeNetwork.of(self.problem)
 
     @cached_property
     def _narrow(self) -> LinearisedNetwork:

@@ -17,8 +17,8 @@ from hessfig.config.compose.provenance import command_of
 from hessfig.config.enums import Products as Choice
 from hessfig.config.machine import WORKER, check_machine
 from hessfig.config.schema import Config
-from hessfig.curvature.ranks import RankedColumn, all_gather, broadcast
-from hessfig.curvature.vocabulary_head import HeadedColumn
+from hessfig.curvature.large.headed_column import HeadedColumn
+from hessfig.curvature.large.ranks import RankedColumn, all_gather, broadcast
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.models.routes import Engines

@@ -98,9 +98,10 @@ def product(
     vector = _vector(network, _late(network) if late else None)
     multiply, built = place.once(make)
     curvature, first = place.once(lambda: float((multiply(vector) * vector).sum(dtype=torch.float64)))
+    _, second = place.once(lambda: multiply(vector))
     times = place.medians({"gradient": gradient, "seconds": lambda: multiply(vector)})
     found |= {"build": built["seconds"], "build_peak_gib": built["peak_gib"], "first": first["seconds"], **times}
-    found |= {"gradients": times["seconds"] / times["gradient"], "peak_gib": first["peak_gib"], "curvature": curvature}
+    found |= {"gradients": times["seconds"] / times["gradient"], "peak_gib": second["peak_gib"], "first_peak_gib": first["peak_gib"], "curvature": curvature}
     return found | {"comparable": not late and shape is None}
 
 

@@ -128,6 +128,13 @@ class Rows(Shell):
             network._along = [self._axes(batch) for batch in self.given]
             return network
 
+    def first(self, count: int) -> Rows:
+        """Return the network for the first samples of the first batch, along the likeliest axes, unchecked."""
+        given = self.given[0]
+        axes = tuple(_axes_of(tensor, given.size)[0] for _, tensor in given.tensors)
+        device = next((tensor.device for _, tensor in given.tensors), None)
+        return Rows(self._inside[0], [given.rows(torch.arange(count, device=device), axes)], self._read)
+
     def _outputs(self, one: Given) -> Tensor:
         own = one.mapped(torch.clone)  # a network may change what it is given
         with in_its_place(self._inside[0]):

@@ -181,7 +181,7 @@ def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
 
 def test_logits_in_chunks_are_the_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, parts = truth("gpt2", home)
-    monkeypatch.setattr("hessfig.curvature.vocabulary_head.CHUNK_BYTES", 3 * 5 * 8 * 5)
+    monkeypatch.setattr("hessfig.curvature.large.readouts.CHUNK_BYTES", 3 * 5 * 8 * 5)
     block = Block(0, "W_E+W_U", "W_E+W_U")
     assert off(column(problem, 0, block.col, [block]), block, problem, parts) < 1e-10
 

@@ -14,7 +14,7 @@ from hessfig.config.enums import Data, Scored
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.vocabulary_head import HeadedColumn
+from hessfig.curvature.large.headed_column import HeadedColumn
 from hessfig.models.kinds.huggingface import STORED
 from hessfig.models.stored import causal_model
 from hessfig.states.point import drawn

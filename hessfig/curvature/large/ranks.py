@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, distributed
 
 from hessfig.curvature.column import SPLIT, Products, completed, to_multiply
-from hessfig.curvature.vocabulary_head import HeadedColumn, Totals
+from hessfig.curvature.large.graphs import Totals
+from hessfig.curvature.large.headed_column import HeadedColumn
 from hessfig.terms import Part
 
 
@@ -23,10 +24,10 @@ class RankedColumn(HeadedColumn):
         columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
         sums = {part: Totals(columns).tensors() for part in wanted}
-        size, rank, count = distributed.get_world_size(), distributed.get_rank(), len(self._batches)
+        size, rank, count = distributed.get_world_size(), distributed.get_rank(), len(self.products.pieces)
         for first in range(0, count, size):
             here = first + rank
-            own = self._of_batches([here] if here < count else [], columns, wanted)
+            own = self.products.of_batches([here] if here < count else [], columns, wanted)
             for part, totals in sums.items():
                 for total, piece in zip(totals, own[part].tensors(), strict=True):
                     for product in _gathered(piece)[: count - first]:

@@ -1,0 +1,123 @@
+"""The graphs of one batch, created once for all directions, and the sums of products over batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hessfig.curvature.double_backward import differentiable_twice, gradients, of_second_order
+from hessfig.curvature.large.readouts import Direction, Readout
+
+
+class Graphs:
+    """Features h(w), and the pull-back G(w, c) = (dh/dw)^T c as a function of weights and cotangent.
+
+    For fixed c, the gradient of <G, v> in c is the tangent (dh/dw) v, which H_o needs, and its gradient in w is the
+    second derivative of <c, h> along v, which is H_f v. If c is the gradient of the loss at h(w), the gradient in w is
+    H v. Each graph is created once for all directions, on first use.
+
+    Attributes
+    ----------
+    value : tensor
+        h(w).
+    paths : list of str
+        The parameters that h depends on; derivatives are taken in these.
+    """
+
+    def __init__(
+        self, features: Callable[[dict[str, Tensor]], Tensor], at: Mapping[str, Tensor], readout: Readout
+    ) -> None:
+        leaves = {path: tensor.detach().requires_grad_() for path, tensor in at.items()}
+        with torch.enable_grad(), differentiable_twice():
+            self._value = features(leaves)
+        reached = _leaves_of(self._value)
+        self.paths = [path for path, leaf in leaves.items() if leaf in reached]
+        self.readout, self._at = readout, [leaves[path] for path in self.paths]
+        self.value = self._value.detach()
+        self._split: tuple[Tensor, Sequence[Tensor]] | None = None
+        self._whole: tuple[Direction, Sequence[Tensor]] | None = None
+
+    def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""
+        if self._split is None:
+            cotangent = self.readout.cotangent(self.value).requires_grad_()
+            self._split = (cotangent, self._pulled(cotangent))
+        cotangent, pulled = self._split
+        slopes = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
+        return slopes[0], slopes[1:]
+
+    def multiply(
+        self, direction: Sequence[Tensor], unembedding: Tensor | None, *, with_weight: bool
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Return H v, one tensor per path and one for the unembedding, along `direction` and `unembedding`."""
+        if self._whole is None:
+            head = Direction()
+            with torch.enable_grad():
+                cotangent = self.readout.differentiable(self._value, head)
+            self._whole = (head, self._pulled(cotangent))
+        head, pulled = self._whole
+        head.unembedding, head.with_weight, head.to_weight = unembedding, with_weight, None
+        return self._along(pulled, direction, self._at), head.to_weight
+
+    def pull(self, cotangent: Tensor) -> list[Tensor]:
+        """Return (dh/dw)^T `cotangent`, one tensor per path."""
+        with differentiable_twice():
+            return gradients(self._value, self._at, cotangent)
+
+    def _pulled(self, cotangent: Tensor) -> Sequence[Tensor]:
+        with torch.enable_grad(), differentiable_twice():
+            return of_second_order(gradients(self._value, self._at, cotangent, create_graph=True))
+
+    @staticmethod
+    def _along(pulled: Sequence[Tensor], direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient of <pulled, direction>."""
+        with torch.enable_grad(), differentiable_twice():
+            pairs = zip(pulled, direction, strict=True)
+            along = sum(
+                (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad), wanted[0].new_zeros(())
+            )
+            return gradients(along, wanted)
+
+
+def _leaves_of(value: Tensor) -> set[Tensor]:
+    """Return the leaves that a tensor depends on."""
+    leaves, seen, ahead = set(), set(), [value.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaves |= {node.variable} if hasattr(node, "variable") else set()
+        ahead += [further for further, _ in node.next_functions]
+    return leaves
+
+
+class Totals:
+    """Sums of products, one tensor (*shape, k) per parameter, allocated on first use.
+
+    Tensors that autograd returned are not modified in place, since two weights may have received the same tensor. For a
+    single direction its pieces are used without a copy, since those of a whole network are as large as the network.
+    """
+
+    def __init__(self, columns: Sequence[Tensor]) -> None:
+        self._empty = [
+            partial(torch.zeros, column.shape, dtype=column.dtype, device=column.device) for column in columns
+        ]
+        self._width = columns[0].shape[-1]
+        self._sums: list[Tensor | None] = [None for _ in columns]
+
+    def add(self, place: int, k: int, piece: Tensor) -> None:
+        """Add a piece of direction k."""
+        total = self._sums[place]
+        if self._width == 1:
+            self._sums[place] = piece.unsqueeze(-1) if total is None else total + piece.unsqueeze(-1)
+            return
+        if total is None:
+            total = self._sums[place] = self._empty[place]()
+        total[..., k] += piece
+
+    def tensors(self) -> list[Tensor]:
+        """Return the sums; zero for parameters to which nothing was added."""
+        pairs = zip(self._sums, self._empty, strict=True)
+        return [empty() if held is None else held for held, empty in pairs]

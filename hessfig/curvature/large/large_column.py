@@ -1,0 +1,212 @@
+"""Columns of blocks by plain double backward, batch by batch, with graphs that are kept while they fit into memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.large.graphs import Graphs, Totals
+from hessfig.curvature.large.readouts import Tangents
+from hessfig.curvature.problem import Objective
+from hessfig.terms import Part
+
+
+@runtime_checkable
+class Pieces(Protocol):
+    """The batches of a loss, one after the other, each as a function of the weights."""
+
+    @property
+    def unembedding(self) -> Sequence[nn.Parameter]:
+        """The parameters that map features to outputs: the matrix, and the bias if there is one; may be empty."""
+
+    def __len__(self) -> int:
+        """The number of batches."""
+
+    def graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
+        """Return the graphs of a batch at the values `at` of parameters, by path."""
+
+    def keeps(self, number: int) -> bool:
+        """Whether the graphs of a batch are kept between products; otherwise they are created anew."""
+
+
+class LargeProducts:
+    """Products of the parts of the Hessian in given parameters, by plain double backward below the head.
+
+    vmap is not used, since products through LayerNorm are wrong under it (see double_backward.verified_or_fallback).
+    With features z, outputs U z and the Hessian B of the loss in the outputs, H_o v = J_z^T U^T B U J_z v: outputs of a
+    large vocabulary are computed in chunks and never stored. Without a head, z are the outputs and U is the identity.
+
+    Parameters
+    ----------
+    pieces : Pieces
+        The batches.
+    parameters : dict
+        The parameters by path.
+    above : bool
+        Whether a parameter of the head is a parameter of the head alone; a tied embedding is also below it.
+    """
+
+    def __init__(self, pieces: Pieces, parameters: Mapping[str, nn.Parameter], *, above: bool = False) -> None:
+        self.pieces, self._parameters = pieces, list(parameters.values())
+        self._places = {path: place for place, path in enumerate(parameters)}
+        self._heads = _heads(self._parameters, pieces.unembedding)
+        self._body = {
+            path: one
+            for (path, one), place in zip(parameters.items(), self._places.values(), strict=True)
+            if not above or place not in self._heads
+        }
+        self._kept = dict[int, Graphs]()
+
+    def of_batches(self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]) -> dict[Part, Totals]:
+        """Return the sums of the products of the batches `numbers`, for columns (*shape, k), one per parameter."""
+        sums = {part: Totals(columns) for part in wanted}
+        for number in numbers:
+            graphs = self._graphs(number)
+            if wanted == [Part.H] and graphs.paths:
+                self._add_whole(sums[Part.H], columns, graphs)
+            else:
+                self._add(sums, columns, graphs)
+            del graphs  # before those of the next batch are created
+        return sums
+
+    def _graphs(self, number: int) -> Graphs:
+        """Return the graphs of a batch: those that were kept, or new ones."""
+        if number in self._kept:
+            return self._kept[number]
+        graphs = self.pieces.graphs(number, self._body)
+        if self.pieces.keeps(number):
+            self._kept[number] = graphs
+        return graphs
+
+    def _add_whole(self, totals: Totals, columns: list[Tensor], graphs: Graphs) -> None:
+        """Add H v of one batch for all columns, with a single double backward per column."""
+        for k in range(columns[0].shape[-1]):
+            weight = self._of_head([column[..., k] for column in columns])
+            direction = [columns[self._places[path]][..., k] for path in graphs.paths]
+            pieces, to_weight = graphs.multiply(direction, weight, with_weight=bool(self._heads))
+            self._into(totals, k, graphs, pieces)
+            if to_weight is not None:
+                self._add_to_head(totals, k, to_weight)
+
+    def _add(self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
+        """Add the products of one batch for all columns to `sums`."""
+        tangents, seconds = self._pushed(columns, graphs, second=set(sums) != {Part.H_o})
+        if tangents is None:
+            return
+        for part, totals in sums.items():
+            down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=bool(self._heads))
+            if to_weight is not None:
+                for k, piece in enumerate(to_weight):
+                    self._add_to_head(totals, k, piece)
+            if graphs.paths:
+                self._pull(totals, down, graphs)
+            if part != Part.H_o:
+                for k, second in enumerate(seconds):
+                    self._into(totals, k, graphs, second)
+
+    def _pushed(
+        self, columns: list[Tensor], graphs: Graphs, *, second: bool
+    ) -> tuple[Tangents | None, list[list[Tensor]]]:
+        """Return tangents of features and unembedding for all columns, and second derivatives by column."""
+        pushed = [
+            graphs.push([columns[self._places[path]][..., k] for path in graphs.paths], second=second)
+            for k in range(columns[0].shape[-1])
+            if graphs.paths
+        ]
+        features = torch.stack([dh for dh, _ in pushed]) if pushed else None
+        weight = self._of_head([column.movedim(-1, 0) for column in columns])
+        if weight is not None and not weight.any():
+            weight = None
+        if features is None and weight is None:
+            return None, []
+        return Tangents(features, weight), [found for _, found in pushed if second]
+
+    def _pull(self, totals: Totals, down: Tensor, graphs: Graphs) -> None:
+        """Pull the cotangents of all columns back to the weights below the head; exact zeros need no pass."""
+        for k, cotangent in enumerate(down):
+            if cotangent.any():
+                self._into(totals, k, graphs, graphs.pull(cotangent))
+
+    def _of_head(self, columns: Sequence[Tensor]) -> Tensor | None:
+        """Return the direction of the unembedding; parts that are not among the parameters are zero.
+
+        `columns` has one direction, or several stacked ones, for every parameter.
+        """
+        if not self._heads:
+            return None
+        lead = columns[0].shape[: columns[0].ndim - self._parameters[0].ndim]
+        directions = {id(self._parameters[place]): columns[place] for place in self._heads}
+        parts = [
+            directions[id(parameter)] if id(parameter) in directions else parameter.new_zeros(*lead, *parameter.shape)
+            for parameter in self.pieces.unembedding
+        ]
+        return side_by_side(parts, len(lead))
+
+    def _add_to_head(self, totals: Totals, k: int, piece: Float[Tensor, "vocabulary width"]) -> None:
+        for place, chosen in self._heads.items():
+            totals.add(place, k, piece[:, chosen])
+
+    def _into(self, totals: Totals, k: int, graphs: Graphs, pieces: Sequence[Tensor]) -> None:
+        for path, piece in zip(graphs.paths, pieces, strict=True):
+            totals.add(self._places[path], k, piece)
+
+
+class LargeColumn(SidedColumn):
+    """The blocks of a column by LargeProducts; parameters are those of the column and its rows.
+
+    Parameters
+    ----------
+    pieces : Pieces
+        The batches.
+    objective, layer, col, rows
+        As in ColumnOperator.
+    above : bool
+        As in LargeProducts.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        objective: Objective,
+        layer: int,
+        col: str,
+        rows: Sequence[str] | Rows,
+        *,
+        above: bool = False,
+    ) -> None:
+        super().__init__(objective, layer, col, rows)
+        self.products = LargeProducts(pieces, dict(zip(self.places, self.parameters, strict=True)), above=above)
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory per probe: directions, products of two parts, and the rows selected from them."""
+        entries = sum(parameter.numel() for parameter in self.parameters)
+        return 4 * entries * self.dtype.itemsize
+
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V by (row, part), for every row and each of `parts`: one double backward per batch and probe."""
+        columns = self.spread(probes.to(self.parameters[0].device))
+        sums = self.products.of_batches(range(len(self.products.pieces)), columns, to_multiply(parts))
+        del columns  # as large as the products, which are copied next
+        products = {part: totals.tensors() for part, totals in sums.items()}
+        return completed(self.gathered(products), parts)
+
+
+def _heads(parameters: Sequence[nn.Parameter], unembedding: Sequence[nn.Parameter]) -> dict[int, slice | int]:
+    """Return the columns of [unembedding, bias] that each parameter is, by its index; no entry for other parameters."""
+    if not unembedding:
+        return {}
+    width = unembedding[0].shape[1]
+    chosen: list[slice | int] = [slice(0, width), width]
+    heads = list(zip(unembedding, chosen, strict=False))
+    return {place: columns for place, one in enumerate(parameters) for head, columns in heads if one is head}
+
+
+def side_by_side(parts: Sequence[Tensor], lead: int = 0) -> Tensor:
+    """Return a matrix with a bias as its last column; both have `lead` further axes in front."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part if part.ndim == lead + 2 else part.unsqueeze(-1) for part in parts], dim=-1)

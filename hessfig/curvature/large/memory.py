@@ -1,0 +1,126 @@
+"""Memory of the products of a large network: measured for one sample and for two, and kept below a bound."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.samples import by_sample, counted
+from hessfig.errors import UserError
+
+HOST_BYTES = 8e9  # what products take on the host, unless another bound is given
+_OF_FREE = 0.8  # share of the free memory of a card
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a product with H in all parameters: `fixed`, and for each sample of a batch in addition.
+
+    `kept` are the bytes of the graphs of a sample, which remain after the product.
+    """
+
+    fixed: float
+    each: float
+    kept: float
+
+    @classmethod
+    def measured(
+        cls, product_of: Callable[[int], Callable[[], object]], samples: int, beside: Sequence[Tensor]
+    ) -> Memory:
+        """Return the memory of products on `samples` samples, from those on the first one and the first two.
+
+        `product_of` returns a function that multiplies on the first samples; tensors `beside` are not counted.
+        """
+        peak, kept = live_bytes(product_of(1), beside)
+        if samples == 1:
+            return cls(peak - kept, kept, kept)
+        more, also = live_bytes(product_of(2), beside)
+        return cls(2 * peak - more, more - peak, also - kept)
+
+    def peak(self, samples: int) -> float:
+        """Return the bytes of a product on a batch."""
+        return self.fixed + samples * self.each
+
+    def fitting(self, bound: float) -> int:
+        """Return the number of samples whose product takes at most `bound` bytes. Raises UserError if there is none."""
+        if self.peak(1) > bound:
+            raise UserError(
+                "memory: too little for the product of one sample",
+                got=f"{bound / 1e9:.3g} GB",
+                allowed=f"at least {self.peak(1) / 1e9:.3g} GB",
+                remedy="shorter sequences, float32, or a larger memory=",
+            )
+        return int((bound - self.fixed) / self.each) if self.each > 0 else 2**62
+
+
+def bound_of(objective: Objective) -> float:
+    """Return the bytes that products may take: as given, 8 GB on the host, or most of the free memory of a card."""
+    device = next(objective.network.parameters()).device
+    if objective.memory is not None:
+        return objective.memory
+    return _OF_FREE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else HOST_BYTES
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all storages that operations create, while they live."""
+
+    def __init__(self, beside: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now, self.peak = 0, 0
+        self._known: dict[int, object] = {one.untyped_storage()._cdata: None for one in beside}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                self._add(result.untyped_storage())
+        return results
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        place, size = storage._cdata, storage.nbytes()
+        if place not in self._known:
+            self._known[place] = weakref.ref(storage, lambda _: self._remove(place, size))
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def _remove(self, place: int, size: int) -> None:
+        self.now -= size
+        self._known.pop(place, None)
+
+
+def live_bytes(work: Callable[[], object], beside: Sequence[Tensor]) -> tuple[int, int]:
+    """Return the largest number of bytes during `work`, and those that its result and its caches keep."""
+    with _Live(beside) as live:
+        result = work()
+    del result
+    return live.peak, live.now
+
+
+def micro_batched(objective: Objective, samples: int) -> Objective:
+    """Return the same loss over batches of at most `samples` samples.
+
+    Raises UserError if samples interact, or if the loss is not a weighted mean or a sum over samples.
+    """
+    apart = by_sample(objective)
+    pieces = [piece for batch in objective.batches for piece in _split(apart, batch, samples)]
+    return replace(apart, batch=pieces[0], more=tuple(pieces[1:]))
+
+
+def _split(objective: Objective, batch: Batch, samples: int) -> list[Batch]:
+    count = len(batch.inputs)
+    if count <= samples:
+        return [replace(batch, weight=batch.size)]
+    own = counted(objective, batch)
+    inputs = batch.inputs.split(samples)
+    targets = batch.targets.split(samples * (len(batch.targets) // count))
+    weights = [batch.size * float(one.sum()) / own.divisor for one in own.weights.split(samples)]
+    pieces = zip(inputs, targets, weights, strict=True)
+    return [Batch(one, target, batch.scored, weight) for one, target, weight in pieces if weight]

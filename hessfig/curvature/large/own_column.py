@@ -1,0 +1,276 @@
+"""Products of large networks of users: their last linear map is found, and the graphs below it are kept."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from hessfig.curvature.batched import is_small
+from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
+from hessfig.curvature.double_backward import DoubleBackward, fault
+from hessfig.curvature.large.graphs import Graphs
+from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
+from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
+from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyReadout
+from hessfig.curvature.losses import IGNORED, CrossEntropy
+from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
+from hessfig.curvature.rounding import OUTPUTS, norm
+from hessfig.curvature.samples import first_samples
+from hessfig.errors import UserError
+from hessfig.terms import Part
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear map of a network, whose outputs are those of the network."""
+
+    module: nn.Linear
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The matrix (vocabulary, width), and the bias if there is one."""
+        return [self.module.weight] if self.module.bias is None else [self.module.weight, self.module.bias]
+
+    def inputs_of(self, call: Callable[[], Any]) -> Tensor:
+        """Return the input of the map in a call of the network, which ends there: outputs are not computed."""
+
+        def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            raise _Reached(given[0])
+
+        handle = self.module.register_forward_pre_hook(stop)
+        try:
+            call()
+        except _Reached as reached:
+            return reached.features
+        finally:
+            handle.remove()
+        raise RuntimeError("the network did not call its last linear map")
+
+
+class _Reached(BaseException):
+    """Ends the call of a network at its last linear map; code of users that handles exceptions lets it pass."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+
+def head_of(objective: Objective) -> Head | None:
+    """Return the linear map whose outputs are those of the network, under cross-entropy; None if there is none.
+
+    The map is called once in a forward pass, and the outputs of the network are its outputs or a view of them.
+    """
+    if type(objective.loss) is not CrossEntropy or objective.loss.smoothing:
+        return None
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    with evaluating(objective.network), _noted(objective.network, calls):
+        outputs = objective.network(objective.batch.inputs).detach()
+    last = [module for module, _, made in calls if _is_view(outputs, made)]
+    calls = [call for call in calls if last and call[0] is last[-1]]
+    if len(calls) != 1 or not isinstance(calls[0][0], nn.Linear):
+        return None
+    module, features, _ = calls[0]
+    made = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
+    is_same = norm(made.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
+    return Head(module) if is_same else None
+
+
+@contextmanager
+def _noted(network: nn.Module, calls: list[tuple[nn.Module, Tensor, Tensor]]) -> Iterator[None]:
+    """Append module, input and output of every call of a plain linear map."""
+
+    def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+        if len(given) == 1 and isinstance(made, Tensor):
+            calls.append((module, given[0].detach(), made.detach()))
+
+    plain = [one for one in network.modules() if isinstance(one, nn.Linear) and _is_plain(one)]
+    handles = [module.register_forward_hook(note) for module in plain]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_plain(module: nn.Linear) -> bool:
+    """Whether a linear map multiplies by its parameter, and nothing else is done to its input or output."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    is_own = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+    return is_own and not hooks and own <= {"weight", "bias"} and isinstance(module.weight, nn.Parameter)
+
+
+def _is_view(outputs: Tensor, made: Tensor) -> bool:
+    alike = outputs.numel() == made.numel() and outputs.shape[-1:] == made.shape[-1:] and outputs.ndim > 1
+    return alike and outputs.data_ptr() == made.data_ptr() and outputs.is_contiguous() and made.is_contiguous()
+
+
+class LargeNetwork:
+    """A large network of a user: its batches, and its last linear map if outputs need not be stored.
+
+    The products of a part are checked once, for all parameters: for a random and a constant vector they must agree with
+    plain double backward in the rows of every parameter, on the first samples.
+    """
+
+    def __init__(self, objective: Objective, head: Head | None, kept: int = 0) -> None:
+        self.problem, self.head, self._kept = objective, head, kept
+        self.unembedding: Sequence[nn.Parameter] = self.head.parameters if self.head else []
+        self._sizes = dict[int, float]()
+        self.holds = cache(self._holds)
+
+    @classmethod
+    def of(cls, objective: Objective) -> LargeNetwork:
+        """Return the network of a problem, in micro-batches that fit into memory; graphs are kept as far as they fit.
+
+        Raises UserError if the product of one sample takes more memory than allowed.
+        """
+        head, bound = head_of(objective), bound_of(objective)
+        memory = cls(objective, head).memory()
+        if memory is None:
+            return cls(objective, head, kept=1)
+        samples = memory.fitting(bound)
+        if samples < max(len(batch.inputs) for batch in objective.batches):
+            objective = micro_batched(objective, samples)
+        sizes = [len(batch.inputs) for batch in objective.batches]
+        left = bound - memory.peak(max(sizes)) + memory.kept * max(sizes)
+        kept = sum(one <= left for one in accumulate(memory.kept * size for size in sizes))
+        return cls(objective, head, kept)
+
+    def memory(self) -> Memory | None:
+        """Return the memory of a product with H in all parameters, from products on the first samples.
+
+        None if there are no such products; `holds` raises the error that says why.
+        """
+        parameters = self._parameters()
+
+        def product_of(samples: int) -> Callable[[], object]:
+            network = LargeNetwork(first_samples(self.problem, samples), self.head, kept=1)
+            products = LargeProducts(network, parameters)
+
+            def product() -> object:
+                vector = [torch.ones_like(one).unsqueeze(-1) for one in parameters.values()]
+                products.of_batches([0], vector, [Part.H])
+                return None
+
+            return product
+
+        try:
+            return Memory.measured(product_of, len(self.problem.batch.inputs), list(parameters.values()))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            return None
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        paths = dict.fromkeys(weight.parameter for weight in self.problem.layout.weights)
+        return {path: self.problem.network.get_parameter(path) for path in paths}
+
+    @staticmethod
+    def can_take(objective: Objective) -> bool:
+        """Whether the network is a user's own and not small."""
+        return not isinstance(objective.network, Layered) and not is_small(objective.network)
+
+    def __len__(self) -> int:
+        return len(self.problem.batches)
+
+    def keeps(self, number: int) -> bool:
+        """Whether the graphs of a batch are kept."""
+        return number < self._kept
+
+    def graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
+        """Return the graphs of a batch. Raises UserError if its features have changed since the first time."""
+        batch, share = self.problem.batches[number], self.problem.shares[number]
+        graphs = Graphs(partial(self._features, batch), at, self._readout(batch, share))
+        self._check_same(number, graphs.value)
+        return graphs
+
+    def _features(self, batch: Batch, leaves: dict[str, Tensor]) -> Tensor:
+        call = partial(functional_call, self.problem.network, leaves, (batch.inputs,))
+        if self.head is None:
+            outputs: Tensor = call()
+            return outputs
+        features, kept = self.head.inputs_of(call).flatten(0, -2), batch.targets.flatten() != IGNORED
+        features = features if kept.all() else features[kept]
+        return F.pad(features, (0, 1), value=1.0) if len(self.unembedding) > 1 else features
+
+    def _readout(self, batch: Batch, share: float) -> Readout:
+        if self.head is None:
+            return OutputReadout(lambda outputs: share * self.problem.loss(outputs, batch.targets))
+        targets = batch.targets.flatten()
+        counted = targets[targets != IGNORED]
+        matrix = side_by_side([parameter.detach() for parameter in self.unembedding])
+        return VocabularyReadout(matrix, counted, len(counted) / share)
+
+    def _check_same(self, number: int, features: Tensor) -> None:
+        size = norm(features)
+        was = self._sizes.setdefault(number, size)
+        if abs(size - was) > 100 * torch.finfo(features.dtype).eps * max(size, was):
+            raise UserError(
+                "the function has changed since this operator was created: network or loss read other values",
+                got=f"features of length {size:.9g}, and {was:.9g} before",
+                allowed="a network and a loss that give the same value at the same weights",
+                remedy="make the operator again: problem.operator(...)",
+            )
+
+    def _holds(self, part: Part) -> bool:
+        """Whether the products of a part agree with plain double backward on the first batch; warns if not."""
+        first = replace(self.problem, more=())
+        named = self._parameters()
+        suffix = first.suffix(first.layout.weights)
+        reliable, outer = (DoubleBackward(suffix, one, list(named.values())) for one in (part, Part.H_o))
+        own = _PartOf(LargeProducts(LargeNetwork(first, self.head, kept=1), named), part)
+        why = fault(own, reliable, outer if part == Part.H_f else reliable, named)
+        if why:
+            warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
+        return not why
+
+
+class _PartOf:
+    """A part of the Hessian on the first batch, with the interface that the checks of operators need."""
+
+    def __init__(self, products: LargeProducts, part: Part) -> None:
+        self._products, self._part = products, part
+
+    def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        return self._products.of_batches([0], list(columns), [self._part])[self._part].tensors()
+
+
+class OwnColumn(LargeColumn):
+    """The blocks of a column of a LargeNetwork.
+
+    ColumnOperator computes the products of a part whose products do not agree with plain double backward.
+
+    Parameters
+    ----------
+    network : LargeNetwork
+        The batches, which all columns of a problem share.
+    objective, layer, col, rows
+        As in ColumnOperator.
+    """
+
+    def __init__(self, network: LargeNetwork, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+        super().__init__(network, objective, layer, col, rows)
+        self._network, self._given = network, (objective, layer, col, rows)
+
+    @cached_property
+    def _other(self) -> Column:
+        from hessfig.curvature.curvlinops import ColumnOperator
+
+        return ColumnOperator(*self._given)
+
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V by (row, part), for every row and each of `parts`."""
+        if not all(self._network.holds(part) for part in to_multiply(parts)):
+            return self._other.split_matmat(probes, parts)
+        return super().split_matmat(probes, parts)

@@ -1,0 +1,201 @@
+"""How a loss depends on the features of a network: through an unembedding, in chunks of tokens, or directly."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hessfig.curvature.double_backward import gradients, of_second_order
+from hessfig.curvature.problem import Scalar
+from hessfig.terms import Part
+
+CHUNK_BYTES = 2**26  # size of one tensor of logits
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """Directions of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width); each may be None.
+
+    A bias of the unembedding is its last column; the features then have a constant 1 as their last entry.
+    """
+
+    features: Tensor | None
+    unembedding: Tensor | None
+
+
+class Direction:
+    """The direction of the unembedding in a product with H, and the product in the unembedding."""
+
+    unembedding: Tensor | None = None
+    to_weight: Tensor | None = None
+    with_weight: bool = False
+
+
+@runtime_checkable
+class Readout(Protocol):
+    """The loss of one batch as a function of the features of a network."""
+
+    def cotangent(self, features: Tensor) -> Tensor:
+        """Return the gradient of the loss in the features."""
+
+    def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
+        """Return the gradient of the loss in the features, with a graph; `direction` is read when it is multiplied."""
+
+    def products(
+        self, features: Tensor, tangents: Tangents, part: Part, *, with_weight: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return products of `part` in the features, (k, *features), and, `with_weight`, in the unembedding."""
+
+
+class OutputReadout:
+    """The loss of a batch whose features are the outputs of the network; its Hessian is computed by autograd.
+
+    Parameters
+    ----------
+    scalar : callable
+        The loss as a function of the outputs, times the share of the batch.
+    """
+
+    def __init__(self, scalar: Scalar) -> None:
+        self._scalar = scalar
+        self._graph: tuple[Tensor, Tensor] | None = None
+
+    def cotangent(self, features: Tensor) -> Tensor:
+        """Return the gradient of the loss in the outputs."""
+        return self._slope(features)[1].detach()
+
+    def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
+        """Return the gradient of the loss in the outputs, with its graph."""
+        del direction  # there is no unembedding
+        (slope,) = of_second_order(gradients(self._scalar(features), [features], create_graph=True))
+        return slope
+
+    def products(
+        self, features: Tensor, tangents: Tangents, part: Part, *, with_weight: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return B dz for every direction dz of the outputs, (k, *outputs); zero for H_f."""
+        del with_weight
+        assert tangents.features is not None
+        if part == Part.H_f:
+            return torch.zeros_like(tangents.features), None
+        leaf, slope = self._slope(features)
+        return torch.stack([gradients(slope, [leaf], tangent)[0] for tangent in tangents.features]), None
+
+    def _slope(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a copy of the outputs and the gradient there with its graph, computed once."""
+        if self._graph is None:
+            with torch.enable_grad():
+                leaf = features.detach().requires_grad_()
+                (slope,) = of_second_order(gradients(self._scalar(leaf), [leaf], create_graph=True))
+            self._graph = (leaf, slope)
+        return self._graph
+
+
+@dataclass
+class VocabularyReadout:
+    """The mean loss over `total` scored tokens, of which `targets` are in this batch; W is the `unembedding`.
+
+    In the logits z = W h of a token, the loss has the gradient g = (p - y) / total and the Hessian
+    B = (diag(p) - p p^T) / total. A direction has dz = W dh + dW h. H_o is B dz, pulled back to h and W. H_f is g times
+    the mixed term dW dh of z, the only second-order term of the unembedding.
+    """
+
+    unembedding: Float[Tensor, "vocabulary width"]
+    targets: Int[Tensor, " tokens"]
+    total: float
+    _probabilities: Tensor | None = None
+
+    def cotangent(self, features: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+        """Return the gradient of the loss in the features, W^T g."""
+        pieces = [self._slope(features, chunk) @ self.unembedding for chunk in self._chunks(1)]
+        return torch.cat(pieces)
+
+    def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
+        """Return W^T g as a function of the features."""
+        slope: Tensor = _Slope.apply(features, self, direction)
+        return slope
+
+    def products(
+        self, features: Float[Tensor, "tokens width"], tangents: Tangents, part: Part, *, with_weight: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return products of `part` in the features, (k, tokens, width), and, `with_weight`, in the unembedding."""
+        k = next(len(one) for one in (tangents.features, tangents.unembedding) if one is not None)
+        to_features = torch.zeros(k, *features.shape, dtype=features.dtype, device=features.device)
+        to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape) if with_weight else None
+        for chunk in self._chunks(k):
+            here = Tangents(None if tangents.features is None else tangents.features[:, chunk], tangents.unembedding)
+            if part != Part.H_f:
+                curved = self._curved(features, chunk, here)
+                to_features[:, chunk] += curved @ self.unembedding
+                if to_weight is not None:
+                    to_weight += curved.transpose(1, 2) @ features[chunk]
+            if part != Part.H_o:
+                self._mix(self._slope(features, chunk), here, to_features[:, chunk], to_weight)
+        return to_features, to_weight
+
+    def _curved(self, features: Tensor, chunk: slice, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
+        """Return B dz of a chunk of tokens."""
+        p = self._softmax(features, chunk)
+        dz = None if tangents.features is None else tangents.features @ self.unembedding.T
+        if tangents.unembedding is not None:
+            along = features[chunk] @ tangents.unembedding.transpose(1, 2)
+            dz = along if dz is None else dz.add_(along)
+        assert dz is not None
+        dz -= (p * dz).sum(-1, keepdim=True)
+        return dz.mul_(p).div_(self.total)
+
+    def _mix(self, slope: Tensor, tangents: Tangents, to_features: Tensor, to_weight: Tensor | None) -> None:
+        """Add the mixed second derivatives of z = W h, weighted with g."""
+        if tangents.unembedding is not None:
+            to_features += slope @ tangents.unembedding
+        if to_weight is not None and tangents.features is not None:
+            to_weight += slope.T @ tangents.features
+
+    def _slope(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+        """Return g of a chunk of tokens."""
+        p, targets = self._softmax(features, chunk).clone(), self.targets[chunk]
+        p[torch.arange(len(targets), device=p.device), targets] -= 1.0
+        return p.div_(self.total)
+
+    def _softmax(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+        """Return p of a chunk of tokens; if the batch is a single chunk, p is kept."""
+        if self._bytes_per_token * len(self.targets) > CHUNK_BYTES:
+            return (features[chunk] @ self.unembedding.T).softmax(-1)
+        if self._probabilities is None:
+            self._probabilities = (features @ self.unembedding.T).softmax(-1)
+        return self._probabilities[chunk]
+
+    @property
+    def _bytes_per_token(self) -> int:
+        return len(self.unembedding) * self.unembedding.element_size()
+
+    def _chunks(self, k: int) -> Iterator[slice]:
+        """Yield slices of tokens such that k tensors of their logits take at most CHUNK_BYTES."""
+        size = max(1, CHUNK_BYTES // (self._bytes_per_token * k))
+        for start in range(0, len(self.targets), size):
+            yield slice(start, min(start + size, len(self.targets)))
+
+
+class _Slope(torch.autograd.Function):
+    """The gradient of the loss in the features; its derivative is the Hessian, computed in chunks of tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, readout: VocabularyReadout, direction: Direction) -> Tensor:
+        ctx.readout, ctx.direction = readout, direction
+        ctx.save_for_backward(features)
+        return readout.cotangent(features)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
+        (features,) = ctx.saved_tensors
+        weight = None if ctx.direction.unembedding is None else ctx.direction.unembedding.unsqueeze(0)
+        tangents = Tangents(tangent.unsqueeze(0), weight)
+        with torch.no_grad():
+            products, to_weight = ctx.readout.products(
+                features, tangents, Part.H, with_weight=ctx.direction.with_weight
+            )
+        ctx.direction.to_weight = None if to_weight is None else to_weight[0]
+        return products[0], None, None
