@@ -210,6 +210,7 @@ class _Matrices:
     def __init__(self, objective: Objective, config: Config, layer: int, col: str, blocks: Sequence[Block]) -> None:
         column = Engines(objective, config.model, Products.linearised).column(layer, col, blocks)
         self.dim, self.shape, self.dtype, self.bytes_per_probe = column.dim, column.shape, column.dtype, 1
+        self.like = column.like
         made = completed(dense_blocks(column), PARTS)
         self.blocks = {part: made[blocks[0], part] for part in PARTS}
         self.norms = {part: float(block.norm()) for part, block in self.blocks.items()}

@@ -195,7 +195,12 @@ def test_theory_knows_nothing_of_the_runner() -> None:
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
 
 
-LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.curvature.large.ranks", "hessfig.config.schedulers")
+LAUNCHERS = (
+    "hessfig.sweep.slurm",
+    "hessfig.sweep.together",
+    "hessfig.curvature.large.ranks",
+    "hessfig.config.schedulers",
+)
 
 
 # What is built on the core: pages of results, launchers, models of other libraries, theory, studies, and the terminal.

@@ -69,6 +69,10 @@ class Problem:
         By default every parameter by its own name, frozen ones too (the default of a Monitor is "trainable").
     outputs : str or int, optional
         Name or index of the output that the loss takes, for a network that returns several tensors.
+    memory : str, optional
+        Bytes that the products of a network with more than 65 536 parameters may take, such as "16GB": batches that
+        need more are split, and graphs are kept between products as far as they fit. By default 8 GB on the CPU, and 80
+        percent of the free memory of a card.
 
     Raises
     ------
@@ -91,6 +95,7 @@ class Problem:
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
     weights: Mapping[str, Spec] | Layout | str | None = None
     outputs: str | int | None = None
+    memory: str | None = None
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable once, so that every measurement uses the same batches."""
@@ -122,10 +127,11 @@ class Problem:
         """
         from hessfig.models.own.border import open_request
         from hessfig.models.own.witnessing import witnessed
+        from hessfig.models.stored.token_batches import bytes_of
 
         real = one_of("dtype", dtype, DType)
         asked = open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs)
-        return witnessed(asked, real)
+        return replace(witnessed(asked, real), memory=None if self.memory is None else bytes_of(self.memory))
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())

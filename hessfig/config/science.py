@@ -290,7 +290,7 @@ class EstimatorConfig:
 
 @dataclass
 class SpectrumConfig:
-    """The computation of eigenvalues. Recurrences are float64 whatever the products are (`dtype`)."""
+    """The computation of eigenvalues. Recurrences are float64; those of long vectors in float32 are float32."""
 
     k: int = setting(1, "how many of the outermost eigenvalues at either end", least=1, most=_MOST_OF_A_SPECTRUM)
     tolerance: float = setting(

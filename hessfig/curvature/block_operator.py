@@ -133,6 +133,12 @@ class BlockOperator(ImplicitMatrix):
         return self._transposed
 
     @property
+    def memory(self) -> float | None:
+        """The bytes that a product takes, if the network is large: those of H in all weights, estimated from above."""
+        network = getattr(self._made_column(), "network", None)
+        return getattr(network, "expected", None)
+
+    @property
     def is_semidefinite(self) -> bool:
         """Whether the block is a diagonal block of H_o, which is positive semi-definite for a convex loss."""
         return self.part == Part.H_o and self.block.is_diagonal
@@ -174,8 +180,14 @@ class BlockOperator(ImplicitMatrix):
         return self._products(vectors, [self.part])[self.part]
 
     def _products(self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]) -> dict[Part, Tensor]:
+        column = self._made_column()
         with undisturbed(self._problem):
-            if self._made is None:
-                self._made = self._column_of(self.block)
-            products = multiplied(self._made, vectors, parts)
+            products = multiplied(column, vectors, parts)
         return {part: products[self.block, part].detach() for part in parts}
+
+    def _made_column(self) -> Column:
+        """Return the column that contains the block, created on first use."""
+        if self._made is None:
+            with undisturbed(self._problem):
+                self._made = self._column_of(self.block)
+        return self._made

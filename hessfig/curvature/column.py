@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Objective, recurrence_like
 from hessfig.curvature.rounding import unit_of
 from hessfig.terms import AT_OUTPUTS, Part, split_in
 from hessfig.weights import Weight
@@ -45,6 +45,10 @@ class Column(Protocol):
         """Floating-point type of the products."""
 
     @property
+    def like(self) -> Tensor:
+        """An empty tensor of the type and on the device of vectors of recurrences (see problem.recurrence_like)."""
+
+    @property
     def bytes_per_probe(self) -> int:
         """Upper bound of the memory for the products of one probe."""
 
@@ -56,7 +60,7 @@ class Column(Protocol):
         """
 
 
-def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
+def chunks(probes: Shaped[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
     """Split the columns of `probes` into chunks of `at_once`, or fewer if their products would exceed MEMORY_BOUND.
 
     The size of a chunk depends on the problem, never on the machine: matrix products of different shapes may round
@@ -64,6 +68,19 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
     choice (scripts/benchmarks/norms.py), because their tangents fit into the cache.
     """
     yield from probes.split(max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1)
+
+
+def cast_chunks(probes: Shaped[Tensor, "dim k"], column: Column) -> Iterator[Float[Tensor, "dim k"]]:
+    """Split `probes` (signs in int8) into chunks of at most PROBES_AT_ONCE, in the type and on the device of products.
+
+    Only one chunk at a time takes the memory of its type.
+    """
+    yield from (cast_probes(chunk, column) for chunk in chunks(probes, column, PROBES_AT_ONCE))
+
+
+def cast_probes(probes: Shaped[Tensor, "dim k"], column: Column) -> Float[Tensor, "dim k"]:
+    """Return `probes` in the type and on the device of the products of `column`."""
+    return probes.to(column.like.device).to(column.dtype)
 
 
 def multiplied(
@@ -164,6 +181,7 @@ class SidedColumn:
         self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
         alone = len(self.col) == 1
         self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
+        self.like = recurrence_like(objective.network, self.dtype, self.dim)
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""
@@ -209,7 +227,7 @@ class DecayedColumn:
     def __init__(self, column: Column, objective: Objective, layer: int, col: str, rows: Rows) -> None:
         self.column, self.decay = column, objective.decay
         self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
-        self.bytes_per_probe = column.bytes_per_probe
+        self.bytes_per_probe, self.like = column.bytes_per_probe, column.like
         own = _spans(objective.layout.side(layer, col))
         self.shared = {
             key: [(there, own[path]) for path, there in _spans(objective.layout.side(*at)).items() if path in own]

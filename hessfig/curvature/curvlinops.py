@@ -19,7 +19,7 @@ from hessfig.curvature.double_backward import (
     verified_or_fallback,
 )
 from hessfig.curvature.losses import Linearised
-from hessfig.curvature.problem import Data, Headed, Layered, Objective, Suffix
+from hessfig.curvature.problem import Data, Objective, Suffix, is_built_in
 from hessfig.rng import global_draws
 from hessfig.terms import PARTS, Part
 from hessfig.weights import Weight
@@ -141,8 +141,7 @@ def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> 
 
 def _is_tested(objective: Objective, weights: Sequence[Weight]) -> bool:
     """Whether tests cover these products: those of weight matrices of the package's own networks."""
-    is_own = isinstance(objective.network, Layered) and not isinstance(objective.network, Headed)
-    return is_own and all(weight.is_main for weight in weights)
+    return is_built_in(objective.network) and all(weight.is_main for weight in weights)
 
 
 def _operator(

@@ -117,17 +117,23 @@ _KERNELS = ("flash", "mem_efficient", "cudnn", "math")  # of attention
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Select plain attention, like torch.nn.attention.sdpa_kernel, but so that another thread may leave the context."""
+    """Select plain attention, like torch.nn.attention.sdpa_kernel, but so that another thread may leave the context.
+
+    On CUDA, cuDNN is switched off, because its LSTM and GRU have no second derivative.
+    """
     place, fast_path = torch.backends.cuda, torch.backends.mha.get_fastpath_enabled()
+    cudnn, was_enabled = torch.backends.cudnn, torch.backends.cudnn.enabled
     before = {kernel: getattr(place, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}
     try:
         torch.backends.mha.set_fastpath_enabled(False)
+        cudnn.enabled = was_enabled and not torch.cuda.is_available()
         for kernel in _KERNELS:
             getattr(place, f"enable_{kernel}_sdp")(kernel == "math")
         with _uncompiled(), _held_activations():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+        cudnn.enabled = was_enabled
         for kernel, was in before.items():
             getattr(place, f"enable_{kernel}_sdp")(was)
 
@@ -148,9 +154,11 @@ def _held_activations() -> Iterator[None]:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Multiply float32 in full precision: a training may have enabled TF32 or bfloat16."""
+    """Multiply float32 in full precision: a training may have enabled TF32 or bfloat16, and cuDNN's default is TF32."""
     backends: Any = torch.backends
-    settings = (backends.cuda.matmul, backends.mkldnn.matmul)
+    settings = [backends.cuda.matmul, backends.mkldnn.matmul]
+    if torch.cuda.is_available():
+        settings += [backends.cudnn.conv, backends.cudnn.rnn]
     before, whole = [one.fp32_precision for one in settings], backends.fp32_precision
     if not {*before} & {"tf32", "bf16"}:
         yield

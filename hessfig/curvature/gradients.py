@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Objective, evaluating, scored_outputs
+from hessfig.curvature.problem import Batch, Objective, evaluating, recurrence_like, scored_outputs
 from hessfig.errors import plain
 
 
@@ -42,12 +42,18 @@ class LossGradient:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))
 
-        parameters = objective.network.named_parameters()
+        parameters, self._network = objective.network.named_parameters(), objective.network
         self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in parameters}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
             self._loss = functional_call(Evaluated(objective.network, loss_in), inside, ())
             self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
+
+    @property
+    def recurrence_like(self) -> Tensor:
+        """Type and device of vectors of recurrences (see problem.recurrence_like)."""
+        leaf = next(iter(self._at.values()))
+        return recurrence_like(self._network, leaf.dtype, sum(leaf.numel() for leaf in self._at.values()))
 
     @property
     def loss(self) -> float:
@@ -94,11 +100,11 @@ _OF_ROUNDING = 1e-6  # share of the rounding of float32; rounding of float64 is 
 
 
 class WholeHessian:
-    """The Hessian in all parameters as an operator of spectral methods: products in float64 on the CPU, counted."""
+    """The Hessian in all parameters as an operator of spectral methods, with its products counted."""
 
     def __init__(self, slope: LossGradient) -> None:
         self._slope = slope
-        self.dim, self.products = len(slope.flat), 0
+        self.dim, self.products, self.like = len(slope.flat), 0, slope.recurrence_like
         self.rounding = 100 * torch.finfo(slope.flat.dtype).eps
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

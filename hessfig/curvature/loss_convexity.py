@@ -23,6 +23,7 @@ class OutputCurvature:
         with evaluating(objective.network):
             outputs = objective.network(batch.inputs).detach()
         self._leaf, self.dim, self.products = outputs.requires_grad_(), outputs.numel(), 0
+        self.like = self._leaf.detach().new_empty(0, dtype=torch.float64)
         with torch.enable_grad():
             self._slope = gradients(objective.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
@@ -54,6 +54,11 @@ def unembedding_of(network: Headed) -> list[nn.Parameter]:
     return [network.unembedding] if bias is None else [network.unembedding, bias]
 
 
+def is_built_in(network: nn.Module) -> bool:
+    """Whether this package draws the weights of the network; others are stored or are a user's own."""
+    return isinstance(network, Layered) and not isinstance(network, Headed)
+
+
 def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False) -> Tensor:
     """Return the outputs that enter the loss: those at the scored positions, or all outputs of an unlayered network.
 
@@ -95,10 +100,11 @@ def standard_error(samples: Float[Tensor, " count"]) -> float:
 
 def rademacher(
     dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
-) -> Float[Tensor, "dim num_probes"]:
+) -> Shaped[Tensor, "dim num_probes"]:
     """Return probes with independent entries +1 and -1, so that E v v^T = I.
 
     The first probes do not depend on `num_probes`. Probes are drawn on the CPU, so that they are equal on every device.
+    Those of type int8 take one byte per entry; cast a few of them at a time.
 
     Examples
     --------
@@ -108,8 +114,28 @@ def rademacher(
     >>> tuple(probes.shape), bool((probes.abs() == 1).all())
     ((6, 2), True)
     """
-    bits = torch.randint(0, 2, (num_probes, dim), generator=generator, device="cpu")
-    return (2 * bits - 1).T.to(dtype)
+    probes = torch.empty(num_probes, dim, dtype=dtype, device="cpu")
+    for probe in probes:
+        for piece in probe.split(_DRAWN_AT_ONCE):  # the stream is the same, however it is cut
+            bits = torch.randint(0, 2, (len(piece),), dtype=torch.int8, generator=generator, device="cpu")
+            piece.copy_(bits.mul_(2).sub_(1))
+    return probes.T
+
+
+_DRAWN_AT_ONCE = 2**20
+LONG = 2**16
+
+
+def recurrence_like(network: nn.Module, dtype: torch.dtype, dim: int) -> Float[Tensor, " 0"]:
+    """Return an empty tensor of the type and on the device of the vectors of a recurrence, such as Lanczos.
+
+    They are on the device of the network, in float64. With products in float32, vectors of at least LONG entries are
+    float32; but those of networks of this package on the CPU stay float64, since recorded numbers depend on it.
+    """
+    device = next(network.parameters()).device
+    is_recorded = is_built_in(network) and device.type == "cpu"
+    is_single = dtype == torch.float32 and dim >= LONG and not is_recorded
+    return torch.empty(0, dtype=torch.float32 if is_single else torch.float64, device=device)
 
 
 SEQUENCES = 2

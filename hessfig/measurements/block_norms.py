@@ -10,17 +10,20 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Generator, Tensor
 
 from hessfig.config.enums import Method
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.column import (
+    MEMORY_BOUND,
     PROBES_AT_ONCE,
     SPLIT,
     Column,
     Products,
     Squares,
+    cast_chunks,
+    cast_probes,
     chunks,
     completed,
     lengths,
@@ -195,8 +198,8 @@ def hutchinson(
     column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
 ) -> dict[tuple[Hashable, Part], Estimate]:
     """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
-    probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
-    samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column, PROBES_AT_ONCE)]
+    probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
+    samples = [squared_norms(column, parts, chunk) for chunk in cast_chunks(probes, column)]
     return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
 
 
@@ -215,10 +218,13 @@ def aligned(
     et al. 2018).
     """
     first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
-    probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
-    sketches = column.split_matmat(probes[:, :first], tuple(dict.fromkeys([*SPLIT, *summands(parts)])))
-    turned = _turn(probes[:, first:], _axes(sketches, block, column.shape))
-    rest = [squared_norms(column, parts, chunk) for chunk in chunks(turned, column, PROBES_AT_ONCE)]
+    probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
+    sketches = column.split_matmat(
+        cast_probes(probes[:, :first], column), tuple(dict.fromkeys([*SPLIT, *summands(parts)]))
+    )
+    axes = [axis.to(column.like.device) for axis in _axes(sketches, block, column.shape)]
+    turned = (_turn(some, axes, column) for some in probes[:, first:].split(_turned_at_once(column.dim), dim=1))
+    rest = [squared_norms(column, parts, chunk) for some in turned for chunk in chunks(some, column, PROBES_AT_ONCE)]
     samples = [lengths(sketches, parts), *rest]
     return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
 
@@ -263,10 +269,15 @@ def _size_of(images: Tensor) -> float:
     return max(size, torch.finfo(torch.float32).tiny) if plain**2 else size or 1.0
 
 
-def _turn(probes: Float[Tensor, "dim k"], axes: Axes) -> Float[Tensor, "dim k"]:
+def _turned_at_once(dim: int) -> int:
+    """Return how many probes are turned together: all, unless they would exceed MEMORY_BOUND in float64."""
+    return max(1, MEMORY_BOUND // (8 * dim))
+
+
+def _turn(probes: Shaped[Tensor, "dim k"], axes: Sequence[Tensor], column: Column) -> Float[Tensor, "dim k"]:
     left, right = axes
-    signs = probes.double().T.unflatten(1, (len(left), len(right)))
-    return (left @ signs @ right.T).flatten(1).T.to(probes.dtype)
+    signs = probes.to(left.device).double().T.unflatten(1, (len(left), len(right)))
+    return (left @ signs @ right.T).flatten(1).T.to(column.dtype)
 
 
 def _as_norms(estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:

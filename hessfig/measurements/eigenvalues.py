@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
@@ -272,15 +272,15 @@ def _place(entry: SpectrumEntry, end: End) -> str:
 def _extreme_arrays(extremes: Extremes) -> Arrays:
     arrays = {"values": extremes.values.numpy(), "residuals": extremes.residuals.numpy()}
     small = extremes.vectors.numel() <= _MOST_KEPT
-    return {**arrays, "vectors": extremes.vectors.numpy()} if small else arrays
+    return {**arrays, "vectors": extremes.vectors.double().cpu().numpy()} if small else arrays
 
 
-def _starts(entry: SpectrumEntry, request: Request) -> Float[Tensor, "n num_probes"]:
+def _starts(entry: SpectrumEntry, request: Request) -> Shaped[Tensor, "n num_probes"]:
     """Return the probes: those of all parts of a block are the same, and the first ones whatever their number."""
     settings, dim = request.spectrum, entry.operator.dim
     generator = request.stream(entry.block.layer, entry.block.col)
     if settings.probes == Probes.rademacher:
-        return rademacher(dim, settings.num_probes, generator=generator, dtype=torch.float64)
+        return rademacher(dim, settings.num_probes, generator=generator, dtype=torch.int8)
     return torch.randn(settings.num_probes, dim, dtype=torch.float64, generator=generator).T
 
 

@@ -40,7 +40,7 @@ def _jacobian_norm(objective: Objective, request: Request, layer: int, name: str
         units = [(torch.arange(size) == place for place in range(size)) for size in sizes]
         squares = [_squares(side, suffix, start, unit) for (start, _), unit in zip(suffix.data, units, strict=True)]
         return Estimate(float(torch.cat(squares).sum()) ** 0.5, 0.0, 0, EXACT)
-    probes = rademacher(sum(sizes), count, generator=request.stream(layer, name), dtype=side.dtype).split(sizes)
+    probes = rademacher(sum(sizes), count, generator=request.stream(layer, name), dtype=torch.int8).split(sizes)
     sampled = [_squares(side, suffix, start, probe.T) for (start, _), probe in zip(suffix.data, probes, strict=True)]
     norm = root_of_mean(torch.stack(sampled).sum(dim=0))
     return Estimate(norm.value, norm.error, count, Method.hutchinson.value)

@@ -287,8 +287,8 @@ class Scaled:
     """S A S for a diagonal S, given as a vector: symmetric as A is."""
 
     def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
-        self._operator, self._scale = operator, scale.double()[:, None]
-        self.dim, self.rounding, self.products = operator.dim, operator.rounding, 0
+        self._operator, self._scale = operator, scale.to(operator.like)[:, None]
+        self.dim, self.rounding, self.products, self.like = operator.dim, operator.rounding, 0, operator.like
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return S A S V."""

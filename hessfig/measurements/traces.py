@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hessfig.config.enums import Method
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
+from hessfig.curvature.column import Column, cast_chunks, completed, summands
 from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
@@ -79,7 +79,7 @@ def _summed(column: Column, block: Block, request: Request) -> Traces:
 def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
     """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
     count = request.estimator.num_probes
-    probes = rademacher(column.dim, count, generator=generator, dtype=column.dtype)
+    probes = rademacher(column.dim, count, generator=generator, dtype=torch.int8)
     samples = _along(column, block, probes, request)
     return {
         part: Estimate(float(values.mean()), standard_error(values), count, Method.hutchinson)
@@ -100,7 +100,7 @@ def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Es
 def _along(column: Column, block: Block, probes: Tensor, request: Request) -> dict[Part, Tensor]:
     """Return v.A v for every column v of `probes`, in chunks that bound memory."""
     pieces: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
-    for chunk in chunks(probes, column, PROBES_AT_ONCE):
+    for chunk in cast_chunks(probes, column):
         products = completed(column.split_matmat(chunk, summands(request.parts)), request.parts)
         for (_, part), product in products.items():
             pieces[part].append((chunk.to(product) * product).sum(dim=0))

@@ -141,10 +141,10 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     yield place if is_given else "model.d_model", f"a network of {weights} weights", number * weights
     if config.estimator.method.facts.fewest:
         count = config.estimator.num_probes
-        yield "estimator.num_probes", f"{count} probes of {variant.widest} numbers", number * count * variant.widest
+        yield "estimator.num_probes", f"{count} probes of {variant.widest} signs", count * variant.widest
     for key in filter(None, (variant.quantity(name).holds for name in config.quantities)):
         steps = min(value_of(config, key), variant.widest)
-        yield key, f"{steps} Lanczos vectors of {variant.widest} numbers", 8 * steps * variant.widest
+        yield key, f"{steps} Lanczos vectors of {variant.widest} numbers", number * steps * variant.widest
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:

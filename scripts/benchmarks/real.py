@@ -9,7 +9,7 @@ written after every row, so an interrupted run keeps its rows, and a row that fa
 
 `gradients` is the time of a product divided by that of the gradient of the same loss, measured in turn with it in the
 same process. `build` and `build_peak_gib` are of the operator with its checks, `peak_gib` of one product;
-`gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process so far. `agrees`
+`gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process. `agrees`
 compares v.Hv with plain double backward, for the same v. Accuracy is relative to plain double backward in float64.
 """
 
@@ -55,6 +55,7 @@ _OF_BOTH = {
     "H": _product("hessfig"),
     "H_o and H_f": _product("hessfig", parts=["H_o", "H_f"]),
     "H, 4 batches": _product("hessfig", batches=4),
+    "H, over micro-batches": _product("hessfig", micro=True),
     PLAIN: _product(PLAIN),
     "H, one late weight": _product("hessfig", block="late"),
     "H, model=huggingface": Row("stored"),
@@ -130,6 +131,7 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
         return {"failed": "no time was left"}
     is_host = options.device == "cpu"
     own = {"OMP_NUM_THREADS": "1"} if is_host else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    own |= {"MALLOC_MMAP_THRESHOLD_": "65536"} if name.startswith("memory") else {}  # what is freed is given back
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(_command(options, name), env={**os.environ, **own}, start_new_session=True, **pipes)
     try:

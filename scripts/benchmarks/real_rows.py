@@ -52,11 +52,22 @@ class Place:
         return "cpu_seconds" if self.device == "cpu" else "seconds"
 
     def once(self, work: Callable[[], Any]) -> tuple[Any, Run]:
-        """Call `work`; return its result, its seconds, and the GiB in use at most (on the CPU: so far)."""
-        if self.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
+        """Call `work`; return its result, its seconds, and the GiB in use at most meanwhile (on Linux)."""
+        self.forget_peak()
         result, times = runner.timed(work, self.device)
         return result, {"seconds": times["seconds"], "peak_gib": runner.peak_gib(self.device)}
+
+    def forget_peak(self) -> None:
+        """Let the peak of memory be what is held now; on the CPU Linux can do so."""
+        if self.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        elif (refs := Path("/proc/self/clear_refs")).exists():
+            refs.write_text("5")
+
+    def held(self) -> float:
+        """Return the GiB in use now."""
+        self.forget_peak()
+        return runner.peak_gib(self.device)
 
     def medians(self, works: Mapping[str, Callable[[], Any]]) -> Run:
         """Return the median time of each of `works`, called in turn: 5 rounds after 1, or 20 after 5 on a card."""
@@ -78,6 +89,7 @@ def product(
     *,
     parts: Sequence[str] = ("H",),
     batches: int = 1,
+    micro: bool = False,
     block: str = "all",
     shape: str | None = None,
     attention: str = "eager",
@@ -94,7 +106,10 @@ def product(
     make = partial(_peer, contender, network, tokens)
     if contender == "hessfig":
         path = _late(network) if late else "all"
-        make = partial(_ours, _problem(network, tokens, batches), path, parts, place.device)
+        problem = _problem(network, tokens, batches)
+        if micro:  # a sequence at a time, whose graphs are made anew for every product
+            problem = replace(problem, memory=_text(_estimated(problem, place.device, 1)))
+        make = partial(_ours, problem, path, parts, place.device)
     vector = _vector(network, _late(network) if late else None)
     multiply, built = place.once(make)
     curvature, first = place.once(lambda: float((multiply(vector) * vector).sum(dtype=torch.float64)))
@@ -158,14 +173,13 @@ def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
     """Return the memory that a product takes beyond what was in use before, and hessfig's own estimate of it."""
     shape = place.shape() if length is None else replace(place.shape(), length=length)
     network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)
-    part = tokens[:4]
-    before = place.once(lambda: _gradient(network, {"input_ids": part, "labels": part}))[1]["peak_gib"]
-    operator = _problem(network, tokens, batches).operator("all", dtype="float32", device=place.device)
-    vector = _vector(network)
-    peak = max(place.once(lambda: operator @ vector)[1]["peak_gib"] for _ in range(2))
-    estimate = getattr(operator, "memory", None)
-    found = {"gradient_peak_gib": before, "peak_gib": peak, "taken_gib": peak - before}
-    return found | ({} if estimate is None else {"estimated_gib": estimate / 2**30})
+    estimated = _estimated(_problem(network, tokens[:4], 1), place.device, 4)
+    problem = replace(_problem(network, tokens, batches), memory=_text(estimated))  # of one batch, however many
+    operator = problem.operator("all", dtype="float32", device=place.device)
+    vector, before = _vector(network), place.held()
+    operator @ vector  # which is checked, and builds the graphs that are kept
+    peak = place.once(lambda: operator @ vector)[1]["peak_gib"]
+    return {"held_gib": before, "peak_gib": peak, "taken_gib": peak - before, "estimated_gib": estimated / 2**30}
 
 
 def largest_eigenvalue(place: Place) -> Run:
@@ -229,6 +243,21 @@ def figure(place: Place, workers: int, device: str | None = None) -> Run:
 
 def _problem(network: nn.Module, tokens: Tensor, batches: int) -> hessfig.Problem:
     return hessfig.Problem(network, [{"input_ids": some, "labels": some} for some in tokens.chunk(batches)])
+
+
+def _estimated(problem: hessfig.Problem, device: str, samples: int) -> float:
+    """Return hessfig's estimate of the bytes of a product on a batch of samples."""
+    from hessfig.curvature.large.own_column import LargeNetwork, head_of
+
+    objective = problem.objective("float32").on(torch.device(device))
+    memory = LargeNetwork(objective, head_of(objective)).memory()
+    assert memory is not None
+    return memory.peak(samples)
+
+
+def _text(size: float) -> str:
+    """Return a number of bytes, and a hundredth more, as memory= takes it."""
+    return f"{1.01e-3 * size:.0f}KB"
 
 
 def _measured(problem: hessfig.Problem, blocks: list[str], device: str, **settings: Any) -> Any:

@@ -12,6 +12,10 @@ run it" is float32, tol=1e-3, maxIter=100, once, whatever its residual. A second
 Density: the same steps and probes for everybody; its error is the Wasserstein distance to a longer run with probes of
 its own, in units of the spectrum's standard deviation, and `seconds_at_equal_error` scales the time by (error /
 hessfig's error)^2, for probes' errors fall like that.
+
+With --only long: the largest eigenvalue of a network of 5 M parameters (tanh, --width 1000) in float32, once with the
+vectors that hessfig takes and once with float64 bases. `vectors` is the peak of memory beyond that of single products,
+in vectors of float32 (CPU of Linux only).
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ if TYPE_CHECKING:
 
 TARGETS = (1e-3, 1e-6)
 TOY = {"d_model": 8, "digits": 1, "batch_size": 4, "rounds": 1, "n_layers": [1], "steps": 10, "num_probes": 2}
-SETTINGS = ("n_layers", "d_model", "digits", "batch_size", "steps", "num_probes", "rounds", "device")
+TOY |= {"width": 120}
+SETTINGS = ("n_layers", "d_model", "digits", "batch_size", "steps", "num_probes", "rounds", "device", "width")
 OURS, OURS_FLOAT32 = "hessfig", "hessfig, float32 products"
 _PEERS = ("curvlinops + eigsh", "PyHessian", "PyHessian, as its users run it", "hessian-eigenthings")
 LARGEST = (OURS, *_PEERS)
@@ -59,8 +64,10 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure, write the JSON, print the tables."""
     options = runner.parse(__doc__, _options, TOY, words)
     runner.prepare(options.allocator)
-    report = runner.heading(options, SETTINGS) | {"largest": [], "stages": [], "density": []}
-    for layers in options.n_layers:
+    report = runner.heading(options, SETTINGS) | {"largest": [], "stages": [], "density": [], "long": []}
+    if options.only == "long":
+        report["long"] = [runner.in_fresh_process(long_vectors, options.width, bases) for bases in LONG_BASES]
+    for layers in options.n_layers if options.only != "long" else ():
         seeds = range(runner.SEED, runner.SEED + options.rounds)
         cells = [runner.cell_of(options, layers, seed=seed, device=options.device) for seed in seeds]
         if options.only != "density":
@@ -70,6 +77,8 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.only != "largest":
             report["density"] += _density(cells, layers, options.steps, options.num_probes)
     runner.write_report(options, "spectra", report)
+    for row in report["long"]:
+        print(json.dumps(row))
     _print("largest eigenvalue", report["largest"])
     _print("where the time of hessfig's largest eigenvalue goes, seconds", report["stages"])
     _print("density", report["density"])
@@ -77,8 +86,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n-layers", type=int, nargs="+", default=[1, 2], help="depths (1 2)")
-    parser.add_argument("--only", choices=("largest", "density"), help="one of the two comparisons (both)")
+    parser.add_argument("--only", choices=("largest", "density", "long"), help="one comparison (the first two)")
     parser.add_argument("--peers", nargs="+", choices=_PEERS, help="for the largest eigenvalue alone (all)")
+    parser.add_argument("--width", type=int, default=1000, help="of the network of --only long (1000)")
     parser.add_argument("--device", default="cpu", help=runner.DEVICES)
     runner.add_sizes(parser)
     parser.add_argument("--steps", type=int, default=80, help="Lanczos steps of a density (80)")
@@ -137,6 +147,44 @@ def measure_largest(name: str, cell: Cell, target: float) -> Run:
         return _ours(cell, target) if name == OURS else _peer(name, cell, target)
     except _FAILURES as error:
         return _failed(error)
+
+
+LONG_BASES = ("chosen", "float64")
+
+
+def long_vectors(width: int, bases: str) -> Run:
+    """Return value, residual, products, seconds and memory of the largest eigenvalue of a large network in float32."""
+    import torch
+
+    import hessfig
+    from hessfig.config.enums import Products
+    from hessfig.config.science import ModelConfig
+    from hessfig.curvature import Square, extremes
+    from hessfig.curvature.double_backward import differentiating
+    from hessfig.curvature.spectral.extremes import End
+    from hessfig.models.routes import Engines
+    from hessfig.terms import Block
+
+    _one_thread()
+    torch.manual_seed(runner.SEED)
+    layers = [layer for _ in range(5) for layer in (torch.nn.Linear(width, width), torch.nn.Tanh())]
+    network, block = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)), Block(0, "all", "all")
+    problem = hessfig.Problem(network, torch.randn(32, width), torch.randint(10, (32,))).objective("float32")
+    with differentiating():
+        column = Engines(problem, ModelConfig(), Products.linearised).column(0, "all", [block])
+        square, generator = Square(column, block, Part.H), torch.Generator().manual_seed(runner.SEED)
+        if bases == "float64":
+            square.like = square.like.double()
+        square.matmat(torch.ones(square.dim, 1))  # its checks, once
+        Path("/proc/self/clear_refs").write_text("5")  # peaks are counted from here on
+        square.matmat(torch.ones(square.dim, 1))
+        alone = runner.peak_gib()
+        solve = partial(extremes, square, End.largest, tolerance=TARGETS[0], generator=generator)
+        result, times = runner.timed(solve)
+    vectors = (runner.peak_gib() - alone) * 2**30 / (4 * square.dim)
+    numbers = {"value": float(result.values[0]), "error": float(result.residuals[0]) / result.scale}
+    counts = {"parameters": square.dim, "products": result.products, "converged": result.converged}
+    return {"bases": bases, **counts, **numbers, "seconds": times["seconds"], "vectors": vectors}
 
 
 def measure_density(name: str, cell: Cell, steps: int, probes: int, truth: Nodes) -> Run:

@@ -86,6 +86,12 @@ def test_missing_values_leave_their_mean_only() -> None:
     assert fit_slope(values, sigma, resamples=100, seed=0).slope == pytest.approx(3)
 
 
+def test_the_lower_half_of_five_points_is_the_three_smallest() -> None:
+    sigma = np.logspace(-1, 0, 5)
+    values = np.outer([1.0, 2.0], np.where(np.arange(5) < 3, sigma**3, sigma**7))
+    assert fit_slope(values, sigma, resamples=10, seed=0).lower_half == pytest.approx(3, abs=1e-12)
+
+
 def test_too_few_points_and_single_seeds() -> None:
     sigma = np.array([0.1, 0.2])
     assert repr(fit_slope(np.ones((3, 2)), sigma, resamples=10, seed=0)) == repr(Fit(num_points=2))

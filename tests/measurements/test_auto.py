@@ -81,6 +81,7 @@ class Block:
     """A random symmetric block with few directions: two eigenvalues of a weight of 400 entries."""
 
     dim, shape, dtype, bytes_per_probe = 400, torch.Size([20, 20]), torch.float64, 1
+    like = torch.empty(0, dtype=torch.float64)
 
     def __init__(self) -> None:
         draws = torch.randn(400, 2, generator=stream(0, "directions"), dtype=torch.float64)

@@ -33,6 +33,7 @@ class MatrixColumn:
     bytes_per_probe: int = 8
     dtype: torch.dtype = torch.float64
     weight: tuple[int, int] | None = None
+    like = torch.empty(0, dtype=torch.float64)
 
     @property
     def dim(self) -> int:

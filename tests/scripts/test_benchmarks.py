@@ -149,7 +149,13 @@ def test_products_of_real_models_are_measured_beside_others(tmp_path: Path) -> N
     import real
 
     peers = {"pyhessian": "pyhessian", "eigenthings": "hessian_eigenthings"}
-    names = [real.PLAIN, "H", "H_o and H_f", "H, 4 batches", *(name for name, one in peers.items() if find_spec(one))]
+    names = [
+        real.PLAIN,
+        "H",
+        "H_o and H_f",
+        "H, over micro-batches",
+        *(name for name, one in peers.items() if find_spec(one)),
+    ]
     output = tmp_path / "real.json"
     real.main(["--quick", f"--output={output}", "--rows", *names])
     report = json.loads(output.read_text())

@@ -94,3 +94,61 @@ def test_operators_and_approximations_are_the_same_on_the_gpu() -> None:
     kfac = problem.approximation("kfac", "0.weight")
     again = hessfig.Problem(network.cuda(), *(one.cuda() for one in (problem.inputs, problem.targets)))
     torch.testing.assert_close(again.approximation("kfac", "0.weight").dense(), kfac.dense(), rtol=1e-6, atol=1e-9)
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent network; with `kind` LSTM or GRU, cuDNN has no second derivative of it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.body, self.head = getattr(torch.nn, kind)(3, 4, batch_first=True), torch.nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(inputs)[0][:, -1])
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_recurrent_networks_are_multiplied_without_cudnn(kind: str) -> None:
+    torch.manual_seed(0)
+    problem = hessfig.Problem(Recurrent(kind), torch.randn(5, 6, 3), torch.randint(2, (5,)))
+    vector = torch.randn(sum(p.numel() for p in problem.network.parameters()), dtype=torch.float64)
+    here, there = (problem.operator("all", "H", device=device) for device in ("cpu", "cuda"))
+    torch.testing.assert_close((there @ vector.cuda()).cpu(), here @ vector, rtol=1e-9, atol=1e-12)
+    assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_convolutions_in_float32_are_not_tf32() -> None:
+    from hessfig.curvature.double_backward import differentiating
+
+    kernel, pictures = torch.randn(32, 32, 3, 3, device="cuda"), torch.randn(4, 32, 16, 16, device="cuda")
+    exact = torch.nn.functional.conv2d(pictures.double(), kernel.double())
+    before = torch.backends.cudnn.conv.fp32_precision
+    with differentiating():
+        off = (torch.nn.functional.conv2d(pictures, kernel) - exact).norm() / exact.norm()
+    assert float(off) < 1e-6 and torch.backends.cudnn.conv.fp32_precision == before
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_long_krylov_vectors_are_on_the_gpu() -> None:
+    from hessfig.curvature import ColumnOperator, Square, extremes
+    from hessfig.curvature.double_backward import differentiating
+    from hessfig.curvature.spectral.extremes import End
+    from hessfig.rng import stream
+    from hessfig.terms import Part
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5))
+    problem = hessfig.Problem(network, torch.randn(16, 300), torch.randint(5, (16,))).objective("float32")
+    values = []
+    for device in ("cpu", "cuda"):
+        with differentiating():
+            square = Square(ColumnOperator(problem.on(torch.device(device)), 0, "all", ["all"]), "all", Part.H)
+            result = extremes(square, End.largest, tolerance=1e-4, generator=stream(0))
+        assert result.converged and result.vectors.device.type == device and result.vectors.dtype == torch.float32
+        values.append(float(result.values[0]))
+    assert values[1] == pytest.approx(values[0], rel=1e-4)

@@ -72,12 +72,12 @@ class Graphs:
     @staticmethod
     def _along(pulled: Sequence[Tensor], direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradient of <pulled, direction>."""
-        with torch.enable_grad(), differentiable_twice():
-            pairs = zip(pulled, direction, strict=True)
-            along = sum(
-                (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad), wanted[0].new_zeros(())
-            )
-            return gradients(along, wanted)
+        pairs = [(g, v) for g, v in zip(pulled, direction, strict=True) if g.requires_grad]
+        if not pairs:
+            return [torch.zeros_like(tensor) for tensor in wanted]
+        along, vectors = zip(*pairs, strict=True)
+        with differentiable_twice():
+            return list(torch.autograd.grad(along, wanted, vectors, retain_graph=True, materialize_grads=True))
 
 
 def _leaves_of(value: Tensor) -> set[Tensor]:

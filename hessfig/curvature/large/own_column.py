@@ -119,12 +119,14 @@ def _is_view(outputs: Tensor, made: Tensor) -> bool:
 class LargeNetwork:
     """A large network of a user: its batches, and its last linear map if outputs need not be stored.
 
+    `expected` are the bytes that a product with H in all parameters takes, if they were measured.
+
     The products of a part are checked once, for all parameters: for a random and a constant vector they must agree with
     plain double backward in the rows of every parameter, on the first samples.
     """
 
-    def __init__(self, objective: Objective, head: Head | None, kept: int = 0) -> None:
-        self.problem, self.head, self._kept = objective, head, kept
+    def __init__(self, objective: Objective, head: Head | None, kept: int = 0, expected: float | None = None) -> None:
+        self.problem, self.head, self._kept, self.expected = objective, head, kept, expected
         self.unembedding: Sequence[nn.Parameter] = self.head.parameters if self.head else []
         self._sizes = dict[int, float]()
         self.holds = cache(self._holds)
@@ -143,9 +145,11 @@ class LargeNetwork:
         if samples < max(len(batch.inputs) for batch in objective.batches):
             objective = micro_batched(objective, samples)
         sizes = [len(batch.inputs) for batch in objective.batches]
-        left = bound - memory.peak(max(sizes)) + memory.kept * max(sizes)
+        left = bound - memory.peak(max(sizes))
         kept = sum(one <= left for one in accumulate(memory.kept * size for size in sizes))
-        return cls(objective, head, kept)
+        if kept >= len(sizes) - 1:  # the last batch needs the memory of its graphs in any case
+            return cls(objective, head, len(sizes), memory.peak(max(sizes)) + memory.kept * (sum(sizes) - max(sizes)))
+        return cls(objective, head, kept, memory.peak(max(sizes)) + memory.kept * sum(sizes[:kept]))
 
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
@@ -261,7 +265,7 @@ class OwnColumn(LargeColumn):
 
     def __init__(self, network: LargeNetwork, objective: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(network, objective, layer, col, rows)
-        self._network, self._given = network, (objective, layer, col, rows)
+        self.network, self._given = network, (objective, layer, col, rows)
 
     @cached_property
     def _other(self) -> Column:
@@ -271,6 +275,6 @@ class OwnColumn(LargeColumn):
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V by (row, part), for every row and each of `parts`."""
-        if not all(self._network.holds(part) for part in to_multiply(parts)):
+        if not all(self.network.holds(part) for part in to_multiply(parts)):
             return self._other.split_matmat(probes, parts)
         return super().split_matmat(probes, parts)

@@ -110,7 +110,7 @@ class VocabularyReadout:
 
     def cotangent(self, features: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         """Return the gradient of the loss in the features, W^T g."""
-        pieces = [self._slope(features, chunk) @ self.unembedding for chunk in self._chunks(1)]
+        pieces = [self._slope(self._softmax(features, chunk), chunk) @ self.unembedding for chunk in self._chunks(1)]
         return torch.cat(pieces)
 
     def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
@@ -127,21 +127,22 @@ class VocabularyReadout:
         to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape) if with_weight else None
         for chunk in self._chunks(k):
             here = Tangents(None if tangents.features is None else tangents.features[:, chunk], tangents.unembedding)
+            p = self._softmax(features, chunk)
             if part != Part.H_f:
-                curved = self._curved(features, chunk, here)
+                curved = self._curved(features[chunk], p, here)
                 to_features[:, chunk] += curved @ self.unembedding
                 if to_weight is not None:
                     to_weight += curved.transpose(1, 2) @ features[chunk]
+                del curved
             if part != Part.H_o:
-                self._mix(self._slope(features, chunk), here, to_features[:, chunk], to_weight)
+                self._mix(self._slope(p, chunk), here, to_features[:, chunk], to_weight)
         return to_features, to_weight
 
-    def _curved(self, features: Tensor, chunk: slice, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
-        """Return B dz of a chunk of tokens."""
-        p = self._softmax(features, chunk)
+    def _curved(self, features: Tensor, p: Tensor, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
+        """Return B dz of a chunk of tokens with the probabilities p."""
         dz = None if tangents.features is None else tangents.features @ self.unembedding.T
         if tangents.unembedding is not None:
-            along = features[chunk] @ tangents.unembedding.transpose(1, 2)
+            along = features @ tangents.unembedding.transpose(1, 2)
             dz = along if dz is None else dz.add_(along)
         assert dz is not None
         dz -= (p * dz).sum(-1, keepdim=True)
@@ -154,9 +155,9 @@ class VocabularyReadout:
         if to_weight is not None and tangents.features is not None:
             to_weight += slope.T @ tangents.features
 
-    def _slope(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+    def _slope(self, probabilities: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
         """Return g of a chunk of tokens."""
-        p, targets = self._softmax(features, chunk).clone(), self.targets[chunk]
+        p, targets = probabilities.clone(), self.targets[chunk]
         p[torch.arange(len(targets), device=p.device), targets] -= 1.0
         return p.div_(self.total)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
@@ -136,13 +136,14 @@ class Quadrature:
     half_weights: Float[Tensor, "num_probes half"]
 
 
-def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"], steps: int) -> Quadrature:
+def quadrature(operator: SymmetricOperator, starts: Shaped[Tensor, "n num_probes"], steps: int) -> Quadrature:
     """Return the Gauss quadrature of `steps` Lanczos steps from every column v of `starts`.
 
     The nodes are the Ritz values theta_i; the weights w_i are the squared first entries of the eigenvectors of the
     projection. Then sum_i w_i f(theta_i) = v.f(A)v / |v|^2 for polynomials f of degree up to 2 steps - 1 (Ghorbani et
-    al. 2019). As many runs advance together as have vectors of at most BASIS_BYTES. Raises NotFinite for products that
-    are not finite, and ArithmeticError for an operator that is not symmetric.
+    al. 2019). Starts may be of any type (signs in int8). As many runs advance together as have vectors of at most
+    BASIS_BYTES. Raises NotFinite for products that are not finite, and ArithmeticError for an operator that is not
+    symmetric.
 
     Examples
     --------
@@ -157,10 +158,10 @@ def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"
     >>> bool((mean - square.matmat(start)[0, 0]).abs() < 1e-12)
     True
     """
-    at_once = max(1, BASIS_BYTES // (8 * min(steps, operator.dim) * operator.dim))
+    at_once = max(1, BASIS_BYTES // (operator.like.itemsize * min(steps, operator.dim) * operator.dim))
     operator, full, half = InUnits(operator), [], []
     for group in starts.split(at_once, dim=1):
-        runs = [LanczosRun(start, steps) for start in group.T]
+        runs = [LanczosRun(start, steps) for start in group.to(operator.like).T]
         while advance(runs, operator):
             pass
         full += [_rule(run, steps, steps) for run in runs]
@@ -202,7 +203,8 @@ def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generat
     True
     """
     count = num_products // 2
-    drawn = torch.randn(count, operator.dim, dtype=torch.float64, generator=generator).T
+    drawn = torch.randn(count, operator.dim, dtype=torch.float64, generator=generator, device="cpu")
+    drawn = drawn.to(operator.like.device).T
     tests = drawn * (operator.dim**0.5 / drawn.norm(dim=0))
     image = operator.matmat(tests)
     basis, sizes, _ = torch.linalg.svd(image, full_matrices=False)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from hessfig.curvature.spectral.lanczos import InUnits, LanczosRun, SymmetricOperator, advance
+from hessfig.curvature.spectral.vectors import Rows, combined, dots, drawn, grams, is_short, length, residuals
 
 _ALIKE = 1e-4  # unit vectors that differ by more than this span another direction
 
@@ -44,10 +45,10 @@ class Extremes:
     rough_products: int = 0
 
 
-def nothing_found(dim: int) -> Extremes:
+def nothing_found(operator: SymmetricOperator) -> Extremes:
     """Return the result before the first run: no eigenvalues."""
     none = torch.zeros(0, dtype=torch.float64)
-    return Extremes(none, none, torch.zeros(dim, 0, dtype=torch.float64), 0.0)
+    return Extremes(none, none, operator.like.new_zeros(operator.dim, 0), 0.0)
 
 
 def certify(
@@ -55,17 +56,85 @@ def certify(
 ) -> Extremes:
     """Return the eigenvalues of a single run (or those of `before`) if all agree, else those of all vectors together.
 
-    The runs agree if their values (or those of `before`) are the Ritz values of the space that all vectors span. All
-    residuals, and the values that enter `scale`, come from separate products: the runs may have used an operator of
-    lower precision, whose rounding must not enter `scale`.
+    Vectors are multiplied together, or one at a time if they are long. The runs agree if their values (or those of
+    `before`) are the Ritz values of the space that all vectors span. All residuals, and the values that enter `scale`,
+    come from separate products: the runs may have used an operator of lower precision, whose rounding must not enter
+    `scale`.
     """
+    judge = _certify_short if is_short(runs[0].basis) else _certify_long
+    return judge(operator, end, k, before, runs, tolerance)
+
+
+def _certify_short(
+    operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
+) -> Extremes:
     pieces = [before.vectors, *(outer(run, end, k) for run in runs), _longest(runs, end, k)]
     product = operator.matmat(torch.cat(pieces, dim=1))
     *images, image = product.split([piece.shape[1] for piece in pieces], dim=1)
     *bases, peak = pieces
     alone = [pairs(v, p, end, k) for v, p in zip(bases, images, strict=True) if v.numel()]
     together = pairs(torch.cat(bases, dim=1), torch.cat(images, dim=1), end, k)
-    sizes = (peak * image).sum(dim=0).abs().tolist()
+    return _judged(before, alone, together, (peak * image).sum(dim=0).abs().tolist(), tolerance)
+
+
+def _certify_long(
+    operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
+) -> Extremes:
+    """Turn the bases of the runs into Ritz vectors, the outermost first, so that none of them is copied."""
+    for run in runs:
+        run.sort(end.order)
+    pieces = [list(before.vectors.T), *(list(run.basis[: min(k, run.length)]) for run in runs)]
+    rows = [row for piece in pieces for row in piece]
+    sizes = [abs(float(dots(peak, _image(operator, peak)))) for peak in _peaks(runs, k)]
+    images = [_image(operator, row) for row in rows]
+    span, places = Span(rows, images, *grams(rows, images)), torch.arange(len(rows))
+    alone = [span.pairs(at, end, k) for at in places.split([len(piece) for piece in pieces]) if len(at)]
+    best = _judged(before, alone, span.pairs(places, end, k), sizes, tolerance)
+    return replace(best, vectors=combined(rows, best.vectors))
+
+
+def _image(operator: SymmetricOperator, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return operator.matmat(vector[:, None])[:, 0]
+
+
+def _peaks(runs: Sequence[LanczosRun], k: int) -> list[Float[Tensor, " n"]]:
+    """Return the Ritz vector of the largest absolute value of sorted runs; none if it is among the k outermost."""
+    run = max(runs, key=lambda run: float(run.projection.diagonal().abs().max()))
+    place = int(run.projection.diagonal()[: run.length].abs().argmax())
+    return [run.basis[place]] if place >= k else []
+
+
+@dataclass(frozen=True)
+class Span:
+    """A space spanned by long vectors, the rows of V, with their products P, V V^T and V P^T."""
+
+    rows: Rows
+    images: Rows
+    gram: Float[Tensor, "p p"]
+    product: Float[Tensor, "p p"]
+
+    def pairs(self, places: Tensor, end: End, k: int) -> Extremes:
+        """Return the outermost Ritz pairs of some of the rows; as `vectors`, the coefficients of all rows (p, k)."""
+        gram, product = (one[places][:, places] for one in (self.gram, self.product))
+        values, basis, coefficients = _in_span(gram, product, _ALIKE**2)
+        order = end.order(values)[:k]
+        weights = torch.zeros(len(self.rows), len(order), dtype=torch.float64)
+        weights[places] = basis @ coefficients[:, order]
+        off = residuals(self.rows, self.images, weights, values[order])
+        return Extremes(values[order], off, weights, float(values.abs().max()))
+
+
+def _in_span(gram: Tensor, product: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Ritz values, an orthonormal basis of the span, and coefficients in it, from V V^T and V P^T."""
+    sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
+    basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
+    values, coefficients = torch.linalg.eigh(basis.T @ (product + product.T) @ basis / 2)
+    return values, basis, coefficients
+
+
+def _judged(
+    before: Extremes, alone: Sequence[Extremes], together: Extremes, sizes: Sequence[float], tolerance: float
+) -> Extremes:
     scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
     claims = alone[:1] if before.vectors.numel() else alone
     agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
@@ -89,8 +158,8 @@ def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End
     order = end.order(values)[:k]
     chosen = coefficients[:, order]
     ritz_vectors = basis @ chosen
-    residuals = (image @ chosen - ritz_vectors * values[order]).norm(dim=0)
-    return Extremes(values[order], residuals, ritz_vectors, float(values.abs().max()))
+    off = (image @ chosen - ritz_vectors * values[order]).norm(dim=0)
+    return Extremes(values[order].cpu(), off.cpu(), ritz_vectors, float(values.abs().max()))
 
 
 def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p"]:
@@ -118,9 +187,7 @@ def unseen(
     """
     pieces = [[run.against(other) for other in runs] for run in runs]
     gram, product = (torch.cat([torch.cat([two[i] for two in row], dim=1) for row in pieces]) for i in range(2))
-    sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
-    basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
-    values, coefficients = torch.linalg.eigh(basis.T @ (product + product.T) @ basis / 2)
+    values, basis, coefficients = _in_span(gram, product, least)
     order = end.order(values)[: len(best.values)]
     sign = 1 if end == End.largest else -1
     if not bool((sign * (values[order] - best.values[: len(order)]) > allowed).any()):
@@ -131,7 +198,9 @@ def unseen(
 
 STARTS = 2
 BASIS_BYTES = 2**30  # limit for the vectors of the two runs
-_FEWEST, _CHECK_EVERY, _RESTARTS = 20, 2, 30
+LONG_BYTES = 2**27  # the same for long vectors, if it is more than LONG_VECTORS
+LONG_VECTORS = 12  # the bases of both runs, and the next vector of each
+_FEWEST, _CHECK_EVERY, _RESTARTS, _LONG_RESTARTS = 20, 2, 30, 100
 _WARMTH = 3.0  # length of the given vector in a warm start, relative to the random vector
 _SPARE = 0.5  # share of the tolerance that is allowed for the residual of a run
 _DOUBT = 4.0  # safety factor of the gap, which is to a Ritz value that has not converged
@@ -164,25 +233,43 @@ class _Claim:
     scale: float
 
 
-def starts_of(dim: int, generator: Generator, warm: Tensor | None) -> list[Tensor]:
+def starts_of(operator: SymmetricOperator, generator: Generator, warm: Tensor | None) -> list[Tensor]:
     """Return a start vector for each run: random, or near `warm`."""
-    return [_start(dim, generator, warm) for _ in range(STARTS)]
+    return [_start(operator, generator, warm) for _ in range(STARTS)]
 
 
 def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[LanczosRun]:
     """Return new runs from `starts`, orthogonal to `locked`.
 
     A space of at most twice `goal.steps` dimensions is spanned without a restart. This takes fewer products, and next
-    to a cluster (the zeros of a block without full rank) restarts may not converge.
+    to a cluster (the zeros of a block without full rank) restarts may not converge. For long vectors see `long_sizes`.
     """
+    if not is_short(starts):
+        sizes, _ = long_sizes(goal, len(locked))
+        pairs = zip(starts, sizes, strict=True)
+        return [LanczosRun(start, size, locked=locked, fresh=generator) for start, size in pairs]
     steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
     size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
     size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
     return [LanczosRun(start, size, locked=locked, fresh=generator) for start in starts]
 
 
+def long_sizes(goal: Goal, dim: int) -> tuple[list[int], int]:
+    """Return the number of vectors of each of the two runs, and how many vectors of the first run remain.
+
+    Runs on long vectors take turns. The second one begins when the first one has converged and keeps a few Ritz
+    vectors.
+    """
+    most = max(LONG_VECTORS - STARTS, 3 * goal.k + 4, LONG_BYTES // (4 * dim))
+    first = min(goal.steps, most)
+    remaining = max(goal.k + 2, most - goal.steps)
+    return [first, min(goal.steps, most - remaining)], remaining
+
+
 def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal) -> None:
-    """Advance runs until all have finished, or until their restarts are used up."""
+    """Advance runs until all have finished, or until their restarts are used up; runs on long vectors take turns."""
+    if not is_short(runs[0].basis):
+        return _take_turns(runs, operator, goal)
     going, taken, restarts = unfinished(runs, goal), 0, 0
     while advance(going, operator):
         taken += 1
@@ -193,6 +280,21 @@ def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator,
             if run.is_full and restarts < STARTS * _RESTARTS:
                 run.restart(_kept(run, goal))
                 restarts += 1
+    return None
+
+
+def _take_turns(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal) -> None:
+    _, remaining = long_sizes(goal, runs[0].dim)
+    for count, run in enumerate(runs, 1):
+        restarts = 0
+        while run in unfinished(runs[:count], goal) and restarts <= _LONG_RESTARTS:
+            if run.is_full:
+                run.restart(_kept(run, goal))
+                restarts += 1
+            advance([run], operator)
+        if count < len(runs):
+            run.sort(goal.end.order)
+            run.close(remaining)
 
 
 def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
@@ -224,7 +326,7 @@ def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
     They then represent a cluster, such as the zeros of a block with few large eigenvalues. The start itself is nearly a
     vector of the cluster, with a small residual, before eigenvalues farther out can appear.
     """
-    if run.vector is None or run.steps >= min(goal.fewest, run.size):
+    if run.vector is None or run.is_restarted or run.steps >= min(goal.fewest, run.size):
         return False
     ritz = run.ritz()
     along = ritz.coefficients[0, goal.end.order(ritz.values)[: goal.k]].square()
@@ -246,12 +348,12 @@ def _claim(run: LanczosRun, goal: Goal) -> _Claim:
     return _Claim(largest, min(largest, off), scale)
 
 
-def _start(dim: int, generator: Generator, warm: Tensor | None) -> Tensor:
-    drawn = torch.randn(dim, dtype=torch.float64, generator=generator)
-    drawn = drawn / drawn.norm()
-    if warm is None or not float(warm.norm()) > 0.0:
-        return drawn
-    return drawn + _WARMTH * warm.to(drawn) / warm.norm().to(drawn)
+def _start(operator: SymmetricOperator, generator: Generator, warm: Tensor | None) -> Tensor:
+    start = drawn(operator.like, operator.dim, generator)
+    start = start / length(start)
+    if warm is None or not length(warm) > 0.0:
+        return start
+    return start + _WARMTH * warm.to(start) / length(warm)
 
 
 def _kept(run: LanczosRun, goal: Goal) -> list[int]:
@@ -278,12 +380,13 @@ def extremes(
 ) -> Extremes:
     """Return the k outermost eigenvalues at one `end`, with residuals of `tolerance` times the largest absolute value.
 
-    Lanczos with full reorthogonalisation, restarted from Ritz vectors after `steps` vectors (never if twice as many
-    span the space, and earlier if two bases would exceed BASIS_BYTES). A run whose Ritz vectors may be mixtures of
-    eigenvectors takes at least `fewest_steps` steps. `warm` is an approximate eigenvector, such as that of the last
-    state; it shortens both runs, each of which starts from it plus a random vector. `low_precision` is the same
-    operator with products in float32. Raises NotFinite for products that are not finite, and ArithmeticError for an
-    operator that is not symmetric.
+    Vectors have the type and device of `operator.like`. Lanczos with full reorthogonalisation, restarted from Ritz
+    vectors after `steps` vectors (never if twice as many span the space, and earlier if two bases would exceed
+    BASIS_BYTES; vectors in float32 are LONG_VECTORS, or as many as take LONG_BYTES). A run whose Ritz vectors may be
+    mixtures of eigenvectors takes at least `fewest_steps` steps. `warm` is an approximate eigenvector, such as that of
+    the last state; it shortens both runs, each of which starts from it plus a random vector. `low_precision` is the
+    same operator with products in float32. Raises NotFinite for products that are not finite, and ArithmeticError for
+    an operator that is not symmetric.
 
     Returns
     -------
@@ -306,8 +409,8 @@ def extremes(
     operator = InUnits(operator)
     fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
     goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products
-    starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
-    best, spent = nothing_found(operator.dim), 0
+    starts = starts_of(operator, generator, warm)
+    best, spent = nothing_found(operator), 0
     if low_precision is not None:
         best, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
     if not best.converged:
@@ -321,18 +424,17 @@ def _times(best: Extremes, unit: float) -> Extremes:
     return replace(best, values=best.values * unit, residuals=best.residuals * unit, scale=best.scale * unit)
 
 
-def _in_full_precision(
-    operator: SymmetricOperator, goal: Goal, starts: Sequence[Tensor], generator: Generator
-) -> Extremes:
+def _in_full_precision(operator: SymmetricOperator, goal: Goal, starts: list[Tensor], generator: Generator) -> Extremes:
     """Return the result of runs in full precision from `starts`; if they disagree, search the complement as well.
 
     Locked vectors are never improved, so all runs that disagree reach their residuals before vectors are locked.
     """
-    none = nothing_found(operator.dim)
+    none = nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)
+    starts.clear()  # frees their memory
     best = _converged(operator, goal, none, runs)
     if best.converged and (more := _unseen(runs, goal, best, operator)) is not None:
-        runs = begin(goal, starts_of(operator.dim, generator, more.sum(dim=1)), generator, none.vectors)
+        runs = begin(goal, starts_of(operator, generator, more.sum(dim=1)), generator, none.vectors)
         best = _converged(operator, goal, none, runs)
     if best.converged or unfinished(runs, goal):
         return best
@@ -341,7 +443,7 @@ def _in_full_precision(
         best = _converged(operator, goal, best, runs)
         if best.converged or unfinished(runs, goal) or best.vectors.shape[1] == operator.dim:
             break
-        runs = begin(goal, starts_of(operator.dim, generator, None), generator, best.vectors)
+        runs = begin(goal, starts_of(operator, generator, None), generator, best.vectors)
     return best
 
 
@@ -358,15 +460,15 @@ def _in_low_precision(
     operator: SymmetricOperator,
     low_precision: SymmetricOperator,
     goal: Goal,
-    starts: Sequence[Tensor],
+    starts: list[Tensor],
     generator: Generator,
-) -> tuple[Extremes, Sequence[Tensor], int]:
+) -> tuple[Extremes, list[Tensor], int]:
     """Return the result of runs in float32, certified by `operator`, starts for further runs, and the products used.
 
     A network that overflows in float32, or whose products lose their symmetry to rounding, is not an error: the runs in
     full precision then begin from `starts`.
     """
-    before, none = low_precision.products, nothing_found(operator.dim)
+    before, none = low_precision.products, nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)
     try:
         run_until_converged(runs, low_precision, replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)))
@@ -374,7 +476,7 @@ def _in_low_precision(
         return none, starts, low_precision.products - before
     best = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
     if best.converged and (more := _unseen(runs, goal, best, low_precision)) is not None:
-        starts = starts_of(operator.dim, generator, more.sum(dim=1))
+        starts = starts_of(operator, generator, more.sum(dim=1))
         return replace(best, converged=False), starts, low_precision.products - before
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
     return best, warm, low_precision.products - before

@@ -1,4 +1,4 @@
-"""Symmetric operators and the Lanczos recurrence, in float64, with full reorthogonalisation."""
+"""Symmetric operators and the Lanczos recurrence with full reorthogonalisation, on the device of the products."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from hessfig.curvature.column import SPLIT, Column, multiplied
 from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
+from hessfig.curvature.spectral.vectors import dots, drawn, is_short, length, rotate, without
 from hessfig.rng import stream
 from hessfig.terms import Part
 
@@ -23,21 +24,25 @@ class NotFinite(ArithmeticError):
 
 @runtime_checkable
 class SymmetricOperator(Protocol):
-    """A symmetric matrix that is given by its products."""
+    """A symmetric matrix that is given by its products.
+
+    `like` is an empty tensor of the type and on the device of the vectors of recurrences.
+    """
 
     dim: int
+    like: Tensor
     rounding: float
     products: int
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return A V as float64."""
+        """Return A V in the type and on the device of V, as a new tensor."""
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products."""
 
 
 class Square:
-    """One part A of a diagonal block, with products in float64 on the CPU: the operator of the spectral methods.
+    """One part A of a diagonal block: the operator of the spectral methods.
 
     Parameters
     ----------
@@ -52,6 +57,8 @@ class Square:
         Number of entries of a vector, and number of products so far.
     rounding : float
         Relative rounding error of the type of the products.
+    like : tensor, (0,)
+        Type and device of the vectors of recurrences (see problem.recurrence_like).
 
     Examples
     --------
@@ -66,11 +73,11 @@ class Square:
 
     def __init__(self, column: Column, row: Hashable, part: Part) -> None:
         self.column, self.row, self.part = column, row, part
-        self.dim, self.products = column.dim, 0
+        self.dim, self.products, self.like = column.dim, 0, column.like
         self.rounding = 100 * torch.finfo(column.dtype).eps
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return A V as float64, on the CPU. Raises NotFinite for products that are not finite."""
+        """Return A V in the type and on the device of V. Raises NotFinite for products that are not finite."""
         self.products += vectors.shape[1]
         product = multiplied(self.column, vectors, [self.part])[self.row, self.part].to(vectors)
         if not bool(product.isfinite().all()):
@@ -104,7 +111,7 @@ class InUnits:
 
     def __init__(self, operator: SymmetricOperator) -> None:
         self._operator, self.unit = operator, 0.0
-        self.dim, self.rounding = operator.dim, operator.rounding
+        self.dim, self.rounding, self.like = operator.dim, operator.rounding, operator.like
 
     products = property(lambda self: self._operator.products)
 
@@ -113,7 +120,7 @@ class InUnits:
         product = self._operator.matmat(vectors)
         if not self.unit and bool(product.any()):
             self.unit = unit_of(product)
-        return product if self.unit in (0.0, 1.0) else product / self.unit
+        return product if self.unit in (0.0, 1.0) else product.div_(self.unit)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Check the symmetry of the operator, in its own units."""
@@ -136,10 +143,11 @@ class Ritz:
 class LanczosRun:
     """One Lanczos run of at most `size` vectors from `start`, orthogonal to the columns of `locked`.
 
-    `vector` is the next vector to multiply, or None if the run has ended. `steps` counts all products, including those
-    before restarts. With a generator `fresh`, a run that breaks down continues from a random vector until its basis
-    spans the whole space. After j steps A Q = Q T + r e_j^T, with an orthonormal basis Q (n, j) and the projection
-    T = Q^T A Q, whose eigenvalues are the Ritz values.
+    Vectors have the type and device of `start`; inner products are accumulated in float64, and the projection is
+    float64 on the CPU. `vector` is the next vector to multiply, or None if the run has ended. `steps` counts all
+    products, including those before restarts. With a generator `fresh`, a run that breaks down continues from a random
+    vector until its basis spans the whole space. After j steps A Q = Q T + r e_j^T, with an orthonormal basis Q (n, j)
+    and the projection T = Q^T A Q, whose eigenvalues are the Ritz values.
 
     Examples
     --------
@@ -165,14 +173,18 @@ class LanczosRun:
     ) -> None:
         self.dim = len(start) - (0 if locked is None else locked.shape[1])
         self.size = min(size, self.dim)
-        # Rows that are never written take no physical memory.
-        self.basis = torch.empty(self.size, len(start), dtype=torch.float64)
+        self._like, self._entries = start.new_empty(0), len(start)
         self.projection = torch.zeros(self.size, self.size, dtype=torch.float64)
-        self.length, self.steps, self.reach = 0, 0, 0.0
+        self.length, self.steps, self.reach, self.is_restarted = 0, 0, 0.0, False
         self._locked, self._fresh = locked, fresh
         self._link: Tensor = torch.zeros(0, dtype=torch.float64)  # q_new . A q_i, known from before
         self.vector: Tensor | None = None
         self._begin(start)
+
+    @cached_property
+    def basis(self) -> Float[Tensor, "size n"]:
+        """The vectors, as rows. On the CPU, rows that are never written take no physical memory."""
+        return self._like.new_empty(self.size, self._entries)
 
     @property
     def is_full(self) -> bool:
@@ -182,13 +194,14 @@ class LanczosRun:
     def absorb(self, product: Float[Tensor, " n"], operator: SymmetricOperator) -> None:
         """Add `vector`, whose product is given, to the basis, and compute the next vector.
 
-        Raises ArithmeticError if the products are not those of a symmetric operator.
+        A product in float32 is overwritten. Raises ArithmeticError if the products are not those of a symmetric
+        operator.
         """
         assert self.vector is not None
         j, known = self.length, self._link
         self.basis[j] = self.vector
         rest = self._unlocked(product)
-        self.reach = max(self.reach, float(rest.norm()))
+        self.reach = max(self.reach, length(rest))
         rest, coefficients = self._orthogonal(rest, known)
         operator.check_symmetric(float((coefficients[:j] - known).norm()), self.reach)
         self.projection[:j, j] = self.projection[j, :j] = known
@@ -204,36 +217,50 @@ class LanczosRun:
 
     def vectors(self, coefficients: Float[Tensor, "j k"]) -> Float[Tensor, "n k"]:
         """Return the vectors with the given coefficients in the basis."""
-        return self.basis[: self.length].T @ coefficients
+        return self.basis[: self.length].T @ coefficients.to(self.basis)
 
     def against(self, other: "LanczosRun") -> tuple[Float[Tensor, "i j"], Float[Tensor, "i j"]]:
         """Return Q^T R and Q^T A R for the bases Q of this run and R of the other, from products made before."""
         own = self.basis[: self.length]
-        shared = own @ other.basis[: other.length].T
+        shared = dots(own, other.basis[: other.length].T)
         product = shared @ other.projection[: other.length, : other.length]
         if other.vector is not None:
-            product = product + torch.outer(own @ other.vector, other._link)
+            product = product + torch.outer(dots(own, other.vector), other._link)
         return shared, product
 
     def restart(self, keep: Sequence[int]) -> None:
         """Restart with the Ritz vectors `keep` as the basis, followed by the next vector (thick restart)."""
         ritz, count = self.ritz(), len(keep)
         kept = ritz.coefficients[:, list(keep)]
-        self.basis[:count] = self.vectors(kept).T
+        if is_short(self.basis):
+            self.basis[:count] = self.vectors(kept).T
+        else:
+            rotate(self.basis, kept)
         self.projection.zero_()
         self.projection[range(count), range(count)] = ritz.values[list(keep)]
         self._link = self._link @ kept
-        self.length = count
+        self.length, self.is_restarted = count, True
+
+    def sort(self, order: Callable[[Tensor], Tensor]) -> None:
+        """Replace the basis by all Ritz vectors, sorted by `order` of their values; the space remains the same."""
+        self.restart(order(self.ritz().values).tolist())
+
+    def close(self, rows: int) -> None:
+        """Release the memory of all but the first `rows` vectors, which remain as they are; the run ends."""
+        self.size = self.length = min(rows, self.length)
+        self.basis = self.basis[: self.length].clone()
+        self.projection = self.projection[: self.length, : self.length]
+        self._link = self._link[: self.length]
 
     def _begin(self, start: Tensor) -> None:
         rest = self._unlocked(start)
-        if float(rest.norm()) > 0.0:
-            self.vector = rest / rest.norm()
+        if length(rest) > 0.0:
+            self.vector = rest / length(rest)
         elif self._fresh is not None:
             self._renew()
 
     def _go_on(self, rest: Tensor, rounding: float) -> None:
-        size = float(rest.norm())
+        size = length(rest)
         self._link, self.vector = torch.zeros(self.length, dtype=torch.float64), None
         if self.length == self.dim:
             return
@@ -247,15 +274,16 @@ class LanczosRun:
         if self._locked is None:
             return vector
         vector = self._unlocked(vector)
-        return vector / vector.norm()
+        return vector / length(vector)
 
     def _renew(self) -> None:
         """Take a random vector outside the basis."""
-        draw = torch.randn(self.basis.shape[1], dtype=torch.float64, generator=self._fresh)
+        assert self._fresh is not None
+        draw, basis = drawn(self._like, self._entries, self._fresh), self.basis[: self.length]
         for _ in range(2):
             draw = self._unlocked(draw)
-            draw = draw - self._inside(draw)[0]
-            draw = draw / draw.norm()
+            draw = without(draw, basis, dots(basis, draw))
+            draw = draw / length(draw)
         self.vector = draw
 
     def _orthogonal(self, product: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,29 +293,24 @@ class LanczosRun:
         """
         j = self.length
         coefficients = torch.zeros(j + 1, dtype=torch.float64)
-        coefficients[j] = self.basis[j] @ product
-        rest = product - coefficients[j] * self.basis[j]
+        coefficients[j] = dots(self.basis[j], product)
+        rest = without(product, self.basis[j], coefficients[j])
         if j:
             coefficients[j - 1] = known[-1]
-            rest = rest - known[-1] * self.basis[j - 1]
+            rest = without(rest, self.basis[j - 1], known[-1])
+        basis = self.basis[: j + 1]
         for _ in range(3):
-            before = float(rest.norm())
-            inside, overlaps = self._inside(rest, j + 1)
-            rest, coefficients = rest - inside, coefficients + overlaps
-            if float(rest.norm()) > _FEWER * before:
+            before, overlaps = length(rest), dots(basis, rest)
+            rest, coefficients = without(rest, basis, overlaps), coefficients + overlaps
+            if length(rest) > _FEWER * before:
                 break
         return rest, coefficients
-
-    def _inside(self, vector: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
-        basis = self.basis[: self.length if count is None else count]
-        overlaps = basis @ vector
-        return basis.T @ overlaps, overlaps
 
     def _unlocked(self, vector: Tensor) -> Tensor:
         if self._locked is None or not self._locked.shape[1]:
             return vector
         for _ in range(2):
-            vector = vector - self._locked @ (self._locked.T @ vector)
+            vector = without(vector, self._locked.T, dots(self._locked.T, vector))
         return vector
 
 
@@ -296,7 +319,8 @@ def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     going = [(run, run.vector) for run in runs if run.vector is not None and run.length < run.size]
     if not going:
         return False
-    products = operator.matmat(torch.stack([vector for _, vector in going], dim=1))
+    vectors = [vector for _, vector in going]
+    products = operator.matmat(torch.stack(vectors, dim=1) if len(vectors) > 1 else vectors[0][:, None])
     for (run, _), product in zip(going, products.T.contiguous(), strict=True):
         run.absorb(product, operator)
     return True
@@ -309,7 +333,7 @@ def largest_ritz(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"]
     """Return the largest Ritz value of a symmetric operator after `products` products.
 
     Computed in the type and on the device of `start`. Trainings use it to estimate their curvature, so its bits are
-    part of the trajectory; this is why it is not a LanczosRun, which computes in float64 on the CPU.
+    part of the trajectory; this is why it is not a LanczosRun, whose sums are in float64.
     """
     basis = (start / start.norm())[None]
     images: list[Tensor] = []

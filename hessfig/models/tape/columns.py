@@ -8,12 +8,12 @@ from functools import cached_property
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.losses import output_gradient
-from hessfig.curvature.problem import Objective, check_same
+from hessfig.curvature.problem import Objective, check_same, recurrence_like
 from hessfig.models.tape.recording import build_tape
 from hessfig.models.tape.steps import Mixing, mixing_of
 from hessfig.models.tape.tape import WEIGHT, Probes, Tangents, Tape, Weight, zeros_like_weight
@@ -69,7 +69,7 @@ class LinearisedNetwork:
         tape = self.tape if all(weight.is_main for weight in weights) else self.merged
         cols = [_key(weight) for weight in side(layer, col)]
         row_weights = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
-        return LinearisedColumn(tape, self.dtype, self.problem.loss, cols, row_weights)
+        return LinearisedColumn(tape, self.dtype, self.problem, cols, row_weights)
 
     def holds(self, layer: int, name: str) -> bool:
         """Whether every weight of a name belongs to a step of the tape."""
@@ -96,12 +96,18 @@ class LinearisedColumn:
     """The blocks (row, col) of one column as operators on vectors in the space of `col`."""
 
     def __init__(
-        self, tape: Tape, dtype: torch.dtype, loss: nn.Module, col: list[Weight], rows: Mapping[Hashable, list[Weight]]
+        self,
+        tape: Tape,
+        dtype: torch.dtype,
+        objective: Objective,
+        col: list[Weight],
+        rows: Mapping[Hashable, list[Weight]],
     ) -> None:
-        self.tape, self.dtype, self.loss, self.col, self.rows = tape, dtype, loss, col, rows
+        self.tape, self.dtype, self.loss, self.col, self.rows = tape, dtype, objective.loss, col, rows
         self.weights = [tape.parameter(weight) for weight in col]
         self.dim = sum(weight.numel() for weight in self.weights)
         self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
+        self.like = recurrence_like(objective.network, dtype, self.dim)
 
     @property
     def bytes_per_probe(self) -> int:

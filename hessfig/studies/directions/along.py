@@ -99,7 +99,7 @@ class StateDirections:
             extremes = extremes_of(square, end, self._request.spectrum, self._stream(block))
         except NotFinite:
             return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
-        return extremes.vectors[:, 0].cpu(), extremes.converged
+        return extremes.vectors[:, 0].double().cpu(), extremes.converged
 
     def _stream(self, block: Block) -> torch.Generator:
         return self._request.stream(block.layer, block.col)

@@ -55,7 +55,7 @@ class _Search:
         return state_rows(self._request, numbers, block=Block(0, Group.all.value, Group.all.value), part=Part.H)
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
-        count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].cpu()
+        count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].double().cpu()
         drawn = torch.randn(count, self._hessian.dim, dtype=torch.float64, generator=self._generator)
         climbs = [self._climbed(start, norm) for start in (steep, vector, *drawn)]
         values = [value for value, _ in climbs]

@@ -91,7 +91,7 @@ class _Axes:
         if has_all_eigenvectors(self.surface.dim):  # not finite
             return torch.full_like(self.surface.start, torch.nan)
         generator = self.request.stream(0, Group.all.value)
-        return self.surface.extreme(End(ray.value), self.request.spectrum, generator).vectors[:, 0]
+        return self.surface.extreme(End(ray.value), self.request.spectrum, generator).vectors[:, 0].double().cpu()
 
 
 def _place(ray: SliceDirection, values: Tensor, cut: float) -> int:

@@ -37,7 +37,7 @@ def landscape_subspace(objective: Objective, request: Request) -> Measured:
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     extremes, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
-    top, most = extremes.vectors.cpu(), extremes.vectors.shape[1]
+    top, most = extremes.vectors.double().cpu(), extremes.vectors.shape[1]
     points = torch.randn(samples.dim, settings.draws, dtype=torch.float64, generator=drawn)
     inside = torch.randn(most, settings.draws, dtype=torch.float64, generator=drawn)
     random = torch.linalg.qr(torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)).Q

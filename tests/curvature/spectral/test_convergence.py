@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from hessfig.curvature.spectral.extremes import End, Goal, begin, run_until_converged, starts_of, unfinished
+from hessfig.curvature.spectral.extremes import (
+    End,
+    Goal,
+    begin,
+    fewest_steps,
+    run_until_converged,
+    starts_of,
+    unfinished,
+)
 from hessfig.curvature.spectral.lanczos import LanczosRun
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
@@ -17,7 +26,7 @@ VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
 
 def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
     generator, none = stream(seed, "pursuit"), torch.zeros(operator.dim, 0, dtype=torch.float64)
-    runs = begin(goal, starts_of(operator.dim, generator, None), generator, none)
+    runs = begin(goal, starts_of(operator, generator, None), generator, none)
     run_until_converged(runs, operator, goal)
     return runs
 
@@ -54,3 +63,13 @@ def test_a_strict_goal_is_reached_by_every_run() -> None:
     run_until_converged(runs, operator, strict)
     assert not unfinished(runs, strict)
     assert all(float(run.ritz().residuals[-1]) <= 1e-6 * max(VALUES) for run in runs)
+
+
+@pytest.mark.parametrize("dim", [10, 40_000, 10**8])
+@pytest.mark.parametrize("tolerance", [0.05, 1e-3, 1e-6])
+def test_a_step_fewer_would_miss_a_value_with_more_than_one_percent(dim: int, tolerance: float) -> None:
+    """The bound of Kuczynski and Wozniakowski is relative to the spread, which is up to twice the scale."""
+    steps = fewest_steps(dim, tolerance, 10**9)
+    missed = [1.648 * dim**0.5 * math.exp(-(2 * k - 1) * (tolerance / 2) ** 0.5) for k in (steps - 1, steps)]
+    assert missed[1] <= 0.01 < missed[0]
+    assert fewest_steps(dim, tolerance, steps - 1) == steps - 1

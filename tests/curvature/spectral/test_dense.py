@@ -27,6 +27,7 @@ class Parts:
     def __init__(self, outer: Tensor, functional: Tensor) -> None:
         self.given = {Part.H_o: outer, Part.H_f: functional, Part.H: outer + functional}
         self.dim, self.dtype, self.shape = len(outer), outer.dtype, torch.Size([len(outer)])
+        self.like = outer.new_empty(0)
 
     def split_matmat(self, probes: Tensor, parts: Sequence[Part] = SPLIT) -> dict[tuple[str, Part], Tensor]:
         return completed({("W", part): self.given[part] @ probes for part in to_multiply(parts)}, parts)
