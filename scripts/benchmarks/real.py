@@ -9,7 +9,7 @@ written after every row, so an interrupted run keeps its rows, and a row that fa
 
 `gradients` is the time of a product divided by that of the gradient of the same loss, measured in turn with it in the
 same process. `build` and `build_peak_gib` are of the operator with its checks, `peak_gib` of one product;
-`gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process so far. `agrees`
+`gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process. `agrees`
 compares v.Hv with plain double backward, for the same v. Accuracy is relative to plain double backward in float64.
 """
 
@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
+import real_rows
 import runner
+from real_rows import PLAIN
 from runner import Run
 
-PLAIN = "plain double backward"
 PACKAGES = ("curvlinops", "pyhessian", "eigenthings")
 ARCHITECTURES = ("GPT-2", "GPT-NeoX", "OPT", "Llama", "BERT", "ViT", "torch encoder")
 FIGURE = "figure 3a"
@@ -54,6 +55,7 @@ _OF_BOTH = {
     "H": _product("hessfig"),
     "H_o and H_f": _product("hessfig", parts=["H_o", "H_f"]),
     "H, 4 batches": _product("hessfig", batches=4),
+    "H, over micro-batches": _product("hessfig", micro=True),
     PLAIN: _product(PLAIN),
     "H, one late weight": _product("hessfig", block="late"),
     "H, model=huggingface": Row("stored"),
@@ -63,15 +65,16 @@ _EIGENVALUE, _NORMS = Row("largest_eigenvalue", 400), Row("norms", 300, {"num_pr
 CPU_ROWS = {
     **_OF_BOTH,
     **{f"accuracy, {name}": Row("accuracy", 120, {"name": name}) for name in ARCHITECTURES},
-    **{f"memory, {count} batches": Row("memory", arguments={"batches": count}) for count in (4, 16, 64)},
-    **{f"memory, {count} tokens": Row("memory", 120, {"length": count}) for count in (16, 64, 256, 1024)},
+    **{f"memory, {count} batches": Row("memory", 300, {"batches": count}) for count in (4, 16, 64)},
+    **{f"memory, {count} tokens": Row("memory", 300, {"length": count}) for count in (16, 64, 256, 1024)},
     "largest eigenvalue": _EIGENVALUE,
     "norms": _NORMS,
 }
 CUDA_ROWS = {
     **_OF_BOTH,
     "gradient, fused attention": _product("gradient", attention="sdpa"),
-    "1.1 B": _product("hessfig", 120, shape="llama"),
+    "1.1 B, 4 x 512 tokens": _product("hessfig", 150, shape="llama"),
+    "1.1 B, 1 x 2048 tokens": _product("hessfig", 150, shape="long llama"),
     "toy network": Row("toy", 120),
     f"{FIGURE}, CPU, 2 workers": Row("figure", 120, {"workers": 2, "device": "cpu"}),
     **{f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count}) for count in (8, 1, 4, 16)},
@@ -117,8 +120,6 @@ def chosen(device: str, patterns: Sequence[str]) -> dict[str, Row]:
 
 def measured(name: str, *, quick: bool, device: str) -> Run:
     """Measure one row in this process."""
-    import real_rows
-
     row = rows_of(device)[name]
     found: Run = getattr(real_rows, row.work)(real_rows.Place(device, quick), **row.arguments)
     return found
@@ -128,9 +129,11 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
     """Return the row as measured in a process of its own, or why it failed; its children end with it."""
     if limit < 1:
         return {"failed": "no time was left"}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    is_host = options.device == "cpu"
+    own = {"OMP_NUM_THREADS": "1"} if is_host else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    own |= {"MALLOC_MMAP_THRESHOLD_": "65536"} if name.startswith("memory") else {}  # what is freed is given back
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(_command(options, name), env=environment, start_new_session=True, **pipes)
+    process = subprocess.Popen(_command(options, name), env={**os.environ, **own}, start_new_session=True, **pipes)
     try:
         said, complaints = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -138,7 +141,8 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
         process.communicate()
         return {"failed": f"not done after {limit:.0f} s"}
     if process.returncode:
-        return {"failed": (complaints.strip().splitlines() or [str(process.returncode)])[-1][:300]}
+        last = " | ".join(complaints.strip().splitlines()[-4:])
+        return {"failed": last[-600:] or f"status {process.returncode}"}
     found: Run = json.loads(said.strip().splitlines()[-1])
     return found | {"warned": [line[:300] for line in complaints.splitlines() if "RuntimeWarning" in line][:5]}
 

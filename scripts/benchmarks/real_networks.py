@@ -30,7 +30,8 @@ SHAPES = {
     "small": Shape("GPT2", 4, 64, 4, 2000, 4, 64),  # 332 160 parameters
     "middle": Shape("GPT2", 6, 256, 4, 1000, 4, 64),  # 5.0 M
     "gpt2": Shape("GPT2", 12, 768, 12, 50257, 4, 1024),  # 124 M
-    "llama": Shape("Llama", 22, 2048, 32, 32000, 1, 2048),  # 1.1 B
+    "llama": Shape("Llama", 22, 2048, 32, 32000, 4, 512),  # 1.1 B
+    "long llama": Shape("Llama", 22, 2048, 32, 32000, 1, 2048),
 }
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,7 +43,7 @@ class Place:
     def shape(self, name: str | None = None) -> Shape:
         """Return a shape by name: by default that of products on this device."""
         if self.quick:
-            return replace(TINY, kind="Llama" if name == "llama" else "GPT2")
+            return replace(TINY, kind=SHAPES[name or "small"].kind)
         return SHAPES[name or ("small" if self.device == "cpu" else "gpt2")]
 
     @property
@@ -52,11 +52,22 @@ class Place:
         return "cpu_seconds" if self.device == "cpu" else "seconds"
 
     def once(self, work: Callable[[], Any]) -> tuple[Any, Run]:
-        """Call `work`; return its result, its seconds, and the GiB in use at most (on the CPU: so far)."""
-        if self.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
+        """Call `work`; return its result, its seconds, and the GiB in use at most meanwhile (on Linux)."""
+        self.forget_peak()
         result, times = runner.timed(work, self.device)
         return result, {"seconds": times["seconds"], "peak_gib": runner.peak_gib(self.device)}
+
+    def forget_peak(self) -> None:
+        """Let the peak of memory be what is held now; on the CPU Linux can do so."""
+        if self.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        elif (refs := Path("/proc/self/clear_refs")).exists():
+            refs.write_text("5")
+
+    def held(self) -> float:
+        """Return the GiB in use now."""
+        self.forget_peak()
+        return runner.peak_gib(self.device)
 
     def medians(self, works: Mapping[str, Callable[[], Any]]) -> Run:
         """Return the median time of each of `works`, called in turn: 5 rounds after 1, or 20 after 5 on a card."""
@@ -78,6 +89,7 @@ def product(
     *,
     parts: Sequence[str] = ("H",),
     batches: int = 1,
+    micro: bool = False,
     block: str = "all",
     shape: str | None = None,
     attention: str = "eager",
@@ -94,19 +106,18 @@ def product(
     make = partial(_peer, contender, network, tokens)
     if contender == "hessfig":
         path = _late(network) if late else "all"
-        make = partial(_ours, _problem(network, tokens, batches), path, parts, place.device)
+        problem = _problem(network, tokens, batches)
+        if micro:  # a sequence at a time, whose graphs are made anew for every product
+            problem = replace(problem, memory=_text(_estimated(problem, place.device, 1)))
+        make = partial(_ours, problem, path, parts, place.device)
     vector = _vector(network, _late(network) if late else None)
     multiply, built = place.once(make)
     curvature, first = place.once(lambda: float((multiply(vector) * vector).sum(dtype=torch.float64)))
     _, second = place.once(lambda: multiply(vector))
     times = place.medians({"gradient": gradient, "seconds": lambda: multiply(vector)})
     found |= {"build": built["seconds"], "build_peak_gib": built["peak_gib"], "first": first["seconds"], **times}
-    found |= {
-        "gradients": times["seconds"] / times["gradient"],
-        "peak_gib": second["peak_gib"],
-        "first_peak_gib": first["peak_gib"],
-        "curvature": curvature,
-    }
+    found |= {"peak_gib": second["peak_gib"], "first_peak_gib": first["peak_gib"], "curvature": curvature}
+    found["gradients"] = times["seconds"] / times["gradient"]
     return found | {"comparable": not late and shape is None}
 
 
@@ -125,7 +136,8 @@ def stored(place: Place) -> Run:
     (block,) = blocks_of(["all"], objective.layout, config.model)
     theirs = BlockOperator(objective, block, Part.H, lambda of: engines.column(of.layer, of.col, [of]))
     tokens = objective.batch.inputs
-    ours = hessfig.Problem(objective.network.model, {"input_ids": tokens, "labels": tokens})
+    model: Any = objective.network.model
+    ours = hessfig.Problem(model, {"input_ids": tokens, "labels": tokens})
     operator = ours.operator("all", dtype="float32", device=place.device)
     ones = torch.ones(operator.shape[1], device=place.device)
     works = {"stored": lambda: theirs @ ones, "seconds": lambda: operator @ ones}
@@ -141,7 +153,7 @@ def stored(place: Place) -> Run:
 
 
 def accuracy(place: Place, name: str) -> Run:
-    """Compare H v of hessfig with plain double backward in float64, for three vectors and two types."""
+    """Compare H v of hessfig with plain double backward in float64: the rows of the parameter that is furthest off."""
     network, inputs, targets = real_networks.architecture(name)
     reference = copy.deepcopy(network).double()
     exact = _doubly(partial(real_networks.loss_in_double, reference, inputs, targets), list(reference.parameters()))
@@ -152,10 +164,8 @@ def accuracy(place: Place, name: str) -> Run:
         operator = hessfig.Problem(network, inputs, targets).operator("all", dtype=dtype)
         for kind, vector in vectors.items():
             off = (operator @ vector.to(getattr(torch, dtype))).double() - truths[kind]
-            found[f"{dtype}, {kind}"] = float(off.norm() / truths[kind].norm())
-            worst, which = max(_by_parameter(network, off, truths[kind]))
-            found[f"{dtype}, {kind}, worst parameter"] = worst
-            found[f"{dtype}, {kind}, its name"] = which
+            worst, name = max(_by_parameter(network, off, truths[kind]))
+            found |= {f"{dtype}, {kind}": worst, f"{dtype}, {kind}, rows of": name}
     return found
 
 
@@ -163,14 +173,13 @@ def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
     """Return the memory that a product takes beyond what was in use before, and hessfig's own estimate of it."""
     shape = place.shape() if length is None else replace(place.shape(), length=length)
     network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)
-    part = tokens[:4]
-    before = place.once(lambda: _gradient(network, {"input_ids": part, "labels": part}))[1]["peak_gib"]
-    operator = _problem(network, tokens, batches).operator("all", dtype="float32", device=place.device)
-    vector = _vector(network)
-    peak = max(place.once(lambda: operator @ vector)[1]["peak_gib"] for _ in range(2))
-    estimate = getattr(operator, "memory", None)
-    found = {"gradient_peak_gib": before, "peak_gib": peak, "taken_gib": peak - before}
-    return found | ({} if estimate is None else {"estimated_gib": estimate / 2**30})
+    estimated = _estimated(_problem(network, tokens[:4], 1), place.device, 4)
+    problem = replace(_problem(network, tokens, batches), memory=_text(estimated))  # of one batch, however many
+    operator = problem.operator("all", dtype="float32", device=place.device)
+    vector, before = _vector(network), place.held()
+    operator @ vector  # which is checked, and builds the graphs that are kept
+    peak = place.once(lambda: operator @ vector)[1]["peak_gib"]
+    return {"held_gib": before, "peak_gib": peak, "taken_gib": peak - before, "estimated_gib": estimated / 2**30}
 
 
 def largest_eigenvalue(place: Place) -> Run:
@@ -179,17 +188,20 @@ def largest_eigenvalue(place: Place) -> Run:
     batches = 1 if place.device == "cpu" else 2 if place.quick else 16
     network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)
     problem, vector = _problem(network, tokens, batches), _vector(network)
-    operator = problem.operator("all", dtype="float32", device=place.device)
-    one = place.once(lambda: operator @ vector)[1]["peak_gib"]
-    del operator
+    known: Run = {"parameters": len(vector), "tokens": tokens.numel()}
+    if place.device == "cpu":  # on a card a product takes seconds, and has a row of its own
+        operator = problem.operator("all", dtype="float32")
+        known["product_peak_gib"] = place.once(lambda: operator @ vector)[1]["peak_gib"]
+        del operator
     settings: dict[str, Any] = {"parts": "H", "quantities": "largest_eigenvalue", "spectrum": {"tolerance": 1e-3}}
     table, took = place.once(partial(_measured, problem, ["all"], place.device, **settings))
     (entry,) = json.loads(str(table.attrs["arrays"]["largest_eigenvalue"]["entries"]))
-    row, vectors = table.iloc[0], (took["peak_gib"] - one) * 2**30 / (4 * len(vector))
-    known = {"value": row["value"], "residual": row["error"] / abs(row["value"]), "status": str(row["status"])}
-    sizes = {"parameters": len(vector), "tokens": tokens.numel(), "product_peak_gib": one}
-    counts = {name: number for name, number in entry.items() if isinstance(number, int | float)}
-    return {**sizes, **took, "host_gib": runner.peak_gib(), "vectors_beyond_a_product": vectors, **known, **counts}
+    row = table.iloc[0]
+    known |= {"value": float(row["value"]), "residual": float(row["error"] / abs(row["value"]))}
+    if "product_peak_gib" in known:
+        known["vectors_beyond_a_product"] = (took["peak_gib"] - known["product_peak_gib"]) * 2**30 / (4 * len(vector))
+    counts = {name: entry[name] for name in ("products", "rough_products", "converged") if name in entry}
+    return {**known, **took, "host_gib": runner.peak_gib(), **counts, "status": str(row["status"])}
 
 
 def norms(place: Place, num_probes: int, names: list[str]) -> Run:
@@ -233,6 +245,21 @@ def _problem(network: nn.Module, tokens: Tensor, batches: int) -> hessfig.Proble
     return hessfig.Problem(network, [{"input_ids": some, "labels": some} for some in tokens.chunk(batches)])
 
 
+def _estimated(problem: hessfig.Problem, device: str, samples: int) -> float:
+    """Return hessfig's estimate of the bytes of a product on a batch of samples."""
+    from hessfig.curvature.large.own_column import LargeNetwork, head_of
+
+    objective = problem.objective("float32").on(torch.device(device))
+    memory = LargeNetwork(objective, head_of(objective)).memory()
+    assert memory is not None
+    return memory.peak(samples)
+
+
+def _text(size: float) -> str:
+    """Return a number of bytes, and a hundredth more, as memory= takes it."""
+    return f"{1.01e-3 * size:.0f}KB"
+
+
 def _measured(problem: hessfig.Problem, blocks: list[str], device: str, **settings: Any) -> Any:
     return hessfig.measure(problem, blocks=blocks, dtype="float32", device=device, **settings)
 
@@ -242,7 +269,7 @@ def _ours(problem: hessfig.Problem, block: str, parts: Sequence[str], device: st
     operator = problem.operator(block, parts[0], dtype="float32", device=device)
     if len(parts) == 1:
         return lambda vector: operator @ vector
-    return lambda vector: sum(operator.split(vector, parts).values())
+    return lambda vector: reduce(torch.add, operator.split(vector, parts).values())
 
 
 def _peer(contender: str, network: nn.Module, tokens: Tensor) -> Multiply:
@@ -294,8 +321,9 @@ def _late(network: nn.Module) -> str:
 def _vector(network: nn.Module, name: str | None = None) -> Tensor:
     """Return the same random vector for everybody, of all parameters or of one."""
     chosen = list(network.parameters()) if name is None else [network.get_parameter(name)]
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(sum(one.numel() for one in chosen), generator=generator).to(chosen[0].device)
+    device = chosen[0].device
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randn(sum(one.numel() for one in chosen), generator=generator, device=device)
 
 
 def _vectors(network: nn.Module, inputs: Any, targets: Any) -> dict[str, Tensor]:
