@@ -125,9 +125,9 @@ class Problem:
             For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
             be measured as it is.
         """
+        from hessfig.config.machine import bytes_of
         from hessfig.models.own.border import open_request
         from hessfig.models.own.witnessing import witnessed
-        from hessfig.models.stored.token_batches import bytes_of
 
         real = one_of("dtype", dtype, DType)
         asked = open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs)

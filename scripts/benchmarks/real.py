@@ -80,6 +80,7 @@ CUDA_ROWS = {
     **{f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count}) for count in (8, 1, 4, 16)},
     "norms": _NORMS,
     "largest eigenvalue": _EIGENVALUE,
+    "largest eigenvalue, 4 batches": Row("largest_eigenvalue", 200, {"batches": 4}),
 }
 
 

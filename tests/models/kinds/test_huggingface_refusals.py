@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hessfig.config.checks import check_config
+from hessfig.config.machine import bytes_of
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
-from hessfig.models.stored.token_batches import bytes_of
 from hessfig.states.point import drawn
 from tests.models.tiny_models import CONTEXT, config_of, save, save_ids, save_tokenizer
 
