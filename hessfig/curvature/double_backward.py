@@ -104,7 +104,10 @@ def steps_of(tensors: Iterable[Tensor]) -> Iterator[str]:
 
 def summed(pieces: Iterable[Sequence[Tensor]]) -> list[Tensor]:
     """Return the sum of lists of tensors, one list per batch and one tensor per parameter."""
-    return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+    return [
+        torch.stack(of_parameter).sum(dim=0) if len(of_parameter) > 1 else of_parameter[0]
+        for of_parameter in zip(*pieces, strict=True)
+    ]
 
 
 def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
@@ -253,7 +256,8 @@ def fault(
     `other_part` of the Hessian count as rounding. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
-    truth, others = _multiplied(reliable, vectors), other_part @ vectors
+    truth = _multiplied(reliable, vectors)
+    others = truth if other_part is reliable else other_part @ vectors
     images = _attempted(fast, vectors)
     if isinstance(images, Exception):
         return f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
@@ -301,9 +305,11 @@ def _attempted(fast: TensorsOperator, vectors: Tensors) -> Tensors | Exception:
 def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
     """Return a random and a constant vector, (*shape, 2) for each parameter."""
     generator = stream(0, "belief", "u")  # the name of the stream is part of the numbers
-    draws = [torch.randn(p.shape, dtype=torch.float64, generator=generator, device="cpu") for p in parameters.values()]
-    pairs = zip(draws, parameters.values(), strict=True)
-    return [torch.stack([draw, torch.ones_like(draw)], dim=-1).to(p) for draw, p in pairs]
+    vectors = []
+    for parameter in parameters.values():
+        draw = torch.randn(parameter.shape, dtype=torch.float64, generator=generator, device="cpu").to(parameter)
+        vectors.append(torch.stack([draw, torch.ones_like(draw)], dim=-1))
+    return vectors
 
 
 def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:

@@ -73,14 +73,18 @@ CPU_ROWS = {
 CUDA_ROWS = {
     **_OF_BOTH,
     "gradient, fused attention": _product("gradient", attention="sdpa"),
-    "1.1 B, 4 x 512 tokens": _product("hessfig", 150, shape="llama"),
+    "1.1 B, 4 x 512 tokens": _product("hessfig", 90, shape="llama"),
     "1.1 B, 1 x 2048 tokens": _product("hessfig", 150, shape="long llama"),
-    "toy network": Row("toy", 120),
+    "toy network": Row("toy", 40),
     f"{FIGURE}, CPU, 2 workers": Row("figure", 120, {"workers": 2, "device": "cpu"}),
     **{f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count}) for count in (8, 1, 4, 16)},
     "norms": _NORMS,
     "largest eigenvalue": _EIGENVALUE,
-    "largest eigenvalue, 4 batches": Row("largest_eigenvalue", 200, {"batches": 4}),
+    **{
+        f"largest eigenvalue, {count} of 16 batches": Row("largest_eigenvalue", 200, {"batches": count})
+        for count in (1, 4)
+    },
+    "norms of W_Q and W_V": Row("norms", 120, {"num_probes": 8, "names": ["W_Q", "W_V"]}),
 }
 
 

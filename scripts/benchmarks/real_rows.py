@@ -183,7 +183,7 @@ def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
 
 
 def largest_eigenvalue(place: Place, batches: int = 16) -> Run:
-    """Measure the largest eigenvalue of all weights to a residual of 1e-3, of GPT-2 on 4096 tokens a batch on a card."""
+    """Measure the largest eigenvalue of all weights to a residual of 1e-3; a batch has 4096 tokens on a card."""
     shape = place.shape("middle" if place.device == "cpu" else None)
     batches = 1 if place.device == "cpu" else 2 if place.quick else batches
     network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)

@@ -241,9 +241,9 @@ def where_time_goes(cell: Cell, target: float) -> Run:
     calls = {f"{Path(file).name}:{name}": of for (file, _, name), of in vars(pstats.Stats(profile))["stats"].items()}
     found = {}
     for stage, (name, caller) in _STAGES.items():
-        *_, spent, callers = calls[name]
+        *_, spent, callers = calls.get(name, (0.0, {}))
         by = {f"{Path(file).name}:{one}": of[-1] for (file, _, one), of in callers.items()}
-        found[stage] = by[caller] if caller else spent
+        found[stage] = by.get(caller, 0.0) if caller else spent
     return {**found, "the rest": seconds - sum(found.values()), "all": seconds}
 
 

@@ -175,7 +175,7 @@ def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
     """Return nodes and weights of the first `steps` steps of a run, padded with zeros."""
     length = min(run.length, steps)
     values, coefficients = torch.linalg.eigh(run.projection[:length, :length])
-    rule = torch.zeros(2, size, dtype=torch.float64)
+    rule = torch.zeros(2, size, dtype=torch.float64, device="cpu")
     rule[0, :length], rule[1, :length] = values, coefficients[0].square()
     return rule
 

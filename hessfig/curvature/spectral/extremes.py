@@ -47,7 +47,7 @@ class Extremes:
 
 def nothing_found(operator: SymmetricOperator) -> Extremes:
     """Return the result before the first run: no eigenvalues."""
-    none = torch.zeros(0, dtype=torch.float64)
+    none = torch.zeros(0, dtype=torch.float64, device="cpu")
     return Extremes(none, none, operator.like.new_zeros(operator.dim, 0), 0.0)
 
 
@@ -87,7 +87,7 @@ def _certify_long(
     rows = [row for piece in pieces for row in piece]
     sizes = [abs(float(dots(peak, _image(operator, peak)))) for peak in _peaks(runs, k)]
     images = [_image(operator, row) for row in rows]
-    span, places = Span(rows, images, *grams(rows, images)), torch.arange(len(rows))
+    span, places = Span(rows, images, *grams(rows, images)), torch.arange(len(rows), device="cpu")
     alone = [span.pairs(at, end, k) for at in places.split([len(piece) for piece in pieces]) if len(at)]
     best = _judged(before, alone, span.pairs(places, end, k), sizes, tolerance)
     return replace(best, vectors=combined(rows, best.vectors))
@@ -118,7 +118,7 @@ class Span:
         gram, product = (one[places][:, places] for one in (self.gram, self.product))
         values, basis, coefficients = _in_span(gram, product, _ALIKE**2)
         order = end.order(values)[:k]
-        weights = torch.zeros(len(self.rows), len(order), dtype=torch.float64)
+        weights = torch.zeros(len(self.rows), len(order), dtype=torch.float64, device="cpu")
         weights[places] = basis @ coefficients[:, order]
         off = residuals(self.rows, self.images, weights, values[order])
         return Extremes(values[order], off, weights, float(values.abs().max()))

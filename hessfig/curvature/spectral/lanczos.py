@@ -101,7 +101,7 @@ class Square:
     @cached_property
     def _size_of_parts(self) -> float:
         """The larger norm of the products of H_o and H_f with a random unit vector."""
-        vector = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "size of parts"))
+        vector = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "size of parts"), device="cpu")
         products = self.column.split_matmat((vector / vector.norm()).to(self.column.dtype), parts=SPLIT)
         return max(norm(products[self.row, part]) for part in SPLIT)
 
@@ -174,10 +174,10 @@ class LanczosRun:
         self.dim = len(start) - (0 if locked is None else locked.shape[1])
         self.size = min(size, self.dim)
         self._like, self._entries = start.new_empty(0), len(start)
-        self.projection = torch.zeros(self.size, self.size, dtype=torch.float64)
+        self.projection = torch.zeros(self.size, self.size, dtype=torch.float64, device="cpu")
         self.length, self.steps, self.reach, self.is_restarted = 0, 0, 0.0, False
         self._locked, self._fresh = locked, fresh
-        self._link: Tensor = torch.zeros(0, dtype=torch.float64)  # q_new . A q_i, known from before
+        self._link: Tensor = torch.zeros(0, dtype=torch.float64, device="cpu")  # q_new . A q_i, known from before
         self.vector: Tensor | None = None
         self._begin(start)
 
@@ -261,7 +261,7 @@ class LanczosRun:
 
     def _go_on(self, rest: Tensor, rounding: float) -> None:
         size = length(rest)
-        self._link, self.vector = torch.zeros(self.length, dtype=torch.float64), None
+        self._link, self.vector = torch.zeros(self.length, dtype=torch.float64, device="cpu"), None
         if self.length == self.dim:
             return
         if size > rounding * self.reach:
@@ -292,7 +292,7 @@ class LanczosRun:
         The product is orthogonalised against the last two vectors, then against all, and again if its norm fell much.
         """
         j = self.length
-        coefficients = torch.zeros(j + 1, dtype=torch.float64)
+        coefficients = torch.zeros(j + 1, dtype=torch.float64, device="cpu")
         coefficients[j] = dots(self.basis[j], product)
         rest = without(product, self.basis[j], coefficients[j])
         if j:

@@ -73,7 +73,7 @@ class Outside:
         uses = [use for use in self._uses[path] if use.axis == 0 and use.kind != "embedding"]
         if not uses:
             return False
-        half = torch.arange(self.trial.parameters[path].shape[0]) % 2 == 0
+        half = torch.arange(self.trial.parameters[path].shape[0], device="cpu") % 2 == 0
 
         def changed(use: Use, output: Tensor) -> Tensor:
             return torch.where(half.to(output.device), output + 1 + output.abs(), output) if use.axis == 0 else output

@@ -229,7 +229,7 @@ class NetworkTrial:
         if not place or type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
             return False
         for width in dict.fromkeys(reversed(parameter.shape)):
-            vectors = torch.randn(_SAMPLES, _LENGTH, width, generator=torch.Generator().manual_seed(1)).to(parameter)
+            vectors = _normal(_SAMPLES, _LENGTH, width, seed=1).to(parameter)
             for arguments in ((vectors,), (vectors,) * 3):
                 try:
                     self.run(place, call=(arguments, {}))
@@ -365,8 +365,8 @@ def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
             yield (_vectors(network, length, width),) * 2
     filters = [parameter for parameter in network.parameters() if parameter.ndim == 4][:1]
     for kernel, side in product(filters, _sides(network)):
-        picture = torch.randn(_SAMPLES, kernel.shape[1], side, side, generator=torch.Generator().manual_seed(1))
-        yield (picture.to(kernel),) * 2
+        picture = _normal(_SAMPLES, kernel.shape[1], side, side, seed=1).to(kernel)
+        yield (picture,) * 2
 
 
 def _outside(network: nn.Module) -> list[Tensor]:
@@ -390,10 +390,14 @@ def _words(network: nn.Module) -> int:
 def _tokens(network: nn.Module, length: int, words: int) -> Tensor:
     """Return tokens (samples, length), without 0, which is often the padding token."""
     generator = torch.Generator().manual_seed(length)
-    tokens = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator)
+    tokens = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator, device="cpu")
     return tokens.to(next(network.parameters()).device)
 
 
 def _vectors(network: nn.Module, length: int, width: int) -> Tensor:
-    generator = torch.Generator().manual_seed(length)
-    return torch.randn(_SAMPLES, length, width, generator=generator).to(next(network.parameters()))
+    return _normal(_SAMPLES, length, width, seed=length).to(next(network.parameters()))
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    """Return a normal tensor, drawn on the CPU whatever the default device is."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")

@@ -107,7 +107,7 @@ class _Runs:
             block = usual[:, part.columns] * put.factor
             usual[:, part.columns] = block[:1].expand_as(block) if put.same else block
             if put.other and not (self.once and use.number):
-                rows = torch.arange(len(output)) if put.rows is None else torch.tensor(put.rows)
+                rows = torch.tensor(range(len(output)) if put.rows is None else put.rows, device="cpu")
                 columns = part.columns if put.columns is None else put.columns
                 other = -usual if put.turned else other
                 usual[rows[:, None], columns] = other[rows[:, None], columns]
@@ -116,7 +116,7 @@ class _Runs:
 
 def _drawn(use: Use, rows: int, total: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(2 * (sum(map(ord, use.path)) + use.number) + seed)
-    return _SIZE * torch.randn(rows, total, generator=generator)
+    return _SIZE * torch.randn(rows, total, generator=generator, device="cpu")
 
 
 def attention(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:

@@ -137,7 +137,7 @@ def _experts_of(held: Held, view: _View) -> dict[int, Any]:
 
 def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
     """Return the indices of a weight along an axis of its parameter."""
-    numbers = torch.arange(shape[axis]).reshape([-1 if at == axis else 1 for at in range(len(shape))])
+    numbers = torch.arange(shape[axis], device="cpu").reshape([-1 if at == axis else 1 for at in range(len(shape))])
     shaped = numbers.unflatten(0, weight.axes) if weight.axes else numbers
     return (shaped if weight.index is None else shaped[weight.index]).flatten()
 

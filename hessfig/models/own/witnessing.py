@@ -165,9 +165,11 @@ class Witnessing:
             name = max(seen.off, key=lambda one: seen.off[one])
             return f"{name}: off by {seen.off[name]:.2g}"
         no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route.is_whole else ""
-        refusal = self._refusal(built.problem, seen.here)
+        off, here = seen.off, seen.here
+        del own, seen  # as large as several networks
+        refusal = self._refusal(built.problem, here)
         has_gradient = refusal is None or refusal.remedy == DIFFERENCES
-        return Witness(self.route.words, seen.off, no_split=no_split, refusal=refusal, has_gradient=has_gradient)
+        return Witness(self.route.words, off, no_split=no_split, refusal=refusal, has_gradient=has_gradient)
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
         """Whether a problem differs from the user's function by rounding alone.
