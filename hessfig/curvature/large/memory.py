@@ -66,7 +66,13 @@ def bound_of(objective: Objective) -> float:
     device = next(objective.network.parameters()).device
     if objective.memory is not None:
         return objective.memory
-    return _OF_FREE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else HOST_BYTES
+    return _OF_FREE * _free_bytes(device) if device.type == "cuda" else HOST_BYTES
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return the bytes of a card that no tensor takes, those that PyTorch holds in reserve included."""
+    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + reserve
 
 
 class _Live(TorchDispatchMode):
