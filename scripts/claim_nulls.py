@@ -49,6 +49,7 @@ NULLS: dict[str, tuple[str, ...]] = {
 PARTS: dict[str, tuple[str, ...]] = {
     "layers": ("lower", "steeper", "law", "exact"),
     "heads": ("entries", "norm"),
+    "heterogeneity-gap": ("raised", "own", "lowered", "removed", "needed"),
     "heterogeneity-turned": ("turned", "removed", "raised"),
 }
 LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}
