@@ -176,7 +176,7 @@ _NETWORKS = {
     component_rules.SOFTMAX: "0",
     component_rules.CENTRED[0]: "0.9",
     component_rules.CENTRED[1]: "1",
-    component_rules.RESCALED: "$W_{QK}$/10",
+    component_rules.RESCALED: "W/10",
     component_rules.FROZEN: "frozen",
 }
 
@@ -203,19 +203,24 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
         )
     panels_of = {"gap": "gap of exponents", "ratio": r"$\|H_{QQ}\| / \|H_{VV}\|$", "loss": "held-out loss"}
     sheet = Sheet.grid(
-        spec.paper, [list(panels_of)], _CENTRED_NOTE, APART.replace(height=1.7, top=0.2, right=0.1, across=0.62)
+        spec.paper,
+        [list(panels_of)],
+        _CENTRED_NOTE,
+        APART.replace(height=1.7, top=0.2, right=0.3, across=0.6, down=0.42),
     )
     drawn = []
     for (_, column, ax), draw in zip(sheet, (_draw_gaps, _draw_ratios, _draw_losses), strict=True):
         panel = list(panels_of)[column]
         label_side(ax, panels_of[panel])
         drawn.append(draw(ax, blocks if panel != "loss" else evidence).assign(panel=panel))
-    sheet.label_below(r"$\lambda$")
     numbers = pd.concat(drawn, ignore_index=True)
     yield sheet.page("", numbers, ChartEncoding(x="place", y="mean", panels=("panel",), series=("line",)))
 
 
-_CENTRED_NOTE = "Circles: predicted; dots and bars: means and 95% intervals over seeds. Dashed right: bigram table."
+_CENTRED_NOTE = (
+    "Circles: predicted; dots and bars: means and 95% intervals over seeds. Ratios: a line per sigma. "
+    "W/10: W_Q and W_K a tenth as large, with the same scores. Dashed: a table of pairs of characters."
+)
 
 
 def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
@@ -287,3 +292,4 @@ def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
 def _name_places(ax: Axes, names: Sequence[str]) -> None:
     ax.set_xticks(range(len(names)), names, fontsize=6)
     ax.set_xlim(-0.4, len(names) - 0.6)
+    ax.set_xlabel(r"$\lambda$")
