@@ -81,8 +81,8 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
         unigram = float(torch.special.entr(shares).sum())
         rows += state_rows(request, {"uniform_loss": math.log(classes), "unigram_loss": unigram})
     if config.task.data == Data.text:
-        pairs = torch.from_numpy(bigram_losses(config.task))[batch.inputs[:, batch.scored], batch.targets]
-        rows += state_rows(request, {"bigram_loss": float(pairs.mean())})
+        of_pairs = torch.from_numpy(bigram_losses(config.task))[batch.inputs[:, batch.scored], batch.targets]
+        rows += state_rows(request, {"bigram_loss": float(of_pairs.mean())})
     return Measured(rows)
 
 

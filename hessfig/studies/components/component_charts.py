@@ -208,12 +208,11 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
         _CENTRED_NOTE,
         APART.replace(height=1.7, top=0.2, right=0.3, across=0.6, down=0.42),
     )
-    drawn = []
-    for (_, column, ax), draw in zip(sheet, (_draw_gaps, _draw_ratios, _draw_losses), strict=True):
-        panel = list(panels_of)[column]
-        label_side(ax, panels_of[panel])
-        drawn.append(draw(ax, blocks if panel != "loss" else evidence).assign(panel=panel))
-    numbers = pd.concat(drawn, ignore_index=True)
+    gap, ratio, loss = (ax for _, _, ax in sheet)
+    drawn = {"gap": _draw_gaps(gap, blocks), "ratio": _draw_ratios(ratio, blocks), "loss": _draw_losses(loss, evidence)}
+    for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
+        label_side(ax, words)
+    numbers = pd.concat([rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True)
     yield sheet.page("", numbers, ChartEncoding(x="place", y="mean", panels=("panel",), series=("line",)))
 
 
