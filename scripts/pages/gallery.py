@@ -53,7 +53,7 @@ sublayers sublayers_groups gpt2 trained_spectra entries_after blocks_after tempe
 approximations_after approximations_heads weight_powers embeddings depth_norm traces dispersion similar_tokens
 wide_keys jacobian language_heterogeneity language_sinks language_noise sinks quantisation
 critical_points steps approximations_digits approximations_text along_updates rounding
-landscape_subspace influence approximations_addition language_course sinks_trained centring_training
+landscape_subspace influence approximations_addition language_course sinks_trained
 """.split()  # noqa: SIM905
 WITH_EVERY_PAGE = ("eq5", "6", "7", "component_ratios")  # figures whose pages say more than the first of them
 

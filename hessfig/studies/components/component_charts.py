@@ -275,7 +275,8 @@ def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
         reach = np.array([np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]).T
         style: dict[str, Any] = {"fmt": "o", "markersize": 3, "elinewidth": 0.8, "color": tone(rank), "label": words}
         ax.errorbar(list(shown), means, reach if reach.size else None, **style)
-        ax.plot(list(shown)[:3], means[:3], color=tone(rank), linewidth=0.8)
+        joined = [(place, one.mean) for place, one in shown.items() if place <= len(component_rules.CENTRED)]
+        ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
         found += [{"line": words, "place": place, **one.found} for place, one in shown.items()]
     bigram = evidence.numbers("bigram_loss")["value"]
     if len(bigram):

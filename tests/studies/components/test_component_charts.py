@@ -68,6 +68,15 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path
     assert any(set(line.get_ydata()) == {2.5} for line in losses.lines) and not under_legends(page.figure)
 
 
+def test_lines_join_softmax_and_centred_softmax_alone(pages: Draw, tmp_path: Path) -> None:
+    write_sweep(untrained(), tmp_path, settings=ALONG)
+    table = trainings(WHOLE, noise=0.001, draw=0)
+    known = ~(table["variant"].str.contains("centring=1.0") & (table["step"] > 0))
+    (page,) = pages("centred", as_measured(table[known]), settings=ALONG)
+    joined = [list(line.get_xdata()) for line in page.figure.axes[2].lines if line.get_linestyle() == "-"]
+    assert joined == [[0, 1]] * 4
+
+
 def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages: Draw, tmp_path: Path) -> None:
     write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
