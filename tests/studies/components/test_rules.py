@@ -67,7 +67,9 @@ def test_rates_at_which_every_run_diverged_count_as_tried() -> None:
 
 
 def test_untrained_ratios_are_read_from_the_other_sweep() -> None:
-    found = log_ratios(Evidence(evidence(WHOLE).table, beside={"centring_initial": initial()}))
+    both = Evidence(evidence(WHOLE).table, beside={"centring_initial": initial()})
+    found = log_ratios(both)
+    assert "rescaled -1.0, softmax -3.0" in gap.judged(both).words
     assert found.groupby("network").mean().round(1).to_dict() == {
         **dict.fromkeys(("centred 0.9", "centred 1", "rescaled"), -1.0),
         "softmax": -3.0,
