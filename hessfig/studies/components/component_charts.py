@@ -224,6 +224,9 @@ _CENTRED_NOTE = (
 
 def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     fitted = gaps(norms(Evidence(run.table), component_rules.CENTRING), component_rules.CENTRING, window=_SMALL)
+    if fitted.empty:
+        say(ax, "(too few sigmas up to 0.02)")
+        return pd.DataFrame(columns=["line", "place"])
     rows = []
     for place, (centring, own) in enumerate(fitted.groupby(level=component_rules.CENTRING)):
         interval = student_interval(own)

@@ -77,6 +77,14 @@ def test_lines_join_softmax_and_centred_softmax_alone(pages: Draw, tmp_path: Pat
     assert joined == [[0, 1]] * 4
 
 
+def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> None:
+    table = untrained()
+    write_sweep(table[table["sigma"] >= 0.1], tmp_path, settings=ALONG)
+    (page,) = pages("centred", as_measured(trainings(WHOLE, noise=0.001, draw=0)), settings=ALONG)
+    assert "too few sigmas" in page.figure.axes[0].texts[0].get_text()
+    assert set(page.numbers["panel"]) == {"ratio", "loss"}
+
+
 def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages: Draw, tmp_path: Path) -> None:
     write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
