@@ -29,7 +29,15 @@ OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for numbe
 _PLAIN = (
     *("hessian", "trace", "density_mean", "density_second_moment", "density_quantile", "eigenvalue_quantile", "rank"),
     *("largest_eigenvalue", "smallest_eigenvalue", "share_negative", "effective_rank", "loss", "held_out_loss"),
-    *("uniform_loss", "unigram_loss", "accuracy", "cascade_accuracy", "batch_sharpness", "critical_step"),
+    *(
+        "uniform_loss",
+        "unigram_loss",
+        "bigram_loss",
+        "accuracy",
+        "cascade_accuracy",
+        "batch_sharpness",
+        "critical_step",
+    ),
     *("critical_sharpness", "gradient_covariance", "gradient_covariance_eigenvalue", "preconditioned_eigenvalue"),
     *("adaptive_sharpness", "moment_1", "moment_2", "moment_3", "zero_share", "noise_scale", "predicted_decrease"),
     *("true_decrease", "decrease_ratio", "residual_norm", "score_spread", "pattern_spread", "stability_threshold"),

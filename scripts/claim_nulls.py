@@ -49,6 +49,7 @@ NULLS: dict[str, tuple[str, ...]] = {
 PARTS: dict[str, tuple[str, ...]] = {
     "layers": ("lower", "steeper", "law", "exact"),
     "heads": ("entries", "norm"),
+    "heterogeneity-gap": ("raised", "own", "lowered", "removed", "needed"),
     "heterogeneity-turned": ("turned", "removed", "raised"),
 }
 LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}
@@ -65,7 +66,7 @@ SHORT: dict[str, object] = {"state.step": "[0,1,3]", "training.steps": 3, "grid.
 # What rules need besides: two halves of sizes. Sweeps of many learning rates: few steps.
 BESIDE: dict[str, dict[str, object]] = {
     "model_size_width": {"sweep.vary": "{model.d_model: [4, 6, 8, 10, 12]}"},
-    **dict.fromkeys(("ratio_training", "ratio_rates"), SHORT),
+    "centring_training": SHORT,
     "along_updates": {**SHORT, "task.length": 8},
 }
 

@@ -143,10 +143,6 @@ def toy(sweep: str) -> dict[str, object]:
     if "vary: {training.batch_size" in text:
         del found["training.batch_size"]
         found["sweep.vary"] = "{training.batch_size: [4, 8]}"
-    if sweep == "ratio_training":
-        found["sweep.vary"] = "{training.learning_rate: [0.0001, 0.001, 0.01, 0.1, 1000]}"
-    if sweep == "ratio_rates":
-        found["sweep.vary"] = "{training.optimiser: [sgd, adam], training.learning_rate: [0.01, 0.1, 1, 1000]}"
     if "axis: index" in text:
         found |= ALONG_SAMPLES
     return read_alone(sweep, found)

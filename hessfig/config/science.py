@@ -201,6 +201,14 @@ class ModelConfig:
         "for differential attention, an RMSNorm of every head's output, times 1 - differential_lambda",
         where="model.attention=differential",
     )
+    centring: float = added(
+        0.0,
+        "for softmax attention, lambda: every mixing weight minus lambda over the number of allowed keys",
+        least=0,
+        most=1,
+        example="0.9",
+        where="model.attention=softmax",
+    )
     scores: enums.Scores = added(
         enums.Scores.plain, "how queries and keys make scores; qk_norm and cosine have learned gains"
     )

@@ -94,7 +94,7 @@ _ROWS = (
         _STATES,
         of.reads("size"),
         needs=(need.EXAMPLES,),
-        gives=("held_out_loss", "uniform_loss", "unigram_loss"),
+        gives=("held_out_loss", "uniform_loss", "unigram_loss", "bigram_loss"),
     ),
     Quantity(
         "preconditioned_eigenvalue",

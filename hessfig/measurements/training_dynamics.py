@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config.enums import Curvature, DType, Loss
+from hessfig.config.enums import Curvature, Data, DType, Loss
 from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_value
@@ -30,6 +30,7 @@ from hessfig.states.training.loop import AT_ONCE, right_answers
 from hessfig.states.training.second_order import BatchLoss, products_of_a_solver
 from hessfig.states.training.step_rules import StepRule, products_of_a_refresh
 from hessfig.tasks.examples import cascade_batch, has_cascades, training_batch, unseen_batch
+from hessfig.tasks.text import bigram_losses
 
 if TYPE_CHECKING:
     from hessfig.models.networks import BareAttention, SelfAttention
@@ -62,7 +63,8 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
     """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
     For cross-entropy there are the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
-    classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is).
+    classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is). For
+    text, `bigram_loss` is that of a table of pairs of characters in the training text (tasks.text.bigram_losses).
     """
     config, network = request.at.config, objective.network
     like = next(network.parameters())
@@ -78,6 +80,9 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
         unigram = float(torch.special.entr(shares).sum())
         rows += state_rows(request, {"uniform_loss": math.log(classes), "unigram_loss": unigram})
+    if config.task.data == Data.text:
+        of_pairs = torch.from_numpy(bigram_losses(config.task))[batch.inputs[:, batch.scored], batch.targets]
+        rows += state_rows(request, {"bigram_loss": float(of_pairs.mean())})
     return Measured(rows)
 
 

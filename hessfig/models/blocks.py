@@ -25,7 +25,7 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
 TIED = "W_E+W_U"  # one parameter in both roles; its block contains second derivatives in both roles, and mixed ones
 COMPONENTS = (
     *("attention_bias", "scores", "norm_kind", "norm_eps", "positions", "n_kv_heads", "gate", "tied", "window"),
-    *("residual_scale", "differential_lambda", "differential_norm", "softcap"),
+    *("residual_scale", "differential_lambda", "differential_norm", "softcap", "centring"),
 )
 # Settings of networks of attention and MLPs, with the values that the paper's network has.
 OF_LAYERS = (

@@ -186,11 +186,12 @@ class Attending(nn.Module):
         self, scores: Tensor, queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch n_heads queries length"]:
         """Return the mixing weights, 0 if `masked`; for differential attention, the difference of two sets."""
-        bias = sigmoid_bias(self.model, len(masked))
+        bias, hidden = sigmoid_bias(self.model, len(masked)), masked[queries, : scores.shape[-1]]
         scores = scores + bias if bias else scores
-        weights = PATTERNS[self.model.attention](scores, masked[queries, : scores.shape[-1]])
+        weights = PATTERNS[self.model.attention](scores, hidden)
         if self.sets == 1:
-            return weights
+            centring = self.model.centring
+            return weights - centring * equal_weights(~hidden, like=weights) if centring else weights
         first, second = weights.unflatten(1, (self.n_heads, 2)).unbind(2)
         return first - self.model.differential_lambda * second
 
@@ -212,6 +213,12 @@ class Attending(nn.Module):
             positions = torch.arange(hidden.shape[1], device=hidden.device)
             query, key = rotated(query, positions[queries]), rotated(key, positions)
         return query, self.shared(key)
+
+
+def equal_weights(allowed: Bool[Tensor, "queries keys"], *, like: Tensor) -> Float[Tensor, "queries keys"]:
+    """Return one over the number of allowed keys for each of them, the weights of softmax at equal scores."""
+    shares = allowed.to(like.dtype)
+    return shares / shares.sum(-1, keepdim=True)
 
 
 def slopes(model: ModelConfig, sets: int, length: int, *, like: Tensor) -> Float[Tensor, "heads length length"]:

@@ -12,7 +12,9 @@ COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 INITIALISED, BOTH = "initialised", "both"
 # Settings of the network that are fields here: in every manifest, and in those since there is the setting.
 _FIRST = ("attention", "attention_skip", "norm", "mlp", "query_key")
-_OF_ATTENTION = ("attention_bias", "differential_lambda", "differential_norm", "scores", "positions", "gate")
+_OF_ATTENTION = (
+    *("attention_bias", "differential_lambda", "differential_norm", "centring", "scores", "positions", "gate"),
+)
 _LATER = (*_OF_ATTENTION, "tied", "norm_eps")
 
 
@@ -38,6 +40,7 @@ class Architecture:
     attention_bias: AttentionBias = AttentionBias.none
     differential_lambda: float = 0.8
     differential_norm: bool = True
+    centring: float = 0.0
     scores: Scores = Scores.plain
     shifted_scores: bool = False
     positions: Positions = Positions.learned

@@ -1,9 +1,10 @@
 """The output of a network as leading monomials, with the two weights of a block marked.
 
-Components enter by their powers. Mixing weights are a function of the scores: softmax, off-by-one,
-entmax near equal scores, and differential attention have every degree (a difference of two softmaxes with equal weights
-has no constant), sparsemax is affine where no key is cut off, sigmoid - 1/2 is odd, kernel attention is a ratio. Norms
-are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are of degree 0 everywhere.
+Components enter by their powers. Mixing weights are a function of the scores: softmax, off-by-one, entmax near equal
+scores, and differential attention have every degree; without a constant where lambda = 1 cancels the weights at equal
+scores (centred softmax, differential attention). Sparsemax is affine where no key is cut off, sigmoid - 1/2 is odd,
+kernel attention is a ratio. Norms are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are of degree
+0 everywhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,8 +47,9 @@ def mixing(architecture: Architecture) -> Function:
         return Function(name, (1,), Growth.polynomial, finite=True)
     if name == Attention.sigmoid:
         return everything if architecture.attention_bias == AttentionBias.log_length else SIGMOID
-    if name == Attention.differential and architecture.differential_lambda == 1:
-        return Function(name, () if is_alone else _EVERY[1:], finite=is_alone)  # equal shares cancel
+    removed = {Attention.softmax: architecture.centring, Attention.differential: architecture.differential_lambda}
+    if removed.get(name) == 1:
+        return Function(name, () if is_alone else _EVERY[1:], finite=is_alone)  # weights at equal scores cancel
     if is_alone and name != Attention.off_by_one:
         return Function(name, (0,), Growth.polynomial, finite=True)
     return Function(name, (0, 1), finite=True) if name == Attention.sparsemax else everything

@@ -85,6 +85,14 @@ def held_out(task: TaskConfig, size: int) -> Ids:
     return windows(ids, np.linspace(0, len(ids) - _window(task), size).astype(np.int64), _window(task))
 
 
+def bigram_losses(task: TaskConfig) -> NDArray[np.float64]:
+    """Return -ln p(b | a), (first character a, next character b), by counts of pairs in the training text plus one."""
+    ids, number = split(task).training.astype(np.int64), task.vocabulary
+    counts = 1.0 + np.bincount(number * ids[:-1] + ids[1:], minlength=number**2).reshape(number, number)
+    losses: NDArray[np.float64] = np.log(counts.sum(axis=1, keepdims=True)) - np.log(counts)
+    return losses
+
+
 def as_text(ids: NDArray[np.int64]) -> str:
     """Return ids as characters; the id of all other characters is printed as an inverted question mark."""
     return "".join((*CHARACTERS, "\N{INVERTED QUESTION MARK}")[number] for number in ids)

@@ -336,7 +336,7 @@ class ComponentNetwork:
             return entmax15(scores)
         if name == Attention.off_by_one:
             return torch.softmax(nn.functional.pad(scores, (0, 1)), -1)[:, :-1]
-        return torch.softmax(scores, -1)
+        return torch.softmax(scores, -1) - self.of.centring / scores.shape[-1]
 
     def _rotated(self, rows: Rows) -> Rows:
         """Turn entries c and c + d / 2 of row i by the angle i / (c + 1); an odd last entry stays."""

@@ -292,6 +292,7 @@ MIXING = [
         "sigmoid attention with its bias",
         replace(_BARE, attention=Attention.sigmoid, attention_bias=terms.AttentionBias.log_length),
     ),
+    *(Case(f"centred softmax, lambda = {centring:g}", replace(_BARE, centring=centring)) for centring in (0.9, 1.0)),
     Case(
         "differential attention, lambda = 1", replace(_BARE, attention=Attention.differential, differential_lambda=1.0)
     ),

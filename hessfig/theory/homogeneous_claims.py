@@ -1,14 +1,16 @@
-"""Mixing weights that are not polynomials of the scores: exponents, and violations of the theorem's conditions."""
+"""Mixing weights beyond polynomials: homogeneous terms, violated conditions, explicit examples, centred softmax."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.terms import AT_OUTPUTS, Matrix, Part
-from hessfig.theory.autodiff import VANISHES, exponent
+from hessfig.theory.attention_formulas import AttentionPoint
+from hessfig.theory.autodiff import VANISHES, ScaledNetwork, exponent, scores
 from hessfig.theory.mixing_claims import (
     SMALL,
     DrawnMixing,
@@ -23,12 +25,17 @@ from hessfig.theory.mixing_claims import (
     joined,
     mixing_exponents,
 )
-from hessfig.theory.statement import Check, Dims, Values
+from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, named, prefixed
 
 Scores = Float[Tensor, "L L"]
 _ATTEMPTS = 8  # number of draws, of which the one with most positive scores in a row is used
 _TINY = 1e-300  # in place of the sum of a row without a positive score
 _ROUNDING = 1e-8  # share of the predicted norm below which a block vanishes
+
+
+def _matrix(rows: str) -> Float[Tensor, "rows columns"]:
+    """Return the matrix of rows of whole numbers, separated by commas."""
+    return torch.tensor([[float(number) for number in row.split()] for row in rows.split(",")], dtype=torch.float64)
 
 
 def _over_sum(weights: Scores) -> Scores:
@@ -104,10 +111,21 @@ class Breach:
         return {key: self.differs.get(key, power) for key, power in self.stated.items() if key[0] != Part.H}
 
 
+def _as_polynomial(name: str, degree: int) -> Breach:
+    """Return a term that is no polynomial, counted as one of its degree: constant for 0, linear for 1."""
+    true = mixing_exponents([], non_polynomial=[TERMS[name].degree])
+    stated = dict.fromkeys(true, VANISHES) | mixing_exponents([degree])
+    differs = {key: power for key, power in true.items() if power != stated[key]}
+    return Breach(f"{name} as a polynomial", TERMS[name].weights, stated, differs)
+
+
 _SQUARES = mixing_exponents([2])
 _FLAT, _BENT = (mixing_exponents([], non_polynomial=[degree]) for degree in (0, 1))
 _OF_QUERIES = [(part, row, col) for part in AT_OUTPUTS for row, col in ((V, Q), (Q, Q), (Q, K))]
 BREACHES = [
+    _as_polynomial("s^2 / sum of s^2", 0),
+    _as_polynomial("ReLU / its sum", 0),
+    _as_polynomial("s^2 / |row|", 1),
     Breach("minors", minors, _SQUARES, {}),
     Breach("minors, one key", minors, _SQUARES, dict.fromkeys(_SQUARES, VANISHES), key_width=1),
     Breach("s / |row|, one key", TERMS["s / |row|"].weights, _FLAT, dict.fromkeys(_OF_QUERIES, VANISHES), key_width=1),
@@ -149,6 +167,77 @@ def _expected(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
     }
 
 
+# The explicit example of docs/heterogeneity.md: no leading term vanishes there, in any row of its two tables.
+WITNESS = Instance(
+    X=_matrix("1 0 2, 0 1 1, 2 1 0"),
+    Y=_matrix("1 -1 0, 2 0 1, 0 1 3"),
+    weights={Q: _matrix("1 1, 0 1, 1 0"), K: _matrix("1 0, 1 2, 0 1"), V: _matrix("1 1 0, -1 2 1, 0 1 1")},
+)
+_PLAIN_ROWS = ((0, 1, 2, 3), (0, 1, 3), (0, 1), (1,), (1, 2, 3), (2,), (0, 3))
+_UNIT, _BEFORE, _AFTER = (
+    Surroundings(scores=0.0, bend=True),
+    Surroundings(values=0.0, scores=0.0),
+    Surroundings(first=-1.0, second=-2.0),
+)
+WITNESSED = [
+    *(MixingCase(f"powers {powers}", powers) for powers in _PLAIN_ROWS),
+    MixingCase("softmax", None),
+    MixingCase("softmax, unit queries and keys", None, _UNIT),
+    MixingCase("softmax, a norm before", None, _BEFORE),
+    MixingCase("softmax, a norm after", None, _AFTER),
+    MixingCase("powers (1,), a norm after", (1,), _AFTER),
+    *(MixingCase(name, (), further=term) for name, term in TERMS.items()),
+    *(MixingCase(f"constant and {name}", (0,), further=TERMS[name]) for name in ("|s|^1.5", "|s|^0.5", "s / |row|")),
+    MixingCase("linear and s^2 / |row|", (1,), further=TERMS["s^2 / |row|"]),
+]
+
+
+@cache
+def _witness_exponents() -> Values:
+    """Return the exponents of every mixing of the tables at the explicit example, all coefficients being 1."""
+    return joined([_at_witness(case).exponents() for case in WITNESSED])
+
+
+def _at_witness(case: MixingCase) -> DrawnMixing:
+    coefficients = dict.fromkeys(case.powers or (), 1.0)
+
+    def network(X: Tensor, weights: Mapping[Matrix, Tensor]) -> Tensor:
+        return case.network(X, weights, coefficients, X)
+
+    return DrawnMixing(case, ScaledNetwork(WITNESS.X, WITNESS.Y, WITNESS.weights, network))
+
+
+LAMBDAS = (0.5, 0.9, 0.99, 1.0)
+
+
+def _centred_blocks(point: AttentionPoint) -> Values:
+    """Return the blocks of centred softmax at a fixed residual, at scale 1, by automatic differentiation."""
+    return {name: block for centring in LAMBDAS for name, block in _blocks(point, centring).items()}
+
+
+def _blocks(point: AttentionPoint, centring: float) -> Values:
+    def network(X: Tensor, weights: Mapping[Matrix, Tensor]) -> Tensor:
+        return (torch.softmax(scores(X, weights), -1) - centring / len(X)) @ X @ weights[V]
+
+    net = ScaledNetwork(point.X, point.Y, point.weights, network, at_fixed_residual=True)
+    return prefixed(f"lambda = {centring:g}:", named({part: net.blocks(part, 1.0) for part in AT_OUTPUTS}))
+
+
+def _from_softmax(point: AttentionPoint) -> Values:
+    """Return the blocks that centring leaves unchanged, from softmax, and H_o(V, V), in closed form."""
+    X, weights, values = point.X, point.weights, {}
+    plain, width = _blocks(point, 0.0), point.weights[V].shape[1]
+    pattern, identity = torch.softmax(scores(X, weights), -1), torch.eye(width, dtype=X.dtype)
+    for centring in LAMBDAS:
+        mixed = (pattern - centring / len(X)) @ X
+        outer = 2 / X.numel() * torch.kron(mixed.T @ mixed, identity)
+        for name, block in plain.items():
+            if f"{V}" not in name or "H_f" in name:
+                values[name.replace("lambda = 0", f"lambda = {centring:g}")] = block
+        values[f"lambda = {centring:g}: H_o({V}, {V})"] = outer
+    return values
+
+
 def _name(breach: Breach, part: Part, row: Matrix, col: Matrix) -> str:
     return f"{breach.name}: {part}({row}, {col})"
 
@@ -161,4 +250,11 @@ STATEMENTS = {
         numbers={"sigma": SMALL, "twice": 2 * SMALL},
     ),
     "mixing-conditions": Check(_draw_breaches, _exponents, _expected),
+    "mixing-witness": Check(
+        lambda dims, generator: [_at_witness(case) for case in WITNESSED],
+        lambda drawn: _witness_exponents(),
+        lambda drawn: joined([one.predicted() for one in drawn]),
+        numbers={"sigma": SMALL, "twice": 2 * SMALL},
+    ),
+    "mixing-centred": Check(attention_point, _centred_blocks, _from_softmax),
 }

@@ -79,7 +79,7 @@ APPROXIMATIONS = [
 ]
 COMPRESSION = ["pruning", "quantisation"]
 VECTORS = ["along_updates", "rounding", "landscape_subspace", "influence"]
-MIXING = ["component_ratios", "ratio_training", "ratio_rates"]
+MIXING = ["component_ratios", "centring_training"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)

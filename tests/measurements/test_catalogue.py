@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hessfig.analysis.manifest import read_run
-from hessfig.config.enums import Method, NamedDirection, State, TrainingData
+from hessfig.config.enums import Data, Method, NamedDirection, State, TrainingData
 from hessfig.config.of_quantities import ApproximationConfig, DirectionsConfig, LandscapeConfig
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
@@ -41,6 +41,7 @@ CONFIG = Config(
     seeds=1,
 )
 WHOLE_TOO = {
+    "held_out_loss": {"task": TaskConfig(data=Data.text, length=6, batch_size=4)},
     "rounding": {"blocks": ["W_Q", "W_K", "W_V", "W_O"]},
     "approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)},
     "influence": {

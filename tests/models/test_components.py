@@ -37,6 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kernel": {"attention": "kernel", "scores": "qk_norm"},
     "differential": {"attention": "differential", "n_kv_heads": 1},
     "differential bare": {"attention": "differential", "differential_norm": False, "differential_lambda": 0.3},
+    "centred": {"centring": 0.9, "sink": "scores", "sink_beta": 0.2},
+    "centred whole": {"centring": 1.0, "scores": "softcap", "softcap": 0.8, "window": 2},
     "off by one": {"attention": "off_by_one", "mlp": "linear"},
     "qk norm": {"scores": "qk_norm"},
     "cosine": {"scores": "cosine", "temperature": 0.7},
@@ -60,7 +62,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{"mlp": "swiglu", "norm": "pre", "norm_kind": "rms", "window": 3, "d_head": 4, "n_layers": 1},
     },
 }
-BARE = ("sigmoid log", "kernel", "differential", "cosine", "qk norm", "softcap", "rope", "alibi", "gate", "window")
+BARE = (
+    "sigmoid log",
+    "centred",
+    "centred whole",
+    "kernel",
+    "differential",
+    "cosine",
+    "qk norm",
+    "softcap",
+    "rope",
+    "alibi",
+    "gate",
+    "window",
+)
 NEVER_ON_THE_TAPE = ("kernel", "tied")
 
 

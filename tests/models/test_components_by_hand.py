@@ -70,6 +70,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Any, Any]] = {
         None,
     ),
     "off by one": ({"attention": "off_by_one"}, off_by_one, None),
+    "centred": ({"centring": 0.9}, lambda s: s.softmax(-1) - 0.9 / LENGTH, None),
     "softcap": ({"scores": "softcap", "softcap": 0.5}, lambda s: (0.5 * (s / 0.5).tanh()).softmax(-1), None),
     "qk norm": ({"scores": "qk_norm"}, lambda s: s.softmax(-1), rms),
     "cosine": ({"scores": "cosine"}, lambda s: s.softmax(-1), lambda q: 2 * q / q.norm(dim=-1, keepdim=True)),
@@ -167,6 +168,15 @@ def test_norm_eps_stands_in_every_norm(norm_kind: str) -> None:
     assert isinstance(layer.ln1, torch.nn.LayerNorm) == (norm_kind == "layer")
 
 
+def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every_row() -> None:
+    """Causal rows allow different numbers of keys; equal values show the sum of a row's weights."""
+    network = toy_problem(ModelConfig(d_model=4, centring=0.75)).network
+    attention = network.layers[0].attn  # type: ignore[index, union-attr]
+    pattern = attention.pattern(draw(1, 1, LENGTH, LENGTH), slice(None), attention.causal_mask[:LENGTH, :LENGTH])
+    torch.testing.assert_close(pattern.sum(-1), torch.full((1, 1, LENGTH), 0.25, dtype=torch.float64))
+    assert bool((pattern.triu(1) == 0).all())
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "model.scores: it needs queries and keys": {"query_key": "single", "scores": "qk_norm"},
     "model.positions: it needs queries and keys": {"query_key": "single", "positions": "rope"},
@@ -184,6 +194,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model.differential_lambda is read with": {"differential_lambda": 0.5},
     "model.differential_norm is read with": {"differential_norm": False},
     "model.softcap is read with model.scores=softcap": {"softcap": 30.0},
+    "model.centring is read with model.attention=softmax": {"attention": "linear", "centring": 0.5},
     "model.norm_kind is read with model.norm=pre": {"norm_kind": "rms"},
     "model.norm_eps is read with model.norm=pre": {
         "norm_eps": 1e-6,

@@ -112,6 +112,8 @@ def test_softmax_saturates_where_sigma_grows() -> None:
         ({"attention": Attention.kernel}, (6, 4, 4)),
         ({"scores": Scores.cosine}, (2, 1, 1)),
         ({"attention": Attention.differential, "differential_norm": False, "differential_lambda": 1.0}, (6, 5, 5)),
+        ({"centring": 0.9}, (6, 5, 5)),
+        ({"centring": 1.0}, (6, 5, 5)),
         ({"window": 1}, (0, 0, 0)),
         ({"weight_decay": 0.1}, (6, 0.0, 0.0)),
     ],
@@ -124,6 +126,12 @@ def test_two_differential_softmaxes_of_equal_weight_cancel_in_the_values() -> No
     one = replace(BARE, attention=Attention.differential, differential_norm=False)
     assert rates(one, V, V) == (2, 0, 2)
     assert rates(replace(one, differential_lambda=1.0), V, V) == (6, 0, 6)
+
+
+def test_centring_raises_the_values_at_lambda_one_alone() -> None:
+    assert rates(replace(BARE, centring=0.99), V, V) == (2, 0, 2)
+    assert rates(replace(BARE, centring=1.0), V, V) == (6, 0, 6)
+    assert rates(Architecture(centring=1.0, mlp=MLP.none), V, V) == (6, 0, 6)
 
 
 def test_weight_decay_adds_a_constant_to_every_diagonal_block() -> None:

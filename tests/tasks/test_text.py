@@ -126,6 +126,11 @@ def test_the_held_out_loss_is_that_of_plain_torch(task: TaskConfig) -> None:
     shares = batch.inputs[:, 1:].flatten().bincount() / batch.targets.numel()
     entropy = -sum(float(share) * math.log(share) for share in shares if share)
     assert found["uniform_loss"] == math.log(97) and found["unigram_loss"] == pytest.approx(entropy, rel=1e-6)
+    counts = torch.ones(97, 97, dtype=torch.float64)
+    ids = torch.from_numpy(text.split(task).training.astype("int64"))
+    counts.index_put_((ids[:-1], ids[1:]), torch.ones(len(ids) - 1, dtype=torch.float64), accumulate=True)
+    pairs = -(counts / counts.sum(1, keepdim=True)).log()[batch.inputs[:, :-1], batch.inputs[:, 1:]]
+    assert found["bigram_loss"] == pytest.approx(float(pairs.mean()), rel=1e-10)
     right = right_answers(problem.network, task, config.training.evaluation_size)
     assert float(right.double().mean()) == float((logits.argmax(-1) == batch.inputs[:, 1:]).double().mean())
 

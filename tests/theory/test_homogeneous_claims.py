@@ -12,7 +12,7 @@ from hessfig.errors import UserError
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from hessfig.theory import homogeneous_claims, mixing_claims
-from hessfig.theory.homogeneous_claims import BREACHES, CASES, STATEMENTS, TERMS
+from hessfig.theory.homogeneous_claims import BREACHES, CASES, STATEMENTS, TERMS, WITNESS, WITNESSED
 from hessfig.theory.mixing_claims import PLAIN, Exponents, Surroundings, mixing_exponents
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
@@ -28,6 +28,10 @@ MEASURED = {
     "|s|^1.5": (8, 4),
     "|s|^0.5": (4, 2),
 }
+
+
+def text_of(heading: str) -> str:
+    return PAGE.read_text().partition(heading)[2].partition("\n## ")[0]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +106,45 @@ def test_every_condition_is_needed() -> None:
     breaches = replace(CATALOGUE["mixing-conditions"])
     assert float(check(breaches, [Dims()], 1).error_as_printed or 0) < 0.01
     differing = [one.name for one in BREACHES if one.expected() != replace(one, differs={}).expected()]
-    assert differing == [one.name for one in BREACHES if one.name != "minors"] and len(differing) == 5
+    assert differing == [one.name for one in BREACHES if one.name != "minors"] and len(differing) == 8
+
+
+def test_the_page_prints_the_example_at_which_no_leading_term_vanishes() -> None:
+    assert float(check(CATALOGUE["mixing-witness"], [Dims()], 1).error_as_printed or 9) < 0.01
+    text = PAGE.read_text().partition("**An explicit example.**")[2]
+    printed = [re.findall(r"-?\d+", rows) for rows in re.findall(r"\(([-\d ,]+)\)", text)[:5]]
+    matrices = (WITNESS.X, WITNESS.weights[Q], WITNESS.weights[Matrix.W_K], WITNESS.weights[V], WITNESS.Y)
+    assert [[int(n) for n in rows] for rows in printed] == [one.flatten().int().tolist() for one in matrices]
+
+
+def test_every_row_of_both_tables_has_its_example() -> None:
+    kinds = {"plain": PLAIN, "unit": Surroundings(scores=0.0, bend=True), "before": Surroundings(0.0, 0.0)}
+    kinds["after"] = Surroundings(first=-1.0, second=-2.0)
+    examples = {(one.powers or (0, 1, 2, 3), one.around) for one in WITNESSED if one.further is None}
+    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| (\w+) \|", text_of("## What follows"), re.M)
+    assert len(rows) >= 10
+    assert {(tuple(map(int, powers.split(","))), kinds[around]) for powers, around in rows} == examples
+    further = {(tuple(one.powers or ()), one.further.degree) for one in WITNESSED if one.further is not None}
+    other = re.findall(r"^\| [^|]+ \| ([\d, ]+|-) \| ([\d.]+) \|", text_of("## Terms that are no polynomials"), re.M)
+    assert {(tuple(map(int, re.findall(r"\d", powers))), float(degree)) for powers, degree in other} == further
+
+
+def test_a_witness_whose_leading_term_vanishes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homogeneous_claims, "WITNESS", replace(WITNESS, X=WITNESS.X - WITNESS.X.mean(0)))
+    case = next(case for case in WITNESSED if case.name == "softmax")
+    found = homogeneous_claims._at_witness(case)
+    measured = found.exponents()
+    assert max(abs(float(measured[name] - value)) for name, value in found.predicted().items()) > 0.9
+
+
+@pytest.mark.parametrize("change", [0.01, -0.01])
+def test_centring_changes_the_values_alone(change: float) -> None:
+    statement = CATALOGUE["mixing-centred"]
+    assert float(check(statement, [Dims()], 1).error_as_printed or 0) < 1e-12
+    right = STATEMENTS["mixing-centred"].printed
+    assert right is not None
+    moved = replace(statement, printed=lambda point: right(replace(point, X=(1 + change) * point.X)))
+    assert float(check(moved, [Dims()], 1).error_as_printed or 0) > 1e-3
 
 
 @pytest.mark.parametrize("place", range(len(BREACHES)))
@@ -114,7 +156,7 @@ def test_a_breach_that_is_no_exception_is_caught(place: int, monkeypatch: pytest
 
 
 def test_the_table_of_the_page_is_the_theorem() -> None:
-    text = PAGE.read_text().partition("## Terms that are no polynomials")[2].partition("\n## ")[0]
+    text = text_of("## Terms that are no polynomials")
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]*|-) \| ([\d.]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     assert len(rows) >= 8
     for name, degrees, other, value, query, gap in rows:

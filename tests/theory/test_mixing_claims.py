@@ -35,6 +35,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "heterogeneity.md"
         (replace(BARE, attention=Attention.sigmoid, attention_bias=AttentionBias.log_length), Surroundings()),
         (replace(BARE, attention=Attention.sparsemax), Surroundings()),
         (replace(BARE, attention=Attention.differential, differential_lambda=1.0), Surroundings()),
+        (replace(BARE, centring=0.9), Surroundings()),
+        (replace(BARE, centring=1.0), Surroundings()),
         (replace(BARE, query_key=QueryKey.single), Surroundings()),
         (replace(BARE, scores=Scores.cosine), COSINE),
         (replace(BARE, zero_targets=True), Surroundings(gradient=1.0)),

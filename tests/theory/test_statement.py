@@ -11,7 +11,7 @@ from hessfig.theory.verification import CATALOGUE
 
 SIZES = [Dims(), Dims().other_side()]
 # Exponents of networks, minutes at two sizes: they depend on none.
-EXPONENTS = {*COMPONENTS, "mixing-exponents", "mixing-homogeneous", "mixing-conditions"}
+EXPONENTS = {*COMPONENTS, "mixing-exponents", "mixing-homogeneous", "mixing-conditions", "mixing-witness"}
 EXACT_ZEROS = ["onehot", "ffn-relu-pre", "eq15", "eq16", "eq17", "eq18", "lemB2", "lemB3"]
 ASKED_FOR = """
     eq2 eq12 eq13 eq14 eq15 eq16 eq17 eq18 lemB1 lemB2 lemB3 lemC1 rem31-Z1 rem31-Z2 thm31 thm31-K

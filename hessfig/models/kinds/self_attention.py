@@ -21,7 +21,7 @@ _PATHS = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", M
 _READ = (
     *("n_layers", "n_heads", "d_model", "d_head", "query_key", "temperature", "initialisation", "scaled_weight"),
     *("weight_scale", "attention", "attention_bias", "differential_lambda", "differential_norm", "scores", "softcap"),
-    *("norm_eps", "positions", "n_kv_heads", "gate", "window"),
+    *("centring", "norm_eps", "positions", "n_kv_heads", "gate", "window"),
 )
 
 

@@ -79,6 +79,9 @@ class Builder:
             "bias": self._bias(attention, len(allowed))[:, queries],
             "cap": model.softcap if model.scores == Scores.softcap else None,
         }
+        if model.centring:
+            equal = components.equal_weights(allowed[queries], like=self.tape.values[value])
+            settings["centre"] = model.centring * equal
         if not settings["bias"].any():
             del settings["bias"]
         mixed = self.step(Mixing, f"m{index}", query, key, value, heads=heads, scale=attention.divisor, **settings)

@@ -147,8 +147,8 @@ class Normalise(Step):
 class Mixing(Step):
     """Attention with inputs q, k, v, which have concatenated heads; `allowed` is the mask of keys by query.
 
-    Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries, length). Tangents of scores and pattern
-    have the type of `weights`.
+    Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries, length). The pattern is that of these
+    scores, the `weights`, minus the constant `centre`. Tangents of scores and pattern have the type of `weights`.
     """
 
     sharp = ("weights", "_pattern_bar", "_cap_derivatives")
@@ -164,6 +164,7 @@ class Mixing(Step):
         allowed: Bool[Tensor, "queries length"],
         bias: Tensor | float = 0.0,
         cap: float | None = None,
+        centre: Float[Tensor, "queries length"] | None = None,
     ) -> None:
         self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
         self.kind, self.is_linear, self.allowed = kind, kind == Attention.linear, allowed
@@ -171,8 +172,9 @@ class Mixing(Step):
         scores = self.q @ self.k.mT / scale
         self._cap_derivatives = None if cap is None else _capped(scores, cap)
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
-        self.pattern = PATTERNS[kind](scores if isinstance(bias, float) else scores + bias, ~allowed)
-        self.weights = self.pattern  # a_ij again, in the type of the evaluation
+        # Derivatives of the pattern, in the type of the evaluation, are those of a_ij without the centre.
+        self.weights = PATTERNS[kind](scores if isinstance(bias, float) else scores + bias, ~allowed)
+        self.pattern = self.weights if centre is None else self.weights - centre
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:

@@ -1,31 +1,33 @@
-"""Figures that compare components: predicted and fitted exponents, block ratios along trainings, the gap of SGD."""
+"""Figures that compare components: predicted and fitted exponents, and centred softmax before and after training."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import last_word, settings_of
+from hessfig.analysis.claims.effects import diagonal_rows, gaps, in_logs, norms
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.chart_encoding import ChartEncoding
-from hessfig.figures.parts.colours import GUIDE, matrix_colour, tone
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
-from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, SHARED, Page, Sheet, in_rows, label_side, say
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, label_side, say
 from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
-from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.growth_rates import Prediction, growth_rate
 from hessfig.studies.components import rules as component_rules
-from hessfig.terms import Part
+from hessfig.terms import Block, Matrix, Part
 
 _LINE = 0.135  # height in inches of the line of a network
 _LONGEST = 1.7  # largest width in inches of the name of a network
@@ -137,6 +139,7 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "attention_bias": {"log_length": "bias −log L"},
     "differential_norm": {"False": "no norm"},
+    "centring": {"": "λ = {}"},
     "scores": {"qk_norm": "QK-norm", "cosine": "cosine scores", "softcap": "soft-capped scores"},
     "positions": {"rope": "rotary positions", "alibi": "ALiBi", "none": "no positions"},
     "norm": {"pre": "pre-norm", "post": "post-norm", "sandwich": "sandwich norms"},
@@ -166,132 +169,130 @@ def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     return f"{circles}{windows_in_words([window], measured.axis)}, {seeds}, ± bootstrap over seeds. {measured.setting}"
 
 
-_WORDS = {value: words for named in _NAMES.values() for value, words in named.items()}
-_RANKS = {"softmax": 3, "sigmoid": 0, "sigmoid log_length": 2, "qk_norm": 1, "pre": 4, "post": 6}
-_MARKS = {0.25: "v", 1.0: "o", 4.0: "^"}  # by the scale of W_Q and W_K
+_SIGMAS = (0.02, 0.1, 0.3, 1.0)
+_SMALL: Window = (None, 0.02)
+_OPTIMISERS = {"sgd": "SGD", "sgd, momentum": "momentum", "adamw": "AdamW", "muon": "Muon"}
+_NETWORKS = {
+    component_rules.SOFTMAX: "0",
+    component_rules.CENTRED[0]: "0.9",
+    component_rules.CENTRED[1]: "1",
+    component_rules.RESCALED: "W/10",
+    component_rules.FROZEN: "frozen",
+}
 
 
-def _component(network: str) -> str:
-    """Return the components of a trained network in words: 'sigmoid, bias −log L'."""
-    return ", ".join(_WORDS.get(word, word) for word in network.split()).replace(" attention", "")
+def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
+    """Draw what centring does to the blocks of values and queries, and what trainings do with it.
 
-
-def _tone(network: str) -> str:
-    return tone(_RANKS.get(network, 5))
-
-
-def ratio_courses(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the ratio of the query to the value block against the held-out loss along trainings, a line per component.
-
-    How to read it: trainings go to the right, each at its component's tuned learning rate; a dot is a measured step,
-    the mean over seeds (of the ratio geometric), up to five seeds are thin lines. In the grey band lie the losses, one
-    a seed, at which the claim ratio-training compares the components: all of them reach it. At a ratio of 1 (dashed)
-    both blocks are equally large.
-    Requires: the sweep's table.csv of held_out_loss and frobenius of W_Q and W_V over training.learning_rate.
+    How to read it: left, the gap of the exponents of H(Q, Q) and H(V, V) by lambda, circles predicted and dots fitted;
+    middle, the ratio of their norms, a line per sigma; right, held-out losses after equally many updates, each
+    optimiser at its tuned rate, by lambda and for two controls: W_Q and W_K a tenth as large with the same scores
+    (query blocks 100 times as large), and frozen. Dashed: a table of pairs of characters, which needs no attention.
+    Bars are 95 % intervals over seeds.
+    Requires: the tables of held_out_loss over training.optimiser and training.learning_rate, and next to it that of
+    the sweep centring.
     """
-    evidence = Evidence(source.table)
-    runs, every = component_rules.courses(evidence), component_rules.components(evidence)
-    if runs.empty:
-        raise _lacks(spec, "a component whose best learning rate lies inside the grid", source)
-    names = {network: _component(network) for network in every if network in set(runs["network"])}
-    note = f"Dots: mean over {runs['seed'].nunique()} seeds; thin: the seeds. Grey: the losses of the comparison."
-    if lost := [_component(network) for network in every if network not in names]:
-        note += f" Left out, as the best rate is an end of the grid: {', '.join(lost)}."
-    style = SHARED.replace(right=0.1 + max(map(width_of, names.values())), height=2.0, top=0.1)
-    sheet = Sheet.grid(spec.paper, [["ratio"]], note, style)
-    ax, levels = sheet.first, component_rules.equal_losses(runs)
-    set_decades(ax, "y")
-    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
-    ax.axvspan(levels.min(), levels.max(), color="#dddddd", zorder=0)
-    ends = [(_draw_course(ax, where(runs, network=key), _tone(key)), names[key], _tone(key)) for key in names]
-    ax.invert_xaxis()
-    panels.name_ends(ax, ends)
-    sheet.label("held-out loss", [""], [r"$\|H_{QQ}\|_F\,/\,\|H_{VV}\|_F$"])
-    yield sheet.page("", runs, ChartEncoding(y="loss", series=("network",)))
+    blocks, evidence = Source(source.folder.parent / "centring").run, Evidence(source.table)
+    losses = component_rules.tuned_losses(evidence)
+    if losses.empty:
+        raise UserError(
+            f"figure.layout={spec.layout} needs trainings whose best learning rate is inside the grid",
+            got=", ".join(source.table["quantity"].unique()),
+            allowed="trainings at several learning rates, the best of which is not the first or last",
+            remedy="hessfig run sweep=centring_training",
+        )
+    panels_of = {"gap": "gap of exponents", "ratio": r"$\|H_{QQ}\| / \|H_{VV}\|$", "loss": "held-out loss"}
+    sheet = Sheet.grid(
+        spec.paper,
+        [list(panels_of)],
+        _CENTRED_NOTE,
+        APART.replace(height=1.7, top=0.2, right=0.3, across=0.6, down=0.42),
+    )
+    gap, ratio, loss = (ax for _, _, ax in sheet)
+    drawn = {"gap": _draw_gaps(gap, blocks), "ratio": _draw_ratios(ratio, blocks), "loss": _draw_losses(loss, evidence)}
+    for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
+        label_side(ax, words)
+    numbers = pd.concat([rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True)
+    yield sheet.page("", numbers, ChartEncoding(x="place", y="mean", panels=("panel",), series=("line",)))
 
 
-def _draw_course(ax: Axes, runs: pd.DataFrame, colour: str) -> float:
-    """Draw the trainings of a component; return the last value of the mean over seeds."""
-    for _, run in runs.sort_values("step").groupby("seed"):
-        panels.draw_seed(ax, run["loss"], 10 ** run["ratio"], colour=colour)
-    means = runs.groupby("step")[["loss", "ratio"]].mean()
-    ax.plot(means["loss"], 10 ** means["ratio"], "o-", color=colour, markersize=3, markeredgewidth=0)
-    return float(10 ** means["ratio"].iloc[-1])
+_CENTRED_NOTE = (
+    "Circles: predicted; dots and bars: means and 95% intervals over seeds. Ratios: a line per sigma. "
+    "W/10: W_Q and W_K a tenth as large, with the same scores. Dashed: a table of pairs of characters."
+)
 
 
-def sgd_gap(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the gap between SGD and Adam against the ratio of query and value blocks before training.
-
-    How to read it: a dot is a network, with 95 % intervals over seeds both ways; a line joins one component (colour)
-    with its weights W_Q and W_K drawn a quarter, once and four times as large (triangle down, circle, triangle up). If
-    the difference of the blocks is what hampers SGD, the lines rise as the circles do from component to component.
-    Left: the loss after equally many steps, each optimiser at its tuned rate; right: the largest stable rates. Slopes
-    of the loss are those of the claim heterogeneity-gap.
-    Requires: the sweep's table.csv of losses over training.optimiser and training.learning_rate, and next to it that
-    of the sweep ratio_initial.
-    """
-    untrained = Source(source.folder.parent / "ratio_initial")
-    evidence = Evidence(source.table, beside={"ratio_initial": Evidence(untrained.table)})
-    gaps = {"losses": component_rules.loss_gaps(evidence), "rates": component_rules.rate_gaps(evidence)}
-    points = {panel: component_rules.next_to_ratios(gap, evidence) for panel, gap in gaps.items()}
-    networks = {name for both in points.values() for name in both.index.get_level_values("network")}
-    if not networks:
-        raise _lacks(spec, "losses of SGD and Adam whose best rates lie inside the grid", source)
-    words = [f"Slopes of {title}: {_slopes_words(both, evidence)}" for title, both in points.items()]
-    style = APART.replace(height=1.7, top=0.55, across=0.6)
-    sheet = Sheet.grid(spec.paper, [list(points)], f"Bars: 95% intervals over seeds. {' '.join(words)}", style)
-    drawn = []
-    for _, column, ax in sheet:
-        panel = list(points)[column]
-        if _finite(points[panel]).empty:
-            say(ax, "(nothing inside the grid)")
-        drawn.append(_draw_gaps(ax, _finite(points[panel])).assign(panel=panel))
-        label_side(ax, ["log₁₀ loss of SGD / Adam", "log₁₀ stable rate of Adam / SGD"][column])
-    style_of: dict[str, Any] = {"linestyle": "none", "color": GUIDE}
-    handles = [Line2D([], [], marker=mark, label=f"weights × {scale:g}", **style_of) for scale, mark in _MARKS.items()]
-    handles += [Line2D([], [], color=_tone(name), label=_component(name)) for name in _RANKS if name in networks]
-    sheet.figure.legend(handles=handles, loc="upper center", ncols=3, columnspacing=1.0, handlelength=1.2)
-    sheet.label_below("decades between the untrained blocks")
-    encoding = ChartEncoding(x="x", y="y", panels=("panel",))
-    yield sheet.page("", pd.concat(drawn, ignore_index=True), encoding)
-
-
-def _draw_gaps(ax: Axes, both: pd.DataFrame) -> pd.DataFrame:
+def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
+    fitted = gaps(norms(Evidence(run.table), component_rules.CENTRING), component_rules.CENTRING, window=_SMALL)
+    if fitted.empty:
+        say(ax, "(too few sigmas up to 0.02)")
+        return pd.DataFrame(columns=["line", "place"])
     rows = []
-    for (network, scale), group in both.groupby(level=["network", "scale"]):
-        x, y = student_interval(group["x"]), student_interval(group["y"])
-        place = {"network": network, "scale": scale, "count": y.count}
-        rows.append({**place, "x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "low": y.low, "high": y.high})
-        style: dict[str, Any] = {"fmt": _MARKS.get(scale, "s"), "markersize": 4, "elinewidth": 0.6}
-        ax.errorbar(x.mean, y.mean, y.reach, x.reach, color=_tone(str(network)), **style)
-    points = pd.DataFrame(rows, columns=["network", "scale", "count", "x", "x_low", "x_high", "y", "low", "high"])
-    for network, line in points.sort_values("scale").groupby("network"):
-        ax.plot(line["x"], line["y"], color=_tone(str(network)), linewidth=0.8)
-    ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
-    return points
+    for place, (centring, own) in enumerate(fitted.groupby(level=component_rules.CENTRING)):
+        interval = student_interval(own)
+        ax.plot(place, _predicted_gap(run, str(centring)), "o", markersize=7, color="#555555", markerfacecolor="none")
+        ax.errorbar(place, interval.mean, interval.reach, fmt="o", markersize=3, color=tone(0))
+        rows.append({"line": "gap", "place": float(centring or 0), **interval.found})
+    ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8)
+    _name_places(ax, [f"{row['place']:g}" for row in rows])
+    return pd.DataFrame(rows)
 
 
-def _finite(both: pd.DataFrame) -> pd.DataFrame:
-    """Return the points without those of runs that diverged at the rate chosen by the other seeds."""
-    return both[np.isfinite(both["y"])]
-
-
-def _slopes_words(both: pd.DataFrame, evidence: Evidence) -> str:
-    """Return in words the slopes of a panel with their intervals, and the networks that it leaves out."""
-    if both.empty:
-        return "none."
-    intervals = {name: student_interval(values) for name, values in component_rules.slopes(both).items()}
-    words = "; ".join(f"{name} {interval.words}" for name, interval in intervals.items())
-    absent = ", ".join(
-        f"{_component(name)} × {scale:g}" for name, scale in component_rules.left_out(_finite(both), evidence)
+def _predicted_gap(run: RecordedRun, centring: str) -> float:
+    variant = f"{component_rules.CENTRING}={centring}" if centring else ""
+    architecture = run.architectures[variant, 1]
+    query, value = (
+        growth_rate(Block(1, name, name), Part.H, architecture).exponent for name in (Matrix.W_Q, Matrix.W_V)
     )
-    return f"{words}.".replace("-", "−") + f" Left out: {absent}." * bool(absent)
+    return math.nan if query is None or value is None else query - value
 
 
-def _lacks(spec: FigureSpec, what: str, source: Source) -> UserError:
-    return UserError(
-        f"figure.layout={spec.layout} needs {what}",
-        got=", ".join(source.table["quantity"].unique()),
-        allowed="trainings at several learning rates, the best of which is not the first or last",
-        remedy="hessfig run sweep=ratio_training or sweep=ratio_rates, with further rates in sweep.vary",
-    )
+def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
+    rows = in_logs(diagonal_rows(norms(Evidence(run.table), component_rules.CENTRING)))
+    place = [component_rules.CENTRING, "sigma", "seed"]
+    query, value = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1])
+    ratios, found, ends = query - value, [], []
+    names = list(dict.fromkeys(ratios.index.get_level_values(0)))
+    for sigma, colour in zip(_SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True):
+        if sigma not in set(ratios.index.get_level_values("sigma")):
+            continue
+        intervals = [student_interval(ratios.xs((name, sigma), level=(0, 1))) for name in names]
+        means = [10**one.mean for one in intervals]
+        ax.plot(range(len(names)), means, "o-", color=colour, markersize=3)
+        ends.append((means[-1], f"{sigma:g}", colour))
+        lines = dict(zip(names, intervals, strict=True))
+        found += [{"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found} for name, one in lines.items()]
+    set_decades(ax, "y")
+    panels.name_ends(ax, ends)
+    _name_places(ax, [f"{float(name or 0):g}" for name in names])
+    return pd.DataFrame(found)
+
+
+def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
+    losses, found = 10 ** component_rules.tuned_losses(evidence), []
+    for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
+        own = losses[losses.index.get_level_values("optimiser") == optimiser]
+        by_network = {name: student_interval(one) for name, one in own.groupby(level="network")}
+        shown = {place: by_network[name] for place, name in enumerate(_NETWORKS) if name in by_network}
+        means = [one.mean for one in shown.values()]
+        reach = np.array([np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]).T
+        style: dict[str, Any] = {"fmt": "o", "markersize": 3, "elinewidth": 0.8, "color": tone(rank), "label": words}
+        ax.errorbar(list(shown), means, reach if reach.size else None, **style)
+        joined = [(place, one.mean) for place, one in shown.items() if place <= len(component_rules.CENTRED)]
+        ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
+        found += [{"line": words, "place": place, **one.found} for place, one in shown.items()]
+    bigram = evidence.numbers("bigram_loss")["value"]
+    if len(bigram):
+        ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
+        found.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})
+    ax.legend(fontsize=5, loc="upper left", bbox_to_anchor=(0, 1.02), ncols=2, handlelength=1, columnspacing=0.8)
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + 0.25 * (high - low))
+    _name_places(ax, list(_NETWORKS.values()))
+    return pd.DataFrame(found)
+
+
+def _name_places(ax: Axes, names: Sequence[str]) -> None:
+    ax.set_xticks(range(len(names)), names, fontsize=6)
+    ax.set_xlim(-0.4, len(names) - 0.6)
+    ax.set_xlabel(r"$\lambda$")

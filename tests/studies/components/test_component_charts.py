@@ -1,4 +1,4 @@
-"""Ratios along trainings, and SGD's gap next to untrained ratios: the lines are the numbers of the claims' rules."""
+"""Centred softmax before and after training: what is drawn are the numbers of the rule and the predicted gaps."""
 
 from __future__ import annotations
 
@@ -10,61 +10,82 @@ import pytest
 
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.errors import UserError
-from hessfig.studies.components import rules as component_rules
+from hessfig.studies.components.rules import tuned_losses
+from scripts.claim_power import trainings
+from tests.analysis.claim_tables import block, of
 from tests.analysis.synthetic import CONFIG, write_sweep
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw
-from tests.studies.components.test_rules import RATIOS, apart, one, races, trainings
+from tests.studies.components.test_rules import WHOLE
 
 ALONG = {
     **CONFIG,
-    "model": {**CONFIG["model"], "scores": "plain", "scaled_weight": "", "weight_scale": 1.0},
+    "model": {**CONFIG["model"], "centring": 0.0, "scaled_weight": "", "weight_scale": 1.0},
     "sweep": {"axis": "step"},
-    "training": {"optimiser": "adamw", "learning_rate": 0.01},
+    "training": {"optimiser": "adamw", "learning_rate": 0.01, "momentum": 0.0},
 }
+EXPONENTS = {"": (2, 5), "model.centring=0.9": (2, 5), "model.centring=1.0": (6, 5)}
+SIGMAS = (0.001, 0.005, 0.02, 0.1, 1.0)
 
 
-def as_measured(evidence: Evidence) -> pd.DataFrame:
-    """Return the table of made evidence as runs write it: losses are of no block."""
-    table = evidence.table
-    return table.assign(**{name: table[name].where(table["part"] != "", "") for name in ("row", "col")})
+def as_measured(losses: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of losses as runs write it, with the loss of a table of pairs."""
+    rows = losses[["variant", "seed", "step", "value"]].to_dict("records")
+    pairs = [{**row, "value": 2.5, "quantity": "bigram_loss"} for row in rows if row["step"]]
+    table = of({"quantity": "held_out_loss", "part": "", **row} for row in [*rows, *pairs]).table
+    return table.assign(row="", col="")
 
 
-def test_a_component_is_a_line_against_the_held_out_loss(pages: Draw) -> None:
-    ends = {**RATIOS, "qk_norm": 0.5}
-    (page,) = pages("ratio_courses", as_measured(trainings(ends)), settings=ALONG)
-    (ax,) = page.figure.axes
-    means = [line for line in ax.lines if line.get_marker() == "o"]
-    lasts = sorted(float(line.get_ydata()[-1]) for line in means)
-    np.testing.assert_allclose(np.log10(lasts), sorted(ends.values()), atol=0.05)
-    assert all(line.get_xdata()[0] == pytest.approx(2 * line.get_xdata()[-1]) for line in means)
-    assert ax.xaxis_inverted() and len(ax.lines) == 1 + 6 * len(ends)  # the guide; means and five seeds
-    (band,) = ax.patches
-    level = component_rules.equal_losses(page.numbers)
-    assert (band.get_x(), band.get_width()) == pytest.approx((level.min(), level.max() - level.min()))
-    assert {text.get_text() for text in ax.texts} >= {"QK-norm", "softmax", "sigmoid"}
+def untrained() -> pd.DataFrame:
+    found = of(
+        block(name, sigma**power, variant=variant, sigma=sigma, seed=seed)
+        for variant, powers in EXPONENTS.items()
+        for sigma in SIGMAS
+        for seed in range(3)
+        for name, power in zip(("W_V", "W_Q"), powers, strict=True)
+    )
+    return found.table.assign(sweep="centring", part="H")
 
 
-def test_a_component_without_an_optimum_is_named(pages: Draw) -> None:
-    (page,) = pages("ratio_courses", as_measured(trainings(RATIOS, {"post": 10.0})), settings=ALONG)
-    assert "an end of the grid: post-norm" in page.figure.get_label()
+def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path) -> None:
+    table = trainings(WHOLE, noise=0.001, draw=0)
+    with pytest.raises(UserError, match="sweep=centring"):
+        pages("centred", as_measured(table), settings=ALONG)
+    write_sweep(untrained(), tmp_path, settings=ALONG)
+    (page,) = pages("centred", as_measured(table), settings=ALONG)
+    gaps, ratios, losses = page.figure.axes
+    fitted = page.numbers[page.numbers["panel"] == "gap"]
+    np.testing.assert_allclose(fitted["mean"], [3, 3, -1], atol=1e-6)
+    circles = [float(line.get_ydata()[0]) for line in gaps.lines if line.get_markerfacecolor() == "none"]
+    assert circles == [3, 3, -1]
+    ends = sorted(float(line.get_ydata()[-1]) for line in ratios.lines)
+    np.testing.assert_allclose(ends, sorted(sigma**-1.0 for sigma in (0.02, 0.1, 1.0)))
+    rule = 10 ** tuned_losses(Evidence(table)).groupby(level=["network", "optimiser"]).mean()
+    drawn = page.numbers[page.numbers["panel"] == "loss"]
+    softmax = drawn[(drawn["line"] == "AdamW") & (drawn["place"] == 0)]["mean"]
+    assert float(softmax.iloc[0]) == pytest.approx(rule["softmax", "adamw"], rel=1e-3)
+    assert len(drawn) == len(rule) + 1 and float(drawn[drawn["line"] == "bigram"]["mean"].iloc[0]) == 2.5
+    assert any(set(line.get_ydata()) == {2.5} for line in losses.lines) and not under_legends(page.figure)
+
+
+def test_lines_join_softmax_and_centred_softmax_alone(pages: Draw, tmp_path: Path) -> None:
+    write_sweep(untrained(), tmp_path, settings=ALONG)
+    table = trainings(WHOLE, noise=0.001, draw=0)
+    known = ~(table["variant"].str.contains("centring=1.0") & (table["step"] > 0))
+    (page,) = pages("centred", as_measured(table[known]), settings=ALONG)
+    joined = [list(line.get_xdata()) for line in page.figure.axes[2].lines if line.get_linestyle() == "-"]
+    assert joined == [[0, 1]] * 4
+
+
+def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> None:
+    table = untrained()
+    write_sweep(table[table["sigma"] >= 0.1], tmp_path, settings=ALONG)
+    (page,) = pages("centred", as_measured(trainings(WHOLE, noise=0.001, draw=0)), settings=ALONG)
+    assert "too few sigmas" in page.figure.axes[0].texts[0].get_text()
+    assert set(page.numbers["panel"]) == {"ratio", "loss"}
+
+
+def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages: Draw, tmp_path: Path) -> None:
+    write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
-        pages("ratio_courses", as_measured(trainings(RATIOS, dict.fromkeys(RATIOS, 10.0))), settings=ALONG)
-
-
-def test_the_gap_stands_against_the_untrained_ratio(pages: Draw, tmp_path: Path) -> None:
-    evidence = races(apart, one)
-    with pytest.raises(UserError, match="sweep=ratio_initial"):
-        pages("sgd_gap", as_measured(evidence), settings=ALONG)
-    write_sweep(evidence.other("ratio_initial").table.assign(sweep="ratio_initial"), tmp_path, settings=ALONG)
-    (page,) = pages("sgd_gap", as_measured(evidence), settings=ALONG)
-    loss, rate = page.figure.axes
-    for ax, slope in ((loss, 0.1), (rate, 0.0)):
-        joined = [line for line in ax.lines if line.get_marker() == "None" and len(line.get_xdata()) == 3]
-        assert len(joined) == len(RATIOS)
-        for line in joined:
-            assert np.polyfit(line.get_xdata(), line.get_ydata(), 1)[0] == pytest.approx(slope, abs=0.01)
-    losses = page.numbers[page.numbers["panel"] == "losses"].set_index(["network", "scale"])
-    assert losses.loc[("sigmoid", 1.0), "x"] == pytest.approx(4.0, abs=0.05)
-    assert (losses["low"] <= losses["y"]).all() and (losses["count"] == 5).all()
-    assert "weights rescaled 0.1 [" in page.figure.get_label() and not under_legends(page.figure)
+        pages("centred", as_measured(trainings(WHOLE, noise=0.001, draw=0, best=4)), settings=ALONG)
