@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hessfig.curvature.double_backward import differentiable_twice, gradients, of_second_order
+from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type, of_second_order
 from hessfig.curvature.large.readouts import Direction, Readout
 
 
@@ -37,6 +37,11 @@ class Graphs:
         self.value = self._value.detach()
         self._split: tuple[Tensor, Sequence[Tensor]] | None = None
         self._whole: tuple[Direction, Sequence[Tensor]] | None = None
+
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The type with the fewest digits in the evaluation of h."""
+        return narrowest_type(self._value)
 
     def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
         """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""

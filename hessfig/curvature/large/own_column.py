@@ -233,8 +233,10 @@ class LargeNetwork:
         named = self._parameters()
         suffix = first.suffix(first.layout.weights)
         reliable, outer = (DoubleBackward(suffix, one, list(named.values())) for one in (part, Part.H_o))
-        own = _PartOf(LargeProducts(LargeNetwork(first, self.head, kept=1), named), part)
-        why = fault(own, reliable, outer if part == Part.H_f else reliable, named)
+        network = LargeNetwork(first, self.head, kept=1)
+        own, computed_in = _PartOf(LargeProducts(network, named), part), network.graphs(0, named).computed_in
+        other = outer if part == Part.H_f else reliable
+        why = fault(own, reliable, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
         if why:
             warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
         return not why
