@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from hessfig.errors import UserError
 
 HOST_BYTES = 8e9  # what products take on the host, unless another bound is given
 _OF_FREE = 0.8  # share of the free memory of a card
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class Memory:
                 remedy="shorter sequences, float32, or a larger memory=",
             )
         return int((bound - self.fixed) / self.each) if self.each > 0 else 2**62
+
+
+def bytes_of(text: str) -> float:
+    """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
+    return float(match[1]) * _UNITS[match[2].upper()]
 
 
 def bound_of(objective: Objective) -> float:

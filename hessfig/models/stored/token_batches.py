@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from hessfig.config.enums import Data, DType, Loss, Method, Scored, State
 from hessfig.config.schema import Config
+from hessfig.curvature.large.memory import bytes_of
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
 from hessfig.models.stored.model_folder import pin_of
@@ -19,7 +19,6 @@ from hessfig.tasks.tokens import source as source_of_tokens
 from hessfig.terms import Block, Group
 from hessfig.weights import Layout
 
-_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # Upper bounds of the activations per token in the graphs of a double backward: widths, MLP widths, scores.
 _OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
 _COPIES = 6  # copies of the parameters of a column: directions, products of both parts, rows
@@ -78,14 +77,6 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
         )
     sequences = min(total, fitting)
     return Plan(sequences, total, fixed + sequences * each)
-
-
-def bytes_of(text: str) -> float:
-    """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
-    if match is None or float(match[1]) <= 0:
-        raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
-    return float(match[1]) * _UNITS[match[2].upper()]
 
 
 def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:

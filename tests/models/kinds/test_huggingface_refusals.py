@@ -21,7 +21,6 @@ from hessfig.config.checks import check_config
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
-from hessfig.models.stored.token_batches import bytes_of
 from hessfig.states.point import drawn
 from tests.models.tiny_models import CONTEXT, config_of, save, save_ids, save_tokenizer
 
@@ -350,10 +349,6 @@ def test_tokens_and_huggingface_belong_together(home: Path) -> None:
     config.task.data = "addition"  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"tokens with huggingface[\s\S]*remedy: *task=tokens"):
         check_config(config)
-
-
-def test_bytes() -> None:
-    assert [bytes_of(text) for text in ("16GB", "1.5 gb", "512MiB")] == [16e9, 1.5e9, 2**29]
 
 
 def test_a_smaller_bound_makes_more_micro_batches(home: Path) -> None:
