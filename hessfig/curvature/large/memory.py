@@ -27,12 +27,14 @@ _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**2
 class Memory:
     """Bytes of a product with H in all parameters: `fixed`, and for each sample of a batch in addition.
 
-    `kept` are the bytes of the graphs of a sample, which remain after the product.
+    `kept` are the bytes for each sample of the graphs of a batch, which remain after the product, and `graph` those that
+    do not depend on the number of samples.
     """
 
     fixed: float
     each: float
     kept: float
+    graph: float = 0.0
 
     @classmethod
     def measured(
@@ -46,7 +48,11 @@ class Memory:
         if samples == 1:
             return cls(peak - kept, kept, kept)
         more, also = live_bytes(product_of(2), beside)
-        return cls(2 * peak - more, more - peak, also - kept)
+        return cls(2 * peak - more, more - peak, also - kept, max(0, 2 * kept - also))
+
+    def graphs(self, samples: int) -> float:
+        """Return the bytes that remain after a product on a batch."""
+        return self.graph + samples * self.kept
 
     def peak(self, samples: int) -> float:
         """Return the bytes of a product on a batch."""

@@ -153,11 +153,11 @@ class LargeNetwork:
         if samples < max(len(batch.inputs) for batch in objective.batches):
             objective = micro_batched(objective, samples)
         sizes = [len(batch.inputs) for batch in objective.batches]
-        left = bound - memory.peak(max(sizes))
-        kept = sum(one <= left for one in accumulate(memory.kept * size for size in sizes))
+        peak, held = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
+        kept = sum(one <= bound - peak for one in accumulate(held))
         if kept >= len(sizes) - 1:  # the last batch needs the memory of its graphs in any case
-            return cls(objective, head, len(sizes), memory.peak(max(sizes)) + memory.kept * (sum(sizes) - max(sizes)))
-        return cls(objective, head, kept, memory.peak(max(sizes)) + memory.kept * sum(sizes[:kept]))
+            return cls(objective, head, len(sizes), peak + sum(held) - max(held))
+        return cls(objective, head, kept, peak + sum(held[:kept]))
 
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
