@@ -20,7 +20,7 @@ from hessfig.terms import Block, Part
 Case = tuple[nn.Module, Tensor, Tensor]
 COMMON = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "vocab_size": 1500}
 TEXT: dict[str, dict[str, Any]] = {
-    "GPT2LMHeadModel": {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 1500, "n_positions": 32},
+    "GPT2LMHeadModel": {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 1500, "n_positions": 256},
     "GPTNeoXForCausalLM": {**COMMON, "intermediate_size": 64, "max_position_embeddings": 32},
     "OPTForCausalLM": {**COMMON, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 32},
     "LlamaForCausalLM": {**COMMON, "intermediate_size": 64, "max_position_embeddings": 32},
@@ -28,14 +28,14 @@ TEXT: dict[str, dict[str, Any]] = {
 }
 
 
-def of_transformers(name: str) -> Case:
-    """Return a model of transformers with random weights, 4 sequences of 8 tokens, some targets ignored."""
+def of_transformers(name: str, length: int = 8) -> Case:
+    """Return a model of transformers with random weights, and 4 sequences of tokens; some targets are ignored."""
     import transformers
 
     torch.manual_seed(0)
     model = getattr(transformers, name)
     config = model.config_class(**TEXT[name], attn_implementation="eager")
-    tokens, targets = torch.randint(3, 1500, (4, 8)), torch.randint(0, 1500, (4, 8))
+    tokens, targets = torch.randint(3, 1500, (4, length)), torch.randint(0, 1500, (4, length))
     targets[0, 3:] = targets[2, 0] = -100
     return model(config).eval(), tokens, targets
 
@@ -65,7 +65,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def problem_of(network: nn.Module, inputs: Tensor, targets: Tensor, **more: Any) -> hessfig.Problem:
+def problem_of(network: nn.Module, inputs: Any, targets: Any, **more: Any) -> hessfig.Problem:
     """Return the problem of one batch under cross-entropy; of models of transformers the logits are scored."""
     outputs = "logits" if hasattr(network, "config") else None
     return hessfig.Problem(network, inputs, targets, "cross_entropy", outputs=outputs, **more)
