@@ -27,8 +27,7 @@ _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**2
 class Memory:
     """Bytes of a product with H in all parameters: `fixed`, and for each sample of a batch in addition.
 
-    `kept` are the bytes for each sample of the graphs of a batch, which remain after the product, and `graph` those that
-    do not depend on the number of samples.
+    The graphs of a batch remain after the product: `kept` bytes for each sample, and `graph` bytes in addition.
     """
 
     fixed: float
