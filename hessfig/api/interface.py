@@ -130,8 +130,9 @@ class Problem:
         from hessfig.models.own.witnessing import witnessed
 
         real = one_of("dtype", dtype, DType)
+        memory = None if self.memory is None else bytes_of(self.memory)
         asked = open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs)
-        return replace(witnessed(asked, real), memory=None if self.memory is None else bytes_of(self.memory))
+        return replace(witnessed(asked, real), memory=memory)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())

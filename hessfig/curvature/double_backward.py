@@ -92,12 +92,25 @@ def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
 
 def steps_of(tensors: Iterable[Tensor]) -> Iterator[str]:
     """Yield the name of every operation in the graph of the tensors, without its namespace."""
+    return (node.name().rpartition("::")[2] for node in _nodes_of(tensors))
+
+
+def narrowest_type(value: Tensor) -> torch.dtype:
+    """Return the floating-point type with the fewest digits in the graph of a tensor.
+
+    Models of transformers may evaluate a softmax or a norm in float32, whatever the type of their parameters.
+    """
+    inside = (one.dtype for node in _nodes_of([value]) for one in node._input_metadata)
+    return max((one for one in (value.dtype, *inside) if one.is_floating_point), key=lambda one: torch.finfo(one).eps)
+
+
+def _nodes_of(tensors: Iterable[Tensor]) -> Iterator[Any]:
     seen, ahead = set(), [one.grad_fn for one in tensors]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
-        yield node.name().rpartition("::")[2]
+        yield node
         seen.add(node)
         ahead += [further for further, _ in node.next_functions]
 
@@ -248,27 +261,32 @@ def fault(
     reliable: TensorsOperator,
     other_part: TensorsOperator,
     parameters: Mapping[str, nn.Parameter],
+    *,
+    engine: str = "curvlinops",
+    computed_in: torch.dtype | None = None,
 ) -> str:
     """Return a description of the error of `fast`; "" if it is symmetric and agrees with `reliable` by parameter.
 
     Both multiply a random and a constant vector. It is also an error if `fast` cannot multiply (an operation without a
     derivative in forward mode, or without support by vmap). Differences that are small compared with the products of
-    `other_part` of the Hessian count as rounding. Raises UserError if `reliable` cannot multiply.
+    `other_part` of the Hessian count as rounding, and so do those of the type `computed_in` (by default that of the
+    parameters). `engine` is the name of `fast` in the description. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
+    bound, whose = ROWS.of(computed_in or vectors[0].dtype), f"{engine}'" if engine.endswith("s") else f"{engine}'s"
     truth = _multiplied(reliable, vectors)
     others = truth if other_part is reliable else other_part @ vectors
     images = _attempted(fast, vectors)
     if isinstance(images, Exception):
-        return f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
+        return f"{engine} cannot differentiate this network ({type(images).__name__}: {images})"
     for k in range(2):
         mine, own = (dict(zip(parameters, (one[..., k] for one in some), strict=True)) for some in (images, truth))
         at, off = worst(mine, own, [one[..., 0] for one in (*truth, *others)])
-        if off > ROWS.of(vectors[0].dtype):
-            return f"curvlinops' product is off by {off:.1%} here, in the rows of {at}"
+        if off > bound:
+            return f"{whose} product is off by {100 * off:.2g} % here, in the rows of {at}"
     asymmetry = _asymmetry(vectors, images, others)
     is_right = not asymmetry > SYMMETRY.of(vectors[0].dtype)
-    return "" if is_right else f"curvlinops' products are not symmetric here: off by {asymmetry:.1%}"
+    return "" if is_right else f"{whose} products are not symmetric here: off by {asymmetry:.1%}"
 
 
 def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:

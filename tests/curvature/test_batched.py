@@ -16,6 +16,7 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature import batched
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.large.own_column import OwnColumn
 from hessfig.curvature.problem import Objective
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
@@ -94,13 +95,13 @@ def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route() -> None:
         torch.testing.assert_close(found[key], product, rtol=0, atol=0)
 
 
-def test_a_large_network_and_a_named_route_keep_curvlinops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     problem = drawn(hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))
     block = Block(0, "0.weight", "0.weight")
     assert isinstance(engine(problem, Products.curvlinops).column(0, "0.weight", [block]), ColumnOperator)
     monkeypatch.setattr(batched, "SMALL", 25)  # of 26 parameters
-    assert isinstance(engine(problem).column(0, "0.weight", [block]), ColumnOperator)
+    assert isinstance(engine(problem).column(0, "0.weight", [block]), OwnColumn)
 
 
 def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:

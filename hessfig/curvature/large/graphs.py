@@ -5,9 +5,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hessfig.curvature.double_backward import differentiable_twice, gradients, of_second_order
+from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type, of_second_order
 from hessfig.curvature.large.readouts import Direction, Readout
+
+_Edges = Sequence[GradientEdge | None]
 
 
 class Graphs:
@@ -35,8 +38,13 @@ class Graphs:
         self.paths = [path for path, leaf in leaves.items() if leaf in reached]
         self.readout, self._at = readout, [leaves[path] for path in self.paths]
         self.value = self._value.detach()
-        self._split: tuple[Tensor, Sequence[Tensor]] | None = None
-        self._whole: tuple[Direction, Sequence[Tensor]] | None = None
+        self._split: tuple[Tensor, _Edges] | None = None
+        self._whole: tuple[Direction, _Edges] | None = None
+
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The type with the fewest digits in the evaluation of h."""
+        return narrowest_type(self._value)
 
     def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
         """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""
@@ -65,14 +73,16 @@ class Graphs:
         with differentiable_twice():
             return gradients(self._value, self._at, cotangent)
 
-    def _pulled(self, cotangent: Tensor) -> Sequence[Tensor]:
+    def _pulled(self, cotangent: Tensor) -> _Edges:
+        """Return the edges of G(w, c) in its graph; its values, as large as the network, are not kept."""
         with torch.enable_grad(), differentiable_twice():
-            return of_second_order(gradients(self._value, self._at, cotangent, create_graph=True))
+            pulled = of_second_order(gradients(self._value, self._at, cotangent, create_graph=True))
+        return [get_gradient_edge(one) if one.requires_grad else None for one in pulled]
 
     @staticmethod
-    def _along(pulled: Sequence[Tensor], direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+    def _along(pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradient of <pulled, direction>."""
-        pairs = [(g, v) for g, v in zip(pulled, direction, strict=True) if g.requires_grad]
+        pairs = [(edge, v) for edge, v in zip(pulled, direction, strict=True) if edge is not None]
         if not pairs:
             return [torch.zeros_like(tensor) for tensor in wanted]
         along, vectors = zip(*pairs, strict=True)

@@ -19,8 +19,8 @@ class Pieces(Protocol):
     """The batches of a loss, one after the other, each as a function of the weights."""
 
     @property
-    def unembedding(self) -> Sequence[nn.Parameter]:
-        """The parameters that map features to outputs: the matrix, and the bias if there is one; may be empty."""
+    def unembedding(self) -> Sequence[Tensor]:
+        """The tensors that map features to outputs: the matrix, and the bias if there is one; may be empty."""
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -140,8 +140,8 @@ class LargeProducts:
         lead = columns[0].shape[: columns[0].ndim - self._parameters[0].ndim]
         directions = {id(self._parameters[place]): columns[place] for place in self._heads}
         parts = [
-            directions[id(parameter)] if id(parameter) in directions else parameter.new_zeros(*lead, *parameter.shape)
-            for parameter in self.pieces.unembedding
+            directions[id(tensor)] if id(tensor) in directions else tensor.new_zeros(*lead, *tensor.shape)
+            for tensor in self.pieces.unembedding
         ]
         return side_by_side(parts, len(lead))
 
@@ -195,7 +195,7 @@ class LargeColumn(SidedColumn):
         return completed(self.gathered(products), parts)
 
 
-def _heads(parameters: Sequence[nn.Parameter], unembedding: Sequence[nn.Parameter]) -> dict[int, slice | int]:
+def _heads(parameters: Sequence[nn.Parameter], unembedding: Sequence[Tensor]) -> dict[int, slice | int]:
     """Return the columns of [unembedding, bias] that each parameter is, by its index; no entry for other parameters."""
     if not unembedding:
         return {}

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hessfig.curvature.problem import Batch, Objective
-from hessfig.curvature.samples import by_sample, counted
+from hessfig.curvature.problem import Batch, Objective, evaluating
+from hessfig.curvature.rounding import SINGLES, norm
+from hessfig.curvature.samples import BySample, alone, by_sample, counted, met
 from hessfig.errors import UserError
 
 HOST_BYTES = 8e9  # what products take on the host, unless another bound is given
@@ -24,12 +25,13 @@ _OF_FREE = 0.8  # share of the free memory of a card
 class Memory:
     """Bytes of a product with H in all parameters: `fixed`, and for each sample of a batch in addition.
 
-    `kept` are the bytes of the graphs of a sample, which remain after the product.
+    The graphs of a batch remain after the product: `kept` bytes for each sample, and `graph` bytes in addition.
     """
 
     fixed: float
     each: float
     kept: float
+    graph: float = 0.0
 
     @classmethod
     def measured(
@@ -43,7 +45,11 @@ class Memory:
         if samples == 1:
             return cls(peak - kept, kept, kept)
         more, also = live_bytes(product_of(2), beside)
-        return cls(2 * peak - more, more - peak, also - kept)
+        return cls(2 * peak - more, more - peak, also - kept, max(0, 2 * kept - also))
+
+    def graphs(self, samples: int) -> float:
+        """Return the bytes that remain after a product on a batch."""
+        return self.graph + samples * self.kept
 
     def peak(self, samples: int) -> float:
         """Return the bytes of a product on a batch."""
@@ -115,9 +121,31 @@ def micro_batched(objective: Objective, samples: int) -> Objective:
 
     Raises UserError if samples interact, or if the loss is not a weighted mean or a sum over samples.
     """
-    apart = by_sample(objective)
-    pieces = [piece for batch in objective.batches for piece in _split(apart, batch, samples)]
+    try:
+        apart = by_sample(objective)
+        for batch in objective.batches:
+            _check_apart(apart, batch, samples)
+        pieces = [piece for batch in objective.batches for piece in _split(apart, batch, samples)]
+    except UserError as error:
+        raise UserError(
+            "memory: the batch must be split, but its samples interact or cannot be taken apart",
+            got=error.got,
+            allowed="outputs and losses of a sample that do not depend on the others, with samples as the first axis",
+            remedy="a larger memory=, or smaller batches",
+        ) from error
     return replace(apart, batch=pieces[0], more=tuple(pieces[1:]))
+
+
+def _check_apart(objective: Objective, batch: Batch, samples: int) -> None:
+    """Raise UserError if outputs of a piece of a batch differ from those of the batch; BySample checks itself."""
+    if len(batch.inputs) <= samples or isinstance(objective.network, BySample):
+        return
+    with evaluating(objective.network), alone():
+        whole = objective.network(batch.inputs).detach()
+        outputs = torch.cat([objective.network(piece).detach() for piece in batch.inputs.split(samples)])
+        off = norm(outputs - whole) if outputs.shape == whole.shape else float("inf")
+    if off > SINGLES.of(whole.dtype) * norm(whole):
+        raise met(f"outputs of {samples} samples that differ from those of all {len(batch.inputs)}")
 
 
 def _split(objective: Objective, batch: Batch, samples: int) -> list[Batch]:

@@ -38,9 +38,9 @@ class Head:
     module: nn.Linear
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The matrix (vocabulary, width), and the bias if there is one."""
-        return list(self.module.parameters(recurse=False))
+    def tensors(self) -> list[Tensor]:
+        """The matrix (vocabulary, width), and the bias if there is one; tensors that are constant are buffers."""
+        return [self.module.weight] if self.module.bias is None else [self.module.weight, self.module.bias]
 
     def inputs_of(self, call: Callable[[], Any]) -> Tensor:
         """Return the input of the map in a call of the network, which ends there: outputs are not computed."""
@@ -69,13 +69,20 @@ class _Reached(BaseException):
 def head_of(objective: Objective) -> Head | None:
     """Return the linear map whose outputs are those of the network, under cross-entropy; None if there is none.
 
-    The map is called once in a forward pass, and the outputs of the network are its outputs or a view of them.
+    The map is called once in a forward pass of each batch, and the outputs of the network are its outputs or a view of
+    them.
     """
     if type(objective.loss) is not CrossEntropy or objective.loss.smoothing:
         return None
+    head, *others = [_last_linear(objective.network, batch.inputs) for batch in objective.batches]
+    return Head(head) if head is not None and all(other is head for other in others) else None
+
+
+def _last_linear(network: nn.Module, inputs: Tensor) -> nn.Linear | None:
+    """Return the linear map whose outputs are those of the network for one batch, or None."""
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    with evaluating(objective.network), _noted(objective.network, calls):
-        outputs = objective.network(objective.batch.inputs).detach()
+    with evaluating(network), _noted(network, calls):
+        outputs = network(inputs).detach()
     last = [module for module, _, made in calls if _is_view(outputs, made)]
     calls = [call for call in calls if last and call[0] is last[-1]]
     if len(calls) != 1:
@@ -83,7 +90,7 @@ def head_of(objective: Objective) -> Head | None:
     module, features, _ = calls[0]
     made = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
     is_same = norm(made.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
-    return Head(module) if is_same else None
+    return module if is_same else None
 
 
 @contextmanager
@@ -104,11 +111,12 @@ def _noted(network: nn.Module, calls: list[tuple[nn.Linear, Tensor, Tensor]]) ->
 
 
 def _is_plain(module: nn.Linear) -> bool:
-    """Whether a linear map multiplies by its parameter, and nothing else is done to its input or output."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    own = {name for name, _ in module.named_parameters(recurse=False)}
+    """Whether a linear map multiplies by its own tensor, and nothing else is done to its input or output."""
+    backward = module._backward_hooks or module._backward_pre_hooks
+    hooks = module._forward_hooks or module._forward_pre_hooks or backward
+    own = {**module._parameters, **module._buffers}
     is_own = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
-    return is_own and not hooks and own <= {"weight", "bias"} and isinstance(module.weight, nn.Parameter)
+    return is_own and not hooks and {*own} == {"weight", "bias"}
 
 
 def _is_view(outputs: Tensor, made: Tensor) -> bool:
@@ -127,7 +135,7 @@ class LargeNetwork:
 
     def __init__(self, objective: Objective, head: Head | None, kept: int = 0, expected: float | None = None) -> None:
         self.problem, self.head, self._kept, self.expected = objective, head, kept, expected
-        self.unembedding: Sequence[nn.Parameter] = self.head.parameters if self.head else []
+        self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
         self._sizes = dict[int, float]()
         self.holds = cache(self._holds)
 
@@ -145,11 +153,11 @@ class LargeNetwork:
         if samples < max(len(batch.inputs) for batch in objective.batches):
             objective = micro_batched(objective, samples)
         sizes = [len(batch.inputs) for batch in objective.batches]
-        left = bound - memory.peak(max(sizes))
-        kept = sum(one <= left for one in accumulate(memory.kept * size for size in sizes))
+        peak, held = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
+        kept = sum(one <= bound - peak for one in accumulate(held))
         if kept >= len(sizes) - 1:  # the last batch needs the memory of its graphs in any case
-            return cls(objective, head, len(sizes), memory.peak(max(sizes)) + memory.kept * (sum(sizes) - max(sizes)))
-        return cls(objective, head, kept, memory.peak(max(sizes)) + memory.kept * sum(sizes[:kept]))
+            return cls(objective, head, len(sizes), peak + sum(held) - max(held))
+        return cls(objective, head, kept, peak + sum(held[:kept]))
 
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
@@ -213,7 +221,7 @@ class LargeNetwork:
             return OutputReadout(lambda outputs: share * self.problem.loss(outputs, batch.targets))
         targets = batch.targets.flatten()
         counted = targets[targets != IGNORED]
-        matrix = side_by_side([parameter.detach() for parameter in self.unembedding])
+        matrix = side_by_side([one.detach() for one in self.unembedding])
         return VocabularyReadout(matrix, counted, len(counted) / share)
 
     def _check_same(self, number: int, features: Tensor) -> None:
@@ -233,8 +241,10 @@ class LargeNetwork:
         named = self._parameters()
         suffix = first.suffix(first.layout.weights)
         reliable, outer = (DoubleBackward(suffix, one, list(named.values())) for one in (part, Part.H_o))
-        own = _PartOf(LargeProducts(LargeNetwork(first, self.head, kept=1), named), part)
-        why = fault(own, reliable, outer if part == Part.H_f else reliable, named)
+        network = LargeNetwork(first, self.head, kept=1)
+        own, computed_in = _PartOf(LargeProducts(network, named), part), network.graphs(0, named).computed_in
+        other = outer if part == Part.H_f else reliable
+        why = fault(own, reliable, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
         if why:
             warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
         return not why

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hessfig.config.checks import check_config
-from hessfig.config.machine import bytes_of
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
@@ -350,10 +349,6 @@ def test_tokens_and_huggingface_belong_together(home: Path) -> None:
     config.task.data = "addition"  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"tokens with huggingface[\s\S]*remedy: *task=tokens"):
         check_config(config)
-
-
-def test_bytes() -> None:
-    assert [bytes_of(text) for text in ("16GB", "1.5 gb", "512MiB")] == [16e9, 1.5e9, 2**29]
 
 
 def test_a_smaller_bound_makes_more_micro_batches(home: Path) -> None:

@@ -1,0 +1,255 @@
+"""Memory of large products: what is counted, how far the estimate is off, and batches that are split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.config.machine import bytes_of
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.large.large_column import LargeProducts
+from hessfig.curvature.large.memory import Memory, bound_of, live_bytes
+from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn, head_of
+from hessfig.errors import UserError
+from hessfig.terms import PARTS, Block, Part
+from tests.curvature.large.large_networks import column_of, of_transformers, products
+from tests.curvature.large.large_networks import problem_of as scored_problem
+
+WIDTH, CLASSES, SAMPLES = 260, 4, 12
+ROW = Block(0, "all", "all")
+
+
+def test_sizes_are_read() -> None:
+    assert [bytes_of(text) for text in ("16GB", "1.5 gb", "512MiB")] == [16e9, 1.5e9, 2**29]
+
+
+@pytest.mark.parametrize("text", ["lots", "16", "-1GB", "0MB"])
+def test_other_sizes_are_refused_before_anything_is_done(text: str) -> None:
+    problem = hessfig.Problem(network(), *data(), memory=text)
+    with pytest.raises(UserError, match=f"memory\n.*got: .*{re.escape(text)}\n.*a number and KB, MB, GB, TB"):
+        problem.operator("all")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    inputs = torch.randn(SAMPLES, WIDTH, generator=draw, dtype=torch.float64)
+    return inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=draw)
+
+
+def ignored(targets: Tensor) -> Tensor:
+    """Samples 1, 2 and a whole micro-batch, 4 to 7, do not count."""
+    targets = targets.clone()
+    targets[[1, 2, 4, 5, 6, 7]] = -100
+    return targets
+
+
+def memory_of(problem: hessfig.Problem, dtype: str = "float64") -> Memory:
+    objective = problem.objective(dtype)
+    memory = LargeNetwork(objective, head_of(objective)).memory()
+    assert memory is not None
+    return memory
+
+
+def enough_for(memory: Memory, samples: int) -> str:
+    return f"{(memory.peak(samples) + memory.each / 2) / 1e3:.3f}KB"
+
+
+class WithLoss(nn.Module):
+    """A network that returns its loss, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
+    x, y = data()
+    numbers = torch.randn(SAMPLES, CLASSES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64))
+
+    def case(inputs: Any, targets: Any = None, loss: Any = None, of: nn.Module | None = None) -> Any:
+        return lambda memory: hessfig.Problem(of or network(), inputs, targets, loss, memory=memory)
+
+    return {
+        "cross-entropy": case(x, y),
+        "ignored targets": case(x, ignored(y)),
+        "several batches": case([x, x[:7], x[2:5]], [y, ignored(y)[:7], y[2:5]]),
+        "class weights": case(x, ignored(y), weighted),
+        "mse": case(x, numbers, "mse"),
+        "mse_sum": case(x, numbers, "mse_sum"),
+        "own loss": case(x, y, lambda outputs, targets: 3 * F.cross_entropy(outputs, targets)),
+        "loss inside": case({"x": x, "labels": y}, of=WithLoss().double()),
+        "dictionaries": case([{"input": x}, {"input": x[:5]}], [y, y[:5]], "cross_entropy"),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_micro_batches_have_the_products_of_the_whole(name: str) -> None:
+    """Four samples at once, in place of all twelve; curvlinops multiplies by the whole."""
+    make = cases()[name]
+    column = column_of(make(enough_for(memory_of(make(None)), 4)))
+    pieces = [len(batch.inputs) for batch in column.network.problem.batches]
+    assert len(pieces) > 1 and max(pieces) <= 4
+    vectors = torch.randn(column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole = ColumnOperator(make(None).objective("float64"), 0, "all", {ROW: (0, "all")})
+    truth = {part: one for (_, part), one in whole.split_matmat(vectors, PARTS).items()}
+    assert all(map(column.network.holds, PARTS))
+    for part, one in products(column, vectors, *PARTS).items():
+        torch.testing.assert_close(one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
+
+
+def test_batches_of_several_sizes_and_counts_add_up_without_a_bound() -> None:
+    make = cases()["several batches"]
+    column = column_of(make(None))
+    assert [len(batch.inputs) for batch in column.network.problem.batches] == [12, 7, 3]
+    vectors = torch.randn(column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    truth = make(None).operator("all", products="curvlinops") @ vectors[:, 0]
+    torch.testing.assert_close(products(column, vectors, Part.H)[Part.H][:, 0], truth, rtol=1e-9, atol=1e-12)
+
+
+class OverTheBatch(nn.Module):
+    """Every sample sees the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body[1](self.body[0](x))
+        return self.body[2](hidden * hidden.softmax(0))
+
+
+class TimeFirst(nn.Module):
+    """Samples are the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.RNN(8, 256), nn.Linear(256, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])
+
+
+def pairwise(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs @ outputs.T).square().mean()
+
+
+def apart() -> dict[str, Callable[[str | None], hessfig.Problem]]:
+    x, y = data()
+    torch.manual_seed(0)
+    over, first = OverTheBatch().double(), TimeFirst().double()
+    steps, labels = torch.randn(12, 3, 8, dtype=torch.float64), torch.randint(0, CLASSES, (12, 3))
+    return {
+        "network": lambda memory: hessfig.Problem(over, x, y, memory=memory),
+        "dictionary": lambda memory: hessfig.Problem(over, {"x": x}, y, "cross_entropy", memory=memory),
+        "loss": lambda memory: hessfig.Problem(network(), x, y, pairwise, memory=memory),
+        "axis": lambda memory: hessfig.Problem(first, steps, labels, memory=memory),
+    }
+
+
+@pytest.mark.parametrize("name", apart())
+def test_batches_whose_samples_interact_are_not_split(name: str) -> None:
+    """They are measured whole while they fit."""
+    make = apart()[name]
+    memory = memory_of(make(None))
+    with pytest.raises(UserError, match=r"memory: the batch must be split, but its samples [\s\S]*a larger memory="):
+        column_of(make(enough_for(memory, 5)))
+    assert len(column_of(make(enough_for(memory, 12))).network) == 1
+
+
+def test_too_little_for_one_sample_is_refused_with_the_estimate() -> None:
+    need = memory_of(hessfig.Problem(network(), *data())).peak(1)
+    problem = hessfig.Problem(network(), *data(), memory=f"{0.9 * need / 1e3:.3f}KB")
+    with pytest.raises(UserError, match="memory: too little for the product of one sample") as caught:
+        column_of(problem)
+    assert caught.value.allowed == f"at least {need / 1e9:.3g} GB" and "memory=" in caught.value.remedy
+
+
+def test_bounds_come_from_the_problem_or_the_host() -> None:
+    plain, bounded = (hessfig.Problem(network(), *data(), memory=text) for text in (None, "3MB"))
+    assert [bound_of(one.objective("float64")) for one in (plain, bounded)] == [8e9, 3e6]
+
+
+def test_live_bytes_counts_what_is_created_and_what_stays() -> None:
+    given, kept = torch.zeros(1000), []
+
+    def work() -> Tensor:
+        first = given + 1  # 4000
+        second = first.double()  # 8000
+        del first
+        kept.append(second[:10] * 2)  # 80
+        given.mul_(1)
+        return second.sum()
+
+    peak, stays = live_bytes(work, [given])
+    assert (peak, stays) == (4000 + 8000, 80)
+
+
+def test_a_view_is_no_memory_and_neither_is_what_was_there() -> None:
+    given = torch.zeros(1000)
+    assert live_bytes(lambda: given.view(10, 100)[2:].T, [given]) == (0, 0)
+
+
+def counted(column: OwnColumn) -> int:
+    """Return the bytes of one product with H in all parameters, graphs included."""
+    network, parameters = column.network, column.network._parameters()
+    fresh = LargeNetwork(network.problem, network.head, network._kept, network.expected)
+
+    def product() -> None:
+        vector = [torch.ones_like(one).unsqueeze(-1) for one in parameters.values()]
+        LargeProducts(fresh, parameters).of_batches(range(len(fresh)), vector, [Part.H])
+
+    return live_bytes(product, list(parameters.values()))[0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "length"),
+    [(4, 8), *(pytest.param(n, m, marks=pytest.mark.long) for n, m in [(16, 8), (1, 16), (1, 64), (1, 256), (4, 64)])],
+)
+def test_the_estimate_is_that_of_a_product_within_a_fifth(batches: int, length: int) -> None:
+    model, tokens, targets = of_transformers("GPT2LMHeadModel", length)
+    problem = scored_problem(model, [tokens] * batches, [targets] * batches)
+    column = column_of(problem, "float32")
+    expected = column.network.expected
+    assert expected is not None and 0.8 < expected / counted(column) < 1.25
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_products_stay_within_the_bound(samples: int) -> None:
+    """Graphs are kept for as many micro-batches as fit, and made again for the others: more batches take no more."""
+    model, tokens, targets = of_transformers("GPT2LMHeadModel", 16)
+    memory = memory_of(scored_problem(model, tokens, targets), "float32")
+    bound = enough_for(memory, samples)
+    taken = []
+    for batches in (1, 3):
+        problem = scored_problem(model, [tokens] * batches, [targets] * batches, memory=bound)
+        column = column_of(problem, "float32")
+        assert len(column.network) == batches * 4 // samples and column.network._kept < len(column.network)
+        taken.append(counted(column))
+    assert max(taken) <= 1.2 * bytes_of(bound) and taken[1] <= 1.05 * taken[0]
+
+
+def test_an_operator_tells_what_its_products_take() -> None:
+    make = cases()["cross-entropy"]
+    memory = memory_of(make(None))
+    assert make(None).operator("all").memory == memory.peak(SAMPLES)
+    split = make(enough_for(memory, 4)).operator("all").memory
+    assert split is not None and memory.peak(4) <= split <= memory.peak(4) + memory.each / 2
+    small = hessfig.Problem(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    assert small.operator("all").memory is None

@@ -1,0 +1,307 @@
+"""Products of large networks of others: rows of every parameter next to plain double backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hessfig
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.large.large_column import LargeProducts
+from hessfig.curvature.large.own_column import OwnColumn
+from hessfig.curvature.large.readouts import OutputReadout, VocabularyReadout, _Slope
+from hessfig.errors import UserError
+from hessfig.terms import PARTS, Block, Part
+from tests.curvature.large.large_networks import (
+    CASES,
+    Plain,
+    column_of,
+    engines,
+    off_by_parameter,
+    problem_of,
+    products,
+)
+
+EVERY_DAY = ("GPT2LMHeadModel", "ViT")
+OF_SOFTMAX_IN_FLOAT32 = ("GPTNeoXForCausalLM", "OPTForCausalLM", "LlamaForCausalLM", "ViT")
+BOUNDS = {"float64": 1e-9, "float32": 1e-4}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in EVERY_DAY else pytest.mark.long) for n in CASES])
+def test_rows_of_every_parameter_are_those_of_plain_double_backward(name: str, dtype: str) -> None:
+    """For a constant and a random vector and along the gradient; no part falls back.
+
+    Some models evaluate their softmax in float32, so that their float64 has fewer digits. In float32 the constant
+    vector has rows in which everything cancels: they may be as far off as those of plain double backward in float32.
+    """
+    network, inputs, targets = case = CASES[name]()
+    truth, single = Plain(case, torch.float64), Plain(case, torch.float32)
+    count = len(truth.gradient)
+    assert count > 65_536
+    bound = 1e-5 if dtype == "float64" and name in OF_SOFTMAX_IN_FLOAT32 else BOUNDS[dtype]
+    random = torch.randn(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors = torch.stack([torch.ones_like(random), random, truth.gradient / truth.gradient.norm()], dim=1)
+    column = column_of(problem_of(network, inputs, targets), dtype)
+    assert all(map(column.network.holds, PARTS))
+    mine, wrong = products(column, vectors, *PARTS), {}
+    for k, vector in enumerate(vectors.T):
+        real, rounded = truth.products(vector), single.products(vector.float())
+        longest = max(float(one.norm()) for one in real.values())
+        for part, one in real.items():
+            allowed = off_by_parameter(network, rounded[part], one, longest) if dtype == "float32" else {}
+            for parameter, off in off_by_parameter(network, mine[part][:, k], one, longest).items():
+                if not off <= max(bound, allowed.get(parameter, 0.0)):
+                    wrong[part, k, parameter] = off
+    assert wrong == {}
+
+
+class Changing(nn.Module):
+    """A network that reads a number from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.read = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES), READ
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).tanh() * self.read["factor"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Changing:
+        twin = Changing()
+        twin.load_state_dict(self.state_dict())
+        return twin.to(next(self.parameters()).dtype)
+
+
+READ = {"factor": 1.0}
+WIDTH, CLASSES = 260, 4
+
+
+def data(count: int = 6) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(count, WIDTH, generator=draw), torch.randint(0, CLASSES, (count,), generator=draw)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+
+
+def vectors_of(column: OwnColumn, count: int = 2) -> Tensor:
+    return torch.randn(column.dim, count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_a_function_that_changes_is_noticed_when_graphs_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data()
+    column = column_of(hessfig.Problem(Changing(), [x, x[:3]], [y, y[:3]], "cross_entropy"))
+    monkeypatch.setattr(column.network, "_kept", 0)
+    products(column, vectors_of(column), Part.H)
+    monkeypatch.setitem(READ, "factor", 1.001)
+    with pytest.raises(UserError, match="the function has changed since this operator was created"):
+        products(column, vectors_of(column), Part.H)
+
+
+def test_kept_graphs_are_those_of_the_function_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    column = column_of(hessfig.Problem(Changing(), *data(), "cross_entropy"))
+    before = products(column, vectors_of(column), Part.H)[Part.H]
+    monkeypatch.setitem(READ, "factor", 1.001)
+    torch.testing.assert_close(products(column, vectors_of(column), Part.H)[Part.H], before, rtol=0, atol=0)
+
+
+def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(*given: Any, **named: Any) -> Any:
+        made = function(*given, **named)
+        return (made[0] * 1.001, made[1]) if isinstance(made, tuple) else made * 1.001
+
+    return wrong
+
+
+def without_unembedding(ctx: Any, tangent: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the derivative of the gradient, but not that of the unembedding."""
+    ctx.direction.unembedding = None
+    return RIGHT(ctx, tangent)
+
+
+RIGHT = _Slope.backward
+PLANTED: dict[str, tuple[type, str, Any, tuple[Part, ...], str]] = {
+    "scaled products": (VocabularyReadout, "products", scaled(VocabularyReadout.products), PARTS, r"\S+"),
+    "scaled gradient": (VocabularyReadout, "cotangent", scaled(VocabularyReadout.cotangent), (Part.H_f,), r"\S+"),
+    "no direction of the head": (_Slope, "backward", staticmethod(without_unembedding), (Part.H,), r"\S+"),
+    "rows of the head": (LargeProducts, "_add_to_head", lambda *_: None, (Part.H, Part.H_o), r"2\.(weight|bias)"),
+    "outputs": (OutputReadout, "products", scaled(OutputReadout.products), (Part.H_o,), r"\S+"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_engine_is_noticed_and_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warning names engine and parameter; the products are then those of ColumnOperator."""
+    owner, method, wrong, parts, parameter = PLANTED[name]
+    x, y = data()
+    loss = nn.CrossEntropyLoss() if owner is OutputReadout else "cross_entropy"
+    problem = hessfig.Problem(mlp(), x, y, loss)
+    truth = {part: problem.operator("all", str(part), products="curvlinops") @ torch.ones(68_904) for part in parts}
+    monkeypatch.setattr(owner, method, wrong)
+    column = column_of(problem)
+    assert (column.network.head is None) == (owner is OutputReadout)
+    for part in parts:
+        said = rf"{part}: hessfig.curvature.large's product is off by \d\S* % here, in the rows of {parameter}; plain"
+        with pytest.warns(RuntimeWarning, match=said):
+            made = products(column, torch.ones(68_904, 1), part)[part][:, 0]
+        torch.testing.assert_close(made, truth[part].to(made), rtol=1e-12, atol=0)
+
+
+def test_an_engine_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LargeProducts, "_add_whole", lambda *_: (_ for _ in ()).throw(ValueError("planted")))
+    column = column_of(hessfig.Problem(mlp(), *data(), "cross_entropy"))
+    said = r"H: hessfig.curvature.large cannot differentiate this network \(ValueError: planted\); plain"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert products(column, vectors_of(column), Part.H)[Part.H].isfinite().all()
+    assert column.network.holds(Part.H_o)
+
+
+class Catching(nn.Module):
+    """A network that handles every exception, also the one that ends a call at the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).tanh()
+        try:
+            return self.head(hidden)
+        except:  # noqa: E722
+            return self.head(2 * hidden)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain double backward is used instead:RuntimeWarning")
+def test_a_network_that_catches_everything_is_measured_without_its_head() -> None:
+    problem = hessfig.Problem(Catching(), *data(), "cross_entropy")
+    column = column_of(problem)
+    assert not column.network.holds(Part.H)
+    truth = problem.operator("all", products="curvlinops") @ vectors_of(column, 1)[:, 0]
+    torch.testing.assert_close(products(column, vectors_of(column, 1), Part.H)[Part.H][:, 0], truth, rtol=1e-12, atol=0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(16, 140, batch_first=True), nn.Linear(140, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.mul_(2)).tanh_())
+
+
+class Pooled(nn.Module):
+    """Outputs have no axis of samples, one parameter has shape (), and another one is never read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.factor, self.unread = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.factor * self.body(x).tanh().mean(0))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(lambda one: self.body(one).tanh(), self.into(x), use_reentrant=False))
+
+
+class Differentiating(nn.Module):
+    """A network that returns the gradient of an energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.out(self.body(x).tanh()).sum(), x, create_graph=True)[0]
+
+
+def frozen() -> nn.Module:
+    network = mlp()
+    network[0].weight.requires_grad_(False)
+    return network
+
+
+def pictures() -> hessfig.Problem:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.GroupNorm(4, 16), nn.AvgPool2d(2), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
+    return hessfig.Problem(network, torch.randn(3, 3, 8, 8), torch.tensor([1, 9, 4]))
+
+
+VIEWS = {"rows": ("0.weight", numpy.s_[:3, :]), "head": ("2.weight", numpy.s_[1:, 5:9])}
+ODD: dict[str, Callable[[], hessfig.Problem]] = {
+    "frozen": lambda: hessfig.Problem(frozen(), *data(), "cross_entropy"),
+    "views": lambda: hessfig.Problem(mlp(), *data(), "cross_entropy", VIEWS),
+    "group": lambda: hessfig.Problem(mlp(), *data(), "cross_entropy", {"both": ["0.bias", "2.bias", VIEWS["head"]]}),
+    "LSTM": lambda: hessfig.Problem(Recurrent(), torch.randn(3, 5, 16), torch.tensor([1, 0, 3])),
+    "pictures": pictures,
+    "in place": lambda: hessfig.Problem(InPlace(), *data(), "cross_entropy"),
+    "no axis": lambda: hessfig.Problem(Pooled(), data()[0], torch.arange(4.0), "mse"),
+    "checkpoint": lambda: hessfig.Problem(Checkpointed(), *data(), "cross_entropy"),
+    "derivative inside": lambda: hessfig.Problem(Differentiating(), data()[0], data()[0].flip(0), "mse"),
+    "compiled": lambda: hessfig.Problem(torch.compile(mlp(), backend="eager"), *data(), "cross_entropy"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n == "compiled" else []) for n in ODD])
+@pytest.mark.filterwarnings("ignore:.*curvlinops.*plain double backward is used instead:RuntimeWarning")
+def test_odd_networks_have_the_products_of_plain_double_backward(name: str) -> None:
+    """Along all pairs of their weights (of views and groups), next to ColumnOperator; the engine itself holds."""
+    routes = engines(ODD[name]())
+    objective = routes.problem
+    names = ["all"] if name not in ("views", "group") else ["all", *VIEWS] if name == "views" else ["both"]
+    for col in names:
+        rows = {Block(0, row, col): (0, row) for row in names}
+        column, plain = routes.column(0, col, [*rows]), ColumnOperator(objective, 0, col, rows)
+        assert isinstance(column, OwnColumn) and all(map(column.network.holds, PARTS))
+        truth = plain.split_matmat(vectors_of(column), PARTS)
+        for key, one in column.split_matmat(vectors_of(column), PARTS).items():
+            torch.testing.assert_close(one, truth[key], rtol=1e-9, atol=1e-12 * float(truth[key].norm()))
+
+
+def test_off_diagonal_blocks_are_those_of_the_whole() -> None:
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    problem = hessfig.Problem(mlp(), *data(), "cross_entropy")
+    routes = engines(problem)
+    whole = column_of(problem)
+    sizes = [one.numel() for one in mlp().parameters()]
+    for at, col in enumerate(names):
+        column = routes.column(0, col, [Block(0, row, col) for row in names])
+        probes = vectors_of(column)
+        spread = torch.cat([probes if k == at else torch.zeros(n, 2) for k, n in enumerate(sizes)])
+        truth = products(whole, spread, *PARTS)
+        for (block, part), one in column.split_matmat(probes, PARTS).items():
+            rows = truth[part].split(sizes)[names.index(str(block.row))]
+            torch.testing.assert_close(one, rows, rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
+
+
+def test_reentrant_checkpoints_are_refused_with_a_remedy() -> None:
+    network = Checkpointed()
+    network.forward = lambda x: checkpoint(network.into, x, use_reentrant=True)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        column_of(hessfig.Problem(network, data()[0].requires_grad_(), data()[0], "mse"))
