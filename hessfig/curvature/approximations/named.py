@@ -46,7 +46,7 @@ class SampleGradients:
     def sides(self) -> list[OutputSide]:
         """The term of each batch in the loss."""
         pairs = zip(self._objective.batches, self._objective.shares, strict=True)
-        return [OutputSide(replace(self._objective, batch=batch, more=()), share) for batch, share in pairs if share]
+        return [OutputSide(replace(self._objective, batch=batch, more=()), share) for batch, share in pairs]
 
     @property
     def terms(self) -> float:

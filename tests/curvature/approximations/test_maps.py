@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -204,7 +204,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "padded": lambda: pictures(3, padding=(1, 2), stride=(2, 1)),
     "circular, dilated": lambda: pictures(2, 3, padding=1, padding_mode="circular", dilation=2),
     "one axis": lambda: sounds(2, 3),
-    "three axes": lambda: films(2, 1),
+    "three axes": lambda: films(1, 2),
     "sequences": lambda: sequences(2, 3, 1),
 }
 
@@ -265,7 +265,8 @@ def test_expand_and_reduce_are_exact_in_their_settings(held: Sequence[str]) -> N
     for case, name in ((expand, "kfac"), (reduce, "kfac_reduce"), (convolved, "kfac_reduce")):
         truth, other = case.hessian(held), {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name]
         torch.testing.assert_close(case.made(name, held), truth, rtol=1e-10, atol=1e-13)
-        assert float((case.made(other, held) - truth).norm()) > 1e-2 * float(truth.norm())
+        is_trivial = case is expand and held == ["bias"]  # an output depends on one position alone
+        assert is_trivial or float((case.made(other, held) - truth).norm()) > 1e-2 * float(truth.norm())
 
 
 NAMES = ["kfac", "kfac_reduce", "ekfac", "empirical_fisher", "sampled_fisher", "adam_expected", "adam_mini", "diagonal"]
@@ -281,17 +282,14 @@ def test_several_batches_are_one(loss: str) -> None:
         "sum": nn.CrossEntropyLoss(reduction="sum"),
         "own": lambda f, y: F.cross_entropy(f, y.clamp(min=0)),
     }[loss]
-    case = pictures(7)
+    case = pictures(7, stride=3)
     (x, y), names = case.batches[0], [name for name in NAMES if (loss, name) != ("own", "empirical_fisher")]
     y[3:5] = IGNORED
-    single = Case(case.network, "2", [(x, y)], chosen, case.plain, windows)
-    several = Case(case.network, "2", [(x[:1], y[:1]), (x[1:4], y[1:4]), (x[4:], y[4:])], chosen, case.plain, windows)
-    for name in names:
-        one, other = single.made(name, ["weight"]), several.made(name, ["weight"])
+    cut = [(x[:2], y[:2]), (x[2:4], y[2:4]), (x[4:], y[4:])]
+    single, several = (hessfig.Problem(case.network, batches, loss=chosen) for batches in ([(x, y)], cut))
+    for block, name in [*product(["2.weight"], names), *product(["6.weight"], ["shampoo", "soap", "muon", "kfoc"])]:
+        one, other = (problem.approximation(name, block).dense() for problem in (single, several))
         assert float(one.norm()) > 1e-3
-        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
-    for name in ("shampoo", "soap", "muon", "kfoc"):
-        one, other = (replace(held, path="6").made(name, ["weight"]) for held in (single, several))
         torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-9)
 
 
