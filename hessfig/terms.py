@@ -202,11 +202,11 @@ class QueryKey(StrEnum):
 
 
 class Need(StrEnum):
-    """The blocks for which an approximation exists; each member but `whole` and `any` includes the one before it.
+    """The blocks for which an approximation exists; `linear` includes `heads`.
 
-    `any`: all blocks. `matrix`: blocks of a single weight with two axes. `linear`: those of the weight of a linear map.
-    `heads`: those of a weight of attention, which is cut into heads. `moments`: all blocks at a state that adam or
-    adamw reached. `whole`: the block of the whole network.
+    `any`: all blocks. `matrix`: blocks of a single weight with two axes. `linear`: those of the weight of a linear map
+    or a convolution, of its bias, and of both together. `heads`: those of a weight of attention, which is cut into
+    heads. `moments`: all blocks at a state that adam or adamw reached. `whole`: the block of the whole network.
     """
 
     any = "any"

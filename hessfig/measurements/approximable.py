@@ -72,6 +72,9 @@ def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -
         return _without_moments(config)
     if name.facts.needs == Need.any:
         return ""
+    places = {one.parameter.rpartition(".")[0] for one in side}
+    if name.facts.needs == Need.linear and len(places) == 1 and not any(Group.norms in one.groups for one in side):
+        return _of_weight(name, side[0], config)  # perhaps a bias, or a map with its bias: tensors tell
     if len(side) > 1 or block.col in list(Group) or not side[0].is_main:
         return "it is of the weight of one matrix"
     return _of_weight(name, side[0], config)

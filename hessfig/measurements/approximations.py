@@ -14,7 +14,6 @@ from hessfig.config.enums import Method
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.approximations import matrices
 from hessfig.curvature.approximations.named import Material, SampleGradients
-from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, completed, multiplied, summands, view_of
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
@@ -29,6 +28,7 @@ from hessfig.weights import Weight
 
 _OWN_DIAGONALS = {Approximation.diagonal, Approximation.soap}  # of the block itself, in a basis or not
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
+_NO_MAP = "no torch.nn.Linear that the network calls, and no convolution with groups=1,"
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
 NEGLIGIBLE = 1e-12  # an approximation that is this small compared with the block is rounding, and counts as 0
 Vectors = Float[Tensor, "dim k"]
@@ -82,7 +82,7 @@ class _Shared:
         """Gradients of samples; with gd the mini-batch is the whole batch."""
         training = self.config.training
         size = inf if training.optimiser.facts.is_full_batch else training.batch_size
-        return SampleGradients(OutputSide(self.problem), self.request.stream(0, "labels"), size)
+        return SampleGradients(self.problem, self.request.stream(0, "labels"), size)
 
     @cached_property
     def stored(self) -> dict[str, Tensor] | None:
@@ -108,13 +108,14 @@ class _Shared:
 
     def _missing(self, name: Approximation, block: Block) -> str:
         """Return what only tensors tell: shapes and modules."""
-        weight = self.problem.layout.side(block.layer, str(block.col))[0]
+        side = self.problem.layout.side(block.layer, str(block.col))
         if name.facts.needs in (Need.any, Need.moments, Need.whole):
             return ""
-        if len(self.shape(weight)) != 2:
-            return f"it is of the weight of one matrix, and {weight.name} has {len(self.shape(weight))} axes"
-        is_linear = name.facts.needs != Need.linear or self.samples.output_side.linear_of(weight) is not None
-        return "" if is_linear else f"no torch.nn.Linear that the network calls holds {weight.name} whole"
+        if name.facts.needs == Need.linear:
+            held = " and ".join(weight.name for weight in side)
+            return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {held} whole"
+        axes = len(self.shape(side[0]))
+        return "" if axes == 2 else f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
 
     def material(self, side: Sequence[Weight], dim: int) -> Material:
         """Return the inputs from which the approximations of a block of `side` are computed."""

@@ -22,7 +22,6 @@ from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
 from hessfig.curvature.approximations.named import Material, SampleGradients
-from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.approximable import check_approximations
@@ -272,17 +271,17 @@ def test_every_approximation_is_what_its_definition_says(network: str) -> None:
 def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None:
     """Inputs are those that a plain call of the network gives each map; only outputs that are scored send back."""
     problem = toy_problem(ARCHITECTURES[name])
-    side, seen = OutputSide(problem), {}
+    (side,), seen = SampleGradients(problem, torch.Generator()).sides, {}
     maps = {path: one for path, one in problem.network.named_modules() if isinstance(one, nn.Linear)}
     for path, one in maps.items():
         one.register_forward_hook(lambda _, given, out, path=path: seen.update({path: given[0].detach()}))
     problem.network(problem.batch.inputs)
     given, checked = dict(seen), set()
     for weight in problem.layout.weights:
-        if (found := side.linear_of(weight)) is not None:
+        if weight.is_main and (found := side.map_of([weight])) is not None:
             path = weight.parameter.removesuffix(".weight")
-            signals = side.signals(weight)
-            assert maps[path] is found
+            signals = side.signals([weight])
+            assert maps[path] is found.module
             torch.testing.assert_close(signals.inputs, given[path])
             assert not signals.sent_back[:, :, -1].any()  # no scored output depends on the last position
             block = dense_oracle(problem, weight.layer, [weight.name])[Part.H_o][weight.name, weight.name]
@@ -351,7 +350,9 @@ def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac() -> None:
     names = {(weight, name.removesuffix("_error")) for weight, part, name in found if name.endswith("_error")}
     assert {weight for weight, name in names if name == "kfac"} == {"W_U"}
     assert ("W", "shampoo") in names
-    with pytest.raises(UserError, match="Linear that the network calls holds W whole"):
+    with pytest.raises(
+        UserError, match="Linear that the network calls, and no convolution with groups=1, holds W whole"
+    ):
         rows(toy_problem(model, task), settings(model, task, ["W@1"], A.kfac))
 
 
@@ -375,9 +376,7 @@ def test_factors_are_those_of_curvlinops(name: Matrix, approximation: str) -> No
         check_deterministic=False,
     )
     chosen = {"expand": A.kfac, "reduce": A.kfac_reduce, "eigenvalues": A.ekfac}[approximation]
-    ours = Material(SampleGradients(OutputSide(problem), stream(0, "labels")), [weight], parameter.shape).approximation(
-        chosen
-    )
+    ours = Material(SampleGradients(problem, stream(0, "labels")), [weight], parameter.shape).approximation(chosen)
     identity = torch.eye(parameter.numel(), dtype=torch.float64)
     torch.testing.assert_close(ours.matmat(identity), theirs @ identity, rtol=0, atol=1e-10)
 

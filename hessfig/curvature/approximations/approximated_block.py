@@ -11,7 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated
+from hessfig.curvature.approximations.matrices import (
+    Basis,
+    Diagonal,
+    KroneckerSum,
+    LowRank,
+    Product,
+    Reordered,
+    Rotated,
+)
 from hessfig.curvature.block_operator import Entries
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.errors import UserError
@@ -131,6 +139,11 @@ def _(matrix: Diagonal, function: Function, dim: int) -> Product:
 @spectral_function.register
 def _(matrix: Rotated, function: Function, dim: int) -> Product:
     return Rotated(matrix.basis, function(matrix.values))
+
+
+@spectral_function.register
+def _(matrix: Reordered, function: Function, dim: int) -> Product:
+    return Reordered(spectral_function(matrix.matrix, function, dim), matrix.order)
 
 
 @spectral_function.register

@@ -5,12 +5,12 @@ A vector of a block is the (m, n) matrix of the weight, row by row, so G (x) P m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from scipy.linalg import eigh
 from torch import Tensor
 
@@ -96,6 +96,20 @@ class Rotated:
         return self.basis.back(self.values * coordinates).flatten(1).T
 
 
+@dataclass(frozen=True)
+class Reordered:
+    """The symmetric matrix with the entries matrix[order[i], order[j]]."""
+
+    matrix: Product
+    order: Shaped[Tensor, " dim"]
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+        inside = torch.empty_like(vectors)
+        inside[self.order] = vectors
+        return self.matrix.matmat(inside)[self.order]
+
+
 def as_weights(vectors: Float[Tensor, "dim k"], shape: Sequence[int]) -> Float[Tensor, "k m n"]:
     """Return every column as a matrix of the weight's shape."""
     return vectors.T.reshape(-1, *shape)
@@ -109,6 +123,16 @@ def kronecker_factors(
     Approximations of blocks and steps of trainings share this function, so that both have the same order of summation.
     """
     return sent_back.T @ sent_back, inputs.T @ inputs / len(inputs)
+
+
+def kronecker_factors_of(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
+    """Return the K-FAC factors of several batches of (sent_back, inputs): sum g g^T, and the mean over all inputs."""
+    pairs = ((len(inputs), *kronecker_factors(sent, inputs)) for sent, inputs in batches)
+    count, left, right = next(pairs)
+    for uses, more, mean in pairs:
+        count += uses
+        left, right = left + more, right + (mean - right) * (uses / count)
+    return left, right
 
 
 def root(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

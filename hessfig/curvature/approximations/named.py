@@ -4,7 +4,8 @@ Approximations that need the block itself (diagonal, soap, kfoc, kronecker_sum a
 hessfig.measurements.approximations. docs/approximations.md gives formulas and sources.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import inf, prod
 
@@ -12,42 +13,69 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from hessfig.curvature.approximations.maps import LinearMap
 from hessfig.curvature.approximations.matrices import (
     Basis,
     Diagonal,
     KroneckerSum,
     LowRank,
     Product,
+    Reordered,
     Rotated,
-    kronecker_factors,
+    kronecker_factors_of,
     root,
 )
-from hessfig.curvature.approximations.signals import OutputSide, Signals
+from hessfig.curvature.approximations.signals import OutputSide, Signals, check_bytes
 from hessfig.curvature.column import view_of
-from hessfig.terms import Approximation
+from hessfig.curvature.problem import Objective
+from hessfig.curvature.samples import by_sample
+from hessfig.terms import Approximation, Need
 from hessfig.weights import Weight
 
 
 class SampleGradients:
-    """Gradients of the single samples of the batch of a problem, computed once for all blocks.
+    """Gradients of the single samples of all batches of a problem, computed once for all blocks.
 
     `batch_size` is the size of the mini-batches whose second moments optimisers accumulate; inf is the whole batch.
     """
 
-    def __init__(self, output_side: OutputSide, labels: Generator, batch_size: float = inf) -> None:
-        self.output_side, self.batch_size = output_side, batch_size
-        self._labels = labels
+    def __init__(self, objective: Objective, labels: Generator, batch_size: float = inf) -> None:
+        self._objective, self._labels, self.batch_size = objective, labels, batch_size
+
+    @cached_property
+    def sides(self) -> list[OutputSide]:
+        """The term of each batch in the loss."""
+        pairs = zip(self._objective.batches, self._objective.shares, strict=True)
+        return [OutputSide(replace(self._objective, batch=batch, more=()), share) for batch, share in pairs]
+
+    @property
+    def terms(self) -> float:
+        """The number of terms of the loss of all batches: the divisor of its mean, or 1 for a sum."""
+        return self.sides[0].terms / self.sides[0].share
+
+    def map_of(self, side: Sequence[Weight]) -> LinearMap | None:
+        """Return the linear map that the network calls and whose weight, bias, or both are `side`; None without one."""
+        return self.sides[0].map_of(side)
 
     @cached_property
     def true(self) -> dict[str, Tensor]:
         """The share of each sample that counts in the gradient, by parameter; the shares sum to the gradient."""
-        counted, shares = self.output_side.counted.cpu(), self.output_side.gradients_of_samples(self.output_side.slopes)
+        counted = torch.cat([side.counted.cpu() for side in self.sides])
+        shares = self._of_samples([side.slopes for side in self.sides])
         return shares if bool(counted.all()) else {name: share[counted] for name, share in shares.items()}
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:
         """Gradients at labels drawn from the network, scaled so that the sum of their outer products has mean H_o."""
-        return self.output_side.gradients_of_samples(self.output_side.sampled(self._labels))
+        return self._of_samples([side.sampled(self._labels) for side in self.sides])
+
+    def _of_samples(self, sent: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the vectors of all batches, pulled back sample by sample."""
+        held = sum(p.numel() * p.element_size() for p in self._objective.network.parameters())
+        check_bytes(sum(map(len, sent)) * held, "gradients of single samples")
+        apart = by_sample(self._objective).network
+        pieces = [side.gradients_of_samples(one, apart) for side, one in zip(self.sides, sent, strict=True)]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 class Material:
@@ -72,7 +100,11 @@ class Material:
     def approximation(self, name: Approximation) -> Product:
         """Return the approximation called `name`."""
         approximation: Product = getattr(self, f"_{name}")()
-        return approximation
+        if name.facts.needs != Need.linear or len(self.weights) == 1:
+            return approximation
+        linear, (left, right) = self.samples.map_of(self.weights), self._kfac_factors
+        assert linear is not None, "other blocks were left out"
+        return Reordered(approximation, linear.order((len(left), len(right))))
 
     @cached_property
     def shampoo_basis(self) -> Basis:
@@ -82,8 +114,9 @@ class Material:
     @property
     def inputs(self) -> KroneckerSum:
         """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of the squared error of its outputs."""
-        each = self._signals.inputs.flatten(0, 1)
-        return KroneckerSum(torch.eye(self.shape[0], dtype=each.dtype)[None], (each.T @ each)[None])
+        each = [signals.inputs.flatten(0, 1) for signals in self._signals()]
+        right = torch.stack([of_batch.T @ of_batch for of_batch in each]).sum(dim=0)
+        return KroneckerSum(torch.eye(self.shape[0], dtype=right.dtype)[None], right[None])
 
     def _flat(self, by_parameter: Mapping[str, Tensor]) -> Float[Tensor, "batch dim"]:
         """Return the gradients of samples, restricted to the block and in its order."""
@@ -118,27 +151,32 @@ class Material:
         square = mean @ mean.T
         return square + (len(single) * each @ each.T - square) / self.samples.batch_size
 
+    def _signals(self) -> Iterator[Signals]:
+        """Yield the signals of every batch; only those of a single batch are kept, others are computed again."""
+        sides = self.samples.sides
+        yield from [self._only] if len(sides) == 1 else (side.signals(self.weights) for side in sides)
+
     @cached_property
-    def _signals(self) -> Signals:
-        (weight,) = self.weights
-        return self.samples.output_side.signals(weight)
+    def _only(self) -> Signals:
+        return self.samples.sides[0].signals(self.weights)
 
     @cached_property
     def _kfac_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
-        return kronecker_factors(self._signals.sent_back.flatten(0, 2), self._signals.inputs.flatten(0, 1))
+        return kronecker_factors_of((one.sent_back.flatten(0, 2), one.inputs.flatten(0, 1)) for one in self._signals())
 
     def _kfac(self) -> KroneckerSum:
         left, right = self._kfac_factors
         return KroneckerSum(left[None], right[None])
 
     def _kfac_reduce(self) -> KroneckerSum:
-        sent, inputs = self._signals.sent_back.sum(dim=2).flatten(0, 1), self._signals.inputs.mean(dim=1)
-        left, right = kronecker_factors(sent, inputs)
+        pairs = ((one.sent_back.sum(dim=2).flatten(0, 1), one.inputs.mean(dim=1)) for one in self._signals())
+        left, right = kronecker_factors_of(pairs)
         return KroneckerSum(left[None], right[None])
 
     def _ekfac(self) -> Rotated:
         basis = Basis.of(*self._kfac_factors)
-        values = [basis.into(jacobian).square().sum(dim=0) for jacobian in self._signals.jacobians()]
+        jacobians = (jacobian for signals in self._signals() for jacobian in signals.jacobians())
+        values = [basis.into(jacobian).square().sum(dim=0) for jacobian in jacobians]
         return Rotated(basis, torch.stack(values).sum(dim=0))
 
     def _shampoo(self) -> KroneckerSum:
@@ -172,7 +210,7 @@ class Material:
         return Diagonal((scales.T if self.weights[0].name == "W_O" else scales).flatten())
 
     def _empirical_fisher(self) -> LowRank:
-        return LowRank(self.samples.output_side.terms**0.5 * self._shares)
+        return LowRank(self.samples.terms**0.5 * self._shares)
 
     def _sampled_fisher(self) -> LowRank:
         return LowRank(self._flat(self.samples.drawn))

@@ -1,6 +1,6 @@
 """Ingredients of approximations: gradients of single samples, and inputs and backpropagated vectors of linear maps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -9,12 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from hessfig.curvature.approximations.maps import MAPS, LinearMap
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, class_weights, divisor, output_gradient
 from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
 from hessfig.curvature.rounding import LOSS, SINGLES, norm
-from hessfig.curvature.samples import alone, by_sample, check_sum, counted, met
+from hessfig.curvature.samples import alone, check_sum, counted, met
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
@@ -39,20 +40,14 @@ class Signals:
 
 
 class OutputSide:
-    """The loss as a function of the outputs: its gradients, and roots of its Hessian."""
+    """The term of one batch, `share` times its own loss, as a function of the outputs: gradients, roots of Hessians."""
 
-    def __init__(self, objective: Objective) -> None:
-        if objective.more:
-            raise UserError(
-                "quantities=[approximations]: the loss is that of several batches",
-                got=f"{len(objective.batches)} batches",
-                allowed="one batch",
-                remedy="give all samples as one batch, or measure approximation.names=[diagonal,kfoc,kronecker_sum]",
-            )
-        self.problem, self.body = objective, Evaluated(objective.network, self._by_position)
+    def __init__(self, objective: Objective, share: float = 1.0) -> None:
+        assert not objective.more, "a batch at a time"
+        self.problem, self.share, self.body = objective, share, Evaluated(objective.network, self._by_position)
         self._called: set[nn.Module] = set()
-        linear = [module for module in objective.network.modules() if isinstance(module, nn.Linear)]
-        with hooked(linear, lambda called, *_: self._called.add(called)), evaluating(objective.network):
+        maps = [module for module in objective.network.modules() if isinstance(module, MAPS)]
+        with hooked(maps, lambda called, *_: self._called.add(called)), evaluating(objective.network):
             self.raw = scored_outputs(objective.network, objective.batch.inputs, objective.batch.scored).detach()
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
 
@@ -65,7 +60,8 @@ class OutputSide:
     @property
     def slopes(self) -> Float[Tensor, "batch positions width"]:
         """The gradient of the loss in the outputs."""
-        return output_gradient(self.problem.loss, self.raw, self.problem.batch.targets).view_as(self.outputs)
+        slope = output_gradient(self.problem.loss, self.raw, self.problem.batch.targets)
+        return self.share * slope.view_as(self.outputs)
 
     def roots(self) -> Float[Tensor, "batch positions width width"]:
         """Return S with S S^T the Hessian of the loss in the outputs of each position.
@@ -118,7 +114,7 @@ class OutputSide:
             return None
         known = class_weights(loss, self.raw, targets)
         if known is not None:
-            return known.reshape(self.outputs.shape[:2]), self.terms
+            return self.share * known.reshape(self.outputs.shape[:2]), self.terms
         classes, chances = self.raw.shape[-1], self.outputs.softmax(-1)
         even, here = self._hessian(torch.zeros_like(self.raw)), self._hessian(self.raw)
         weights = even.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / max(1 - 1 / classes, 0.5)  # of one class: 0
@@ -128,7 +124,7 @@ class OutputSide:
 
     @property
     def terms(self) -> float:
-        """The number of terms of the loss: the divisor of its mean, or 1 for a sum."""
+        """The number of terms of the batch's own loss: the divisor of its mean, or 1 for a sum."""
         loss, targets = self.problem.loss, self.problem.batch.targets
         count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
         if count is None:
@@ -136,18 +132,16 @@ class OutputSide:
         return count
 
     def gradients_of_samples(
-        self, sent: Float[Tensor, "batch positions width"]
+        self, sent: Float[Tensor, "batch positions width"], apart: nn.Module
     ) -> dict[str, Float[Tensor, "batch ..."]]:
         """Return sum_p (d outputs_p / d w)^T sent_p of every sample, by parameter and on the CPU.
 
-        Raises UserError if these do not add up to the result for the whole batch, so that samples interact.
+        `apart` is the network as a function of any of the samples (see `by_sample`). Raises UserError if the gradients
+        do not add up to the result for the whole batch, so that samples interact.
         """
         parameters = {f"network.{name}": p for name, p in self.problem.network.named_parameters()}
-        _check_bytes(
-            len(sent) * sum(p.numel() * p.element_size() for p in parameters.values()), "gradients of single samples"
-        )
         at = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
-        body, inputs = Evaluated(by_sample(self.problem).network, self._by_position), self.problem.batch.inputs
+        body, inputs = Evaluated(apart, self._by_position), self.problem.batch.inputs
         with torch.enable_grad(), differentiable_twice(), alone():
             of_samples = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
         stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*of_samples, strict=True)]
@@ -163,33 +157,30 @@ class OutputSide:
         """A mask of the samples that count in the loss. Raises UserError for a loss in which samples interact."""
         return counted(self.problem, self.problem.batch).weights > 0
 
-    def linear_of(self, weight: Weight) -> nn.Linear | None:
-        """Return the linear map whose weight is `weight` and that is called by the network; None if there is none."""
-        place, _, name = weight.parameter.rpartition(".")
-        module = self.problem.network.get_submodule(place)
-        if isinstance(module, nn.Linear) and name == "weight" and weight.index is None and module in self._called:
-            return module
-        return None
+    def map_of(self, side: Sequence[Weight]) -> LinearMap | None:
+        """Return the linear map that the network calls and whose weight, bias, or both are `side`; None without one."""
+        linear = LinearMap.of(self.problem.network, side)
+        return linear if linear and linear.module in self._called else None
 
-    def signals(self, weight: Weight) -> Signals:
+    def signals(self, side: Sequence[Weight]) -> Signals:
         """Return the signals of a linear map, by one backward pass for each scored position and column of the root.
 
         Raises UserError unless the samples are the first axis of the inputs of the map.
         """
-        module, roots = self.linear_of(weight), self.roots()
-        assert module is not None, "weights of other modules were left out"
+        linear, roots, weight = self.map_of(side), self.roots(), side[0]
+        assert linear is not None, "other blocks were left out"
         inputs: list[Tensor] = []
         calls: list[Tensor] = []
         with torch.enable_grad(), differentiable_twice():
-            with hooked([module], partial(_seen, inputs, calls)):
+            with hooked([linear.module], partial(_seen, linear, inputs, calls)):
                 outputs = self._through_leaves(weight)
             _, positions, width = outputs.shape
             entries = positions * width * sum(call.numel() * call.element_size() for call in calls)
-            _check_bytes(entries, f"what is sent back through {weight.parameter}")
+            check_bytes(entries, f"what is sent back through {weight.parameter}")
             self._check_samples(outputs, calls, weight)
-            self._check_gradient(outputs, inputs, calls, weight)
+            self._check_gradient(outputs, inputs, calls, linear, weight)
             sent_back = [
-                self._joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), calls))
+                self._joined(_sent((outputs[:, place] * roots[:, place, :, column]).sum(), calls, linear))
                 for place in range(positions)
                 for column in range(width)
             ]
@@ -231,13 +222,18 @@ class OutputSide:
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 
-    def _check_gradient(self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], weight: Weight) -> None:
+    def _check_gradient(
+        self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], linear: LinearMap, weight: Weight
+    ) -> None:
         """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
-        factors = _factors(outputs)
-        leaf = self.problem.network.get_parameter(weight.parameter).detach().clone().requires_grad_()
+        factors, place = _factors(outputs), weight.parameter.rpartition(".")[0]
+        paths = [f"{place}.{name}" if place else name for name in linear.parameters]
+        leaves = [self.problem.network.get_parameter(path).detach().clone().requires_grad_() for path in paths]
+        at = {f"network.{path}": leaf for path, leaf in zip(paths, leaves, strict=True)}
         body = Evaluated(self.problem.network, partial(self._by_position, everywhere=True))
-        again = functional_call(body, {f"network.{weight.parameter}": leaf}, (self.problem.batch.inputs,))
-        (whole,), sent = gradients((again * factors).sum(), [leaf]), gradients((outputs * factors).sum(), calls)
+        again = functional_call(body, at, (self.problem.batch.inputs,))
+        whole = linear.joined(gradients((again * factors).sum(), leaves))
+        sent = _sent((outputs * factors).sum(), calls, linear)
         pairs = [(back.flatten(0, -2), given.flatten(0, -2)) for back, given in zip(sent, inputs, strict=True)]
         size = sum(float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs)
         off = float((torch.stack([back.T @ given for back, given in pairs]).sum(dim=0) - whole).norm())
@@ -245,7 +241,7 @@ class OutputSide:
             raise UserError(
                 f"quantities=[approximations]: {weight.parameter} is also used outside its linear map",
                 got=f"the sum of g x^T over its calls is off by {off / size:.2g} of its terms",
-                allowed="a weight that is used only by calls of one torch.nn.Linear",
+                allowed="a weight that is used only by calls of one torch.nn.Linear or convolution",
                 remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
             )
 
@@ -261,7 +257,7 @@ class OutputSide:
         off = (hessian @ factors[..., None]).squeeze(-1) - product
         if norm(off) > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5:
             raise self._refusal("couples positions, or its classes are not the last axis")
-        return hessian.reshape(*self.outputs.shape, -1)
+        return self.share * hessian.reshape(*self.outputs.shape, -1)
 
     def _refusal(self, what: str) -> UserError:
         return UserError(
@@ -285,18 +281,31 @@ def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Ten
     return gradients((outputs * sent).sum(), list(at.values()))
 
 
-def _seen(inputs: list[Tensor], calls: list[Tensor], module: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
+def _seen(
+    linear: LinearMap,
+    inputs: list[Tensor],
+    calls: list[Tensor],
+    module: nn.Module,
+    given: tuple[Tensor],
+    output: Tensor,
+) -> Tensor:
     """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
 
     Outputs keep their graph, so that vectors backpropagated to an early call include paths through later calls.
     """
     del module
-    inputs.append(given[0].detach())
+    inputs.append(linear.inputs(given[0].detach(), output.detach()))
     calls.append(output if output.requires_grad else output.detach().requires_grad_())
     return calls[-1].clone()
 
 
-def _check_bytes(size: int, what: str) -> None:
+def _sent(scalar: Tensor, calls: list[Tensor], linear: LinearMap) -> list[Tensor]:
+    """Return the gradients of a scalar in the outputs of all calls, with the features as the last axis."""
+    return [linear.by_use(gradient) for gradient in gradients(scalar, calls)]
+
+
+def check_bytes(size: int, what: str) -> None:
+    """Raise UserError if `what` takes more than MOST_BYTES."""
     if size > MOST_BYTES:
         raise UserError(
             f"quantities=[approximations]: {what} would take {size / 1e9:.1f} GB",

@@ -11,7 +11,6 @@ from torch import Generator, Tensor
 from torch.func import vmap
 
 from hessfig.curvature.approximations.named import Material, SampleGradients
-from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, entries_of, view_of
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective, evaluating
@@ -37,7 +36,7 @@ class PerturbedBlock:
     def __init__(self, objective: Objective, request: Request, block: Block, column: Column) -> None:
         self.problem, self.block, self._column = objective, block, column
         self.side = objective.layout.side(block.layer, str(block.col))
-        self._samples = SampleGradients(OutputSide(objective), request.stream(0, "labels"))
+        self._samples = SampleGradients(objective, request.stream(0, "labels"))
         self._suffix = objective.suffix(self.side)
         self.weights = self.flat({name: one.detach() for name, one in objective.network.named_parameters()})
 
@@ -119,7 +118,7 @@ class PerturbedBlock:
     def _maps(self) -> Iterator[tuple[Material, Tensor]]:
         """Yield the data for approximations of each linear map's weight, with the positions of its entries."""
         for weight, shape, places in self.pieces:
-            if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
+            if len(shape) == 2 and self._samples.map_of([weight]):
                 yield self._material([weight], shape), places
 
     def _material(self, weights: Collection[Weight], shape: torch.Size) -> Material:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from hessfig.config.enums import DType
 from hessfig.curvature.approximations.named import SampleGradients
-from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import entries_of
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Objective, scored_outputs
@@ -115,7 +114,7 @@ def _losses(network: nn.Module, tests: Objective) -> Float[Tensor, " tests"]:
 
 def _gradients(subject: PerturbedBlock, objective: Objective) -> Float[Tensor, "samples dim"]:
     """Return the gradients of single samples with respect to the entries of the block."""
-    shares = SampleGradients(OutputSide(objective), torch.Generator()).true
+    shares = SampleGradients(objective, torch.Generator()).true
     count = len(objective.batch.inputs)
     each = [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]
     return torch.stack(each) * count

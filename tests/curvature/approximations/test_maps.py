@@ -1,0 +1,340 @@
+"""K-FAC of convolutions, biases and several batches against its definition, written out, and where it is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.curvature.problem import hooked
+from hessfig.errors import UserError
+from tests.double_backward import hessian, jacobian
+
+CLASSES, IGNORED = 3, -100
+SIDES = (["weight"], ["bias"], ["weight", "bias"], ["bias", "weight"])
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, CLASSES, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass
+class Case:
+    """A network, its batches, and the loss of all batches as a sum of those of single ones: `plain` of (outputs, y)."""
+
+    network: nn.Module
+    path: str
+    batches: Batches
+    loss: Any
+    plain: Callable[[Tensor, Tensor], Tensor]
+    positions: Callable[[nn.Module, Tensor], Tensor]
+
+    @property
+    def module(self) -> nn.Module:
+        return self.network.get_submodule(self.path)
+
+    def made(self, name: str, held: Sequence[str]) -> Tensor:
+        """Return the approximation of a block, dense."""
+        paths = [f"{self.path}.{one}" for one in held]
+        problem = hessfig.Problem(self.network, self.batches, loss=self.loss, weights={"block": paths})
+        return problem.approximation(name, "block").dense()
+
+    def curvatures(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the inputs x, what a shift of y changes in the outputs, and the Hessian in the outputs, by sample."""
+        for x, y in self.batches:
+            outputs = self.network(x).detach()
+            seen, shifts = list[Tensor](), list[Tensor]()
+
+            def shift(module: nn.Module, given: Any, output: Tensor, seen: Any = seen, shifts: Any = shifts) -> Tensor:
+                seen.append(self.positions(module, given[0].detach()))
+                shifts.append(torch.zeros_like(output).requires_grad_())
+                return output + shifts[-1]
+
+            with hooked([self.module], shift):
+                shifted = self.network(x)
+            rows = [torch.autograd.grad(one, shifts[0], retain_graph=True)[0] for one in shifted.flatten()]
+            J = torch.stack(rows).movedim(-1 if isinstance(self.module, nn.Linear) else 2, -1)
+            J = J.reshape(len(x), -1, len(x), *seen[0].shape[1:2], J.shape[-1])[range(len(x)), :, range(len(x))]
+            leaf = outputs.requires_grad_()
+            H = hessian(lambda leaf=leaf, y=y: self.plain(leaf, y), [leaf])
+            H = H.view(len(x), leaf[0].numel(), len(x), leaf[0].numel())[range(len(x)), :, range(len(x))]
+            yield seen[0], J, H
+
+    def factors(self, held: Sequence[str], *, reduce: bool) -> tuple[Tensor, Tensor]:
+        """Return sum g g^T and mean x x^T by loops over the samples of all batches and their positions."""
+        left, right, count = 0, 0, 0
+        for x, J, H in self.curvatures():
+            x = torch.cat([x] * ("weight" in held) + [torch.ones_like(x[..., :1])] * ("bias" in held), dim=-1)
+            x, J = (x.mean(1, keepdim=True), J.sum(2, keepdim=True)) if reduce else (x, J)
+            for sample, t in product(range(len(x)), range(x.shape[1])):
+                left = left + J[sample, :, t].T @ H[sample] @ J[sample, :, t]
+                right, count = right + torch.outer(x[sample, t], x[sample, t]), count + 1
+        return left, right / count
+
+    def places(self, held: Sequence[str], columns: int) -> Tensor:
+        """Return for every entry of the block its row in kron(left, right), whose last column is the bias."""
+        width = columns - ("bias" in held and "weight" in held)
+        rows = range(len(self.module.weight))
+        of = {
+            "weight": [row * columns + at for row in rows for at in range(width)],
+            "bias": [row * columns + columns - 1 for row in rows],
+        }
+        return torch.tensor([place for name in held for place in of[name]])
+
+    def kfac(self, held: Sequence[str], *, reduce: bool = False) -> Tensor:
+        left, right = self.factors(held, reduce=reduce)
+        places = self.places(held, len(right))
+        return torch.kron(left, right)[places][:, places]
+
+    def gauss_newton(self, held: Sequence[str]) -> Tensor:
+        """Return H_o of the block, by the Jacobian of the outputs in the parameters."""
+        at, total = [self.module.get_parameter(one) for one in held], 0
+        for x, y in self.batches:
+            J = jacobian(lambda x=x: self.network(x), at)
+            leaf = self.network(x).detach().requires_grad_()
+            total = total + J.T @ hessian(lambda leaf=leaf, y=y: self.plain(leaf, y), [leaf]) @ J
+        return total
+
+    def hessian(self, held: Sequence[str]) -> Tensor:
+        at = [self.module.get_parameter(one) for one in held]
+        return hessian(lambda: sum(self.plain(self.network(x), y) for x, y in self.batches), at)
+
+    def ekfac(self, held: Sequence[str]) -> Tensor:
+        left, right = self.factors(held, reduce=False)
+        places = self.places(held, len(right))
+        Q = torch.kron(torch.linalg.eigh(left)[1], torch.linalg.eigh(right)[1])[places]
+        return Q @ (Q.T @ self.gauss_newton(held) @ Q).diagonal().diag() @ Q.T
+
+
+def windows(module: nn.Module, given: Tensor) -> Tensor:
+    """Return the patches of a convolution (samples, positions, n) by cutting the padded input at every position."""
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    widths = [width for pad in reversed(module.padding) for width in (pad, pad)]
+    padded = F.pad(given, widths, mode=mode)
+    spans = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    starts = [
+        range(0, length - span + 1, stride)
+        for length, span, stride in zip(padded.shape[2:], spans, module.stride, strict=True)
+    ]
+    cuts = [
+        padded[
+            (..., *(slice(at, at + span, d) for at, span, d in zip(place, spans, module.dilation, strict=True)))
+        ].flatten(1)
+        for place in product(*starts)
+    ]
+    return torch.stack(cuts, dim=1)
+
+
+def as_rows(module: nn.Module, given: Tensor) -> Tensor:
+    return given.flatten(1, -2) if given.ndim > 2 else given[:, None]
+
+
+def drawn(network: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in network.double().parameters():
+        nn.init.normal_(parameter, std=0.6)
+    return network
+
+
+def classified(sizes: tuple[int, ...], *shape: int) -> tuple[Batches, Callable[[Tensor, Tensor], Tensor]]:
+    """Return batches of unequal sizes, some of whose targets are ignored, and the share of a batch in the mean."""
+    targets = [labels(size, seed=seed) for seed, size in enumerate(sizes)]
+    targets[-1][0] = IGNORED
+    count = sum(int((y != IGNORED).sum()) for y in targets)
+    batches = [(draws(size, *shape, seed=seed), y) for seed, (size, y) in enumerate(zip(sizes, targets, strict=True))]
+    return batches, lambda f, y: F.cross_entropy(f, y, reduction="sum") / count
+
+
+def pictures(*sizes: int, **settings: Any) -> Case:
+    """A convolution with a map before it and a read-out behind it."""
+    ends = nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(6, CLASSES)
+    between = nn.Conv2d(2, 3, (2, 3), **settings)
+    network = drawn(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Tanh(), between, nn.Tanh(), *ends))
+    batches, plain = classified(sizes, 1, 5, 6)
+    return Case(network, "2", batches, "cross_entropy", plain, windows)
+
+
+def sounds(*sizes: int) -> Case:
+    ends = nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)
+    batches, plain = classified(sizes, 2, 7)
+    network = drawn(nn.Sequential(nn.Conv1d(2, 2, 3, stride=2), *ends))
+    return Case(network, "0", batches, "cross_entropy", plain, windows)
+
+
+def films(*sizes: int) -> Case:
+    ends = nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES)
+    batches, plain = classified(sizes, 1, 3, 3, 4)
+    network = drawn(nn.Sequential(nn.Conv3d(1, 1, (2, 2, 3)), *ends))
+    return Case(network, "0", batches, "cross_entropy", plain, windows)
+
+
+class Read(nn.Module):
+    """A map of positions, whose sums are read out: sequences of any length."""
+
+    def __init__(self, *, is_linear: bool = False) -> None:
+        super().__init__()
+        self.inner, self.outer, self.is_linear = nn.Linear(3, 4), nn.Linear(4, CLASSES), is_linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return self.outer((y if self.is_linear else torch.tanh(y)).mean(dim=-2))
+
+
+def sequences(*sizes: int) -> Case:
+    """Sequences of another length in every batch, with a loss that is a sum of squares."""
+    batches = [(draws(size, 2 + at, 3, seed=at), draws(size, CLASSES, seed=9)) for at, size in enumerate(sizes)]
+    loss = nn.MSELoss(reduction="sum")
+    return Case(drawn(Read()), "inner", batches, loss, loss, as_rows)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "patches": lambda: pictures(3),
+    "padded": lambda: pictures(3, padding=(1, 2), stride=(2, 1)),
+    "circular, dilated": lambda: pictures(2, 3, padding=1, padding_mode="circular", dilation=2),
+    "one axis": lambda: sounds(2, 3),
+    "three axes": lambda: films(1, 2),
+    "sequences": lambda: sequences(2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("held", SIDES, ids=" and ".join)
+@pytest.mark.parametrize("name", CASES)
+def test_kfac_is_what_its_definition_says(name: str, held: Sequence[str]) -> None:
+    case = CASES[name]()
+    torch.testing.assert_close(case.made("kfac", held), case.kfac(held), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(case.made("kfac_reduce", held), case.kfac(held, reduce=True), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(case.made("ekfac", held), case.ekfac(held), rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_identities_of_maps_with_several_positions(name: str) -> None:
+    """K-FAC-reduce of a bias is H_o, whose trace is that of EK-FAC; neither is true of K-FAC."""
+    case, held = CASES[name](), ["weight", "bias"]
+    bias, whole = case.gauss_newton(["bias"]), case.gauss_newton(held)
+    torch.testing.assert_close(case.made("kfac_reduce", ["bias"]), bias, rtol=1e-10, atol=1e-13)
+    assert float(case.made("ekfac", held).trace()) == pytest.approx(float(whole.trace()), rel=1e-10)
+    assert float((case.made("kfac", ["bias"]) - bias).norm()) > 1e-2 * float(bias.norm())
+
+
+def squared(network: nn.Module, path: str, x: Tensor, positions: Any, *sizes: int) -> Case:
+    """The mean of squared errors over batches of these sizes."""
+    y = draws(*network(x).shape, seed=5)
+    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    return Case(network, path, batches, "mse", lambda f, t: (f - t).square().sum() / y.numel(), positions)
+
+
+@pytest.mark.parametrize("held", SIDES, ids=" and ".join)
+@pytest.mark.parametrize("path", ["0", "2", "4"])
+def test_it_is_exact_for_a_deep_linear_network_at_one_sample(path: str, held: Sequence[str]) -> None:
+    """Squared errors, a convolution over the whole picture and two linear maps: every block is one product."""
+    network = drawn(
+        nn.Sequential(nn.Conv2d(2, 4, (3, 2)), nn.Flatten(), nn.Linear(4, 3), nn.Identity(), nn.Linear(3, 2))
+    )
+    case = squared(network, path, draws(1, 2, 3, 2), windows if path == "0" else as_rows, 1)
+    for name in ("kfac", "kfac_reduce", "ekfac"):
+        torch.testing.assert_close(case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("held", SIDES, ids=" and ".join)
+def test_it_is_exact_for_a_single_linear_map(held: Sequence[str]) -> None:
+    case = squared(drawn(nn.Sequential(nn.Linear(3, 2))), "0", draws(7, 3), as_rows, 2, 4, 1)
+    for name in ("kfac", "kfac_reduce", "ekfac"):
+        torch.testing.assert_close(case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("held", SIDES, ids=" and ".join)
+def test_expand_and_reduce_are_exact_in_their_settings(held: Sequence[str]) -> None:
+    """Eschenhagen et al. 2023, propositions 1 and 2: deep linear networks, with a loss by position, and with means."""
+    loss_by_position = drawn(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    expand = squared(loss_by_position, "0", draws(5, 4, 3), as_rows, 2, 3)
+    reduce = squared(drawn(Read(is_linear=True)), "inner", draws(5, 4, 3), as_rows, 2, 3)
+    pooled = nn.Sequential(nn.Conv2d(1, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    convolved = squared(drawn(pooled), "0", draws(5, 1, 4, 3), windows, 2, 3)
+    for case, name in ((expand, "kfac"), (reduce, "kfac_reduce"), (convolved, "kfac_reduce")):
+        truth, other = case.hessian(held), {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name]
+        torch.testing.assert_close(case.made(name, held), truth, rtol=1e-10, atol=1e-13)
+        is_trivial = case is expand and held == ["bias"]  # an output depends on one position alone
+        assert is_trivial or float((case.made(other, held) - truth).norm()) > 1e-2 * float(truth.norm())
+
+
+NAMES = ["kfac", "kfac_reduce", "ekfac", "empirical_fisher", "sampled_fisher", "adam_expected", "adam_mini", "diagonal"]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "weighted", "sum", "own"])
+def test_several_batches_are_one(loss: str) -> None:
+    """Batches cut from one, with ignored targets, class weights, a sum, and a function of one's own."""
+    cost = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
+    chosen: Any = {
+        "cross_entropy": "cross_entropy",
+        "weighted": nn.CrossEntropyLoss(weight=cost),
+        "sum": nn.CrossEntropyLoss(reduction="sum"),
+        "own": lambda f, y: F.cross_entropy(f, y.clamp(min=0)),
+    }[loss]
+    case = pictures(7, stride=3)
+    (x, y), names = case.batches[0], [name for name in NAMES if (loss, name) != ("own", "empirical_fisher")]
+    y[3:5] = IGNORED
+    cut = [(x[:2], y[:2]), (x[2:4], y[2:4]), (x[4:], y[4:])]
+    single, several = (hessfig.Problem(case.network, batches, loss=chosen) for batches in ([(x, y)], cut))
+    for block, name in [*product(["2.weight"], names), *product(["6.weight"], ["shampoo", "soap", "muon", "kfoc"])]:
+        one, other = (problem.approximation(name, block).dense() for problem in (single, several))
+        assert float(one.norm()) > 1e-3
+        torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-9)
+
+
+def test_systems_of_a_map_with_its_bias_are_solved() -> None:
+    case = CASES["padded"]()
+    problem = hessfig.Problem(case.network, case.batches, loss=case.loss, weights={"map": ["2.weight", "2.bias"]})
+    for name in ("kfac", "ekfac"):
+        made = problem.approximation(name, "map")
+        b = draws(made.shape[0])
+        x, residual = made.solve(b, damping=1e-2)
+        assert residual < 1e-12
+        torch.testing.assert_close(case.made(name, ["weight", "bias"]) @ x + 1e-2 * x, b, rtol=1e-9, atol=1e-9)
+
+
+class Upsampled(nn.Module):
+    """A grouped, a transposed and a plain convolution whose weight also acts without a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grouped, self.back = nn.Conv2d(2, 4, 2, groups=2), nn.ConvTranspose2d(4, 2, 2)
+        self.plain, self.out = nn.Conv2d(2, 2, 1), nn.Linear(2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.plain(self.back(torch.tanh(self.grouped(x)))) + F.conv2d(x, self.plain.weight)
+        return self.out(y.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("paths", "match"),
+    [
+        (["grouped.weight"], "convolution with groups=1, holds"),
+        (["grouped.weight", "grouped.bias"], "convolution with groups=1, holds"),
+        (["back.weight"], "convolution with groups=1, holds"),
+        (["plain.weight"], "plain.weight is also used outside its linear map"),
+        (["plain.weight", "out.bias"], "of the weight of one matrix"),
+        (["plain.bias", "out.bias"], "of the weight of one matrix"),
+    ],
+)
+def test_what_is_no_linear_map_is_refused(paths: list[str], match: str) -> None:
+    problem = hessfig.Problem(drawn(Upsampled()), draws(4, 2, 3, 3), labels(4), weights={"block": paths})
+    with pytest.raises(UserError, match=match):
+        problem.approximation("kfac", "block")
+
+
+def test_the_bias_of_a_grouped_convolution_has_its_own_factor() -> None:
+    network, x, y = drawn(Upsampled()), draws(4, 2, 3, 3), labels(4)
+    case = Case(network, "grouped", [(x, y)], "cross_entropy", F.cross_entropy, windows)
+    torch.testing.assert_close(case.made("kfac_reduce", ["bias"]), case.gauss_newton(["bias"]), rtol=1e-10, atol=1e-13)
