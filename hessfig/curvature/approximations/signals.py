@@ -286,7 +286,7 @@ def _seen(
     inputs: list[Tensor],
     calls: list[Tensor],
     module: nn.Module,
-    given: tuple[Tensor],
+    given: tuple[Tensor, ...],
     output: Tensor,
 ) -> Tensor:
     """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
@@ -294,6 +294,13 @@ def _seen(
     Outputs keep their graph, so that vectors backpropagated to an early call include paths through later calls.
     """
     del module
+    if not given:
+        raise UserError(
+            "quantities=[approximations]: a linear map is called with its input by keyword",
+            got="a call of a torch.nn.Linear or convolution as map(input=x)",
+            allowed="calls with the input as the first argument, map(x)",
+            remedy="call map(x), or leave K-FAC out: approximation.names=[diagonal,shampoo,soap,kfoc]",
+        )
     inputs.append(linear.inputs(given[0].detach(), output.detach()))
     calls.append(output if output.requires_grad else output.detach().requires_grad_())
     return calls[-1].clone()
