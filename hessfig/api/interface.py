@@ -220,7 +220,7 @@ class Problem:
         Raises
         ------
         UserError
-            For a name that the block cannot have, such as "kfac" of a weight that is not a linear map.
+            For a name that the block cannot have, such as "kfac" of a table of embeddings.
 
         Examples
         --------

@@ -65,7 +65,10 @@ def approximation_of(objective: Objective, request: Request) -> matrices.Product
     side = objective.layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
         return _Apart(Square(column, block, part).matmat, _pieces(side, by_layer=name == Approximation.layer_diagonal))
-    reference, material = _Dense(block, column, [part]), shared.material(side, column.dim)
+    material = shared.material(side, column.dim)
+    if name not in _OWN_DIAGONALS | _PAIRS:
+        return material.approximation(name)
+    reference = _Dense(block, column, [part])
     if name in _OWN_DIAGONALS:
         return reference.diagonal_matrix(part, _basis(name, material))
     return _Comparison(reference, material, shared.config.approximation.rank).matrix(name, part)

@@ -15,7 +15,7 @@ _HELD = (["weight"], ["bias"], ["bias", "weight"])
 
 
 @dataclass(frozen=True)
-class LinearMap:
+class UnfoldedMap:
     """A module y_t = W x_t + b, of which a block has `names`: weight, bias or both, in the order of its vector.
 
     The parameters of the block form one matrix. With W, the input x_t of a convolution is its patch at position t, in
@@ -26,7 +26,7 @@ class LinearMap:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, network: nn.Module, side: Sequence[Weight]) -> "LinearMap | None":
+    def of(cls, network: nn.Module, side: Sequence[Weight]) -> "UnfoldedMap | None":
         """Return the map whose weight, bias, or both are `side`; None if there is none.
 
         Weights of grouped convolutions have none, since they act on several inputs.

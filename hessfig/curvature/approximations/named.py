@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.approximations.maps import LinearMap
+from hessfig.curvature.approximations.maps import UnfoldedMap
 from hessfig.curvature.approximations.matrices import (
     Basis,
     Diagonal,
@@ -53,7 +53,7 @@ class SampleGradients:
         """The number of terms of the loss of all batches: the divisor of its mean, or 1 for a sum."""
         return self.sides[0].terms / self.sides[0].share
 
-    def map_of(self, side: Sequence[Weight]) -> LinearMap | None:
+    def map_of(self, side: Sequence[Weight]) -> UnfoldedMap | None:
         """Return the linear map that the network calls and whose weight, bias, or both are `side`; None without one."""
         return self.sides[0].map_of(side)
 

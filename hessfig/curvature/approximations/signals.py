@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.approximations.maps import MAPS, LinearMap
+from hessfig.curvature.approximations.maps import MAPS, UnfoldedMap
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, class_weights, divisor, output_gradient
@@ -164,9 +164,9 @@ class OutputSide:
         """A mask of the samples that count in the loss. Raises UserError for a loss in which samples interact."""
         return counted(self.problem, self.problem.batch).weights > 0
 
-    def map_of(self, side: Sequence[Weight]) -> LinearMap | None:
+    def map_of(self, side: Sequence[Weight]) -> UnfoldedMap | None:
         """Return the linear map that the network calls and whose weight, bias, or both are `side`; None without one."""
-        linear = LinearMap.of(self.problem.network, side)
+        linear = UnfoldedMap.of(self.problem.network, side)
         return linear if linear and linear.module in self._called else None
 
     def signals(self, side: Sequence[Weight]) -> Signals:
@@ -230,7 +230,7 @@ class OutputSide:
             )
 
     def _check_gradient(
-        self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], linear: LinearMap, weight: Weight
+        self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], linear: UnfoldedMap, weight: Weight
     ) -> None:
         """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
         factors, place = _factors(outputs), weight.parameter.rpartition(".")[0]
@@ -289,11 +289,11 @@ def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Ten
 
 
 def _seen(
-    linear: LinearMap,
+    linear: UnfoldedMap,
     inputs: list[Tensor],
     calls: list[Tensor],
     module: nn.Module,
-    given: tuple[Tensor],
+    given: tuple[Tensor, ...],
     output: Tensor,
 ) -> Tensor:
     """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
@@ -301,12 +301,19 @@ def _seen(
     Outputs keep their graph, so that vectors backpropagated to an early call include paths through later calls.
     """
     del module
+    if not given:
+        raise UserError(
+            "quantities=[approximations]: a linear map is called with its input by keyword",
+            got="a call of a torch.nn.Linear or convolution as map(input=x)",
+            allowed="calls with the input as the first argument, map(x)",
+            remedy="call map(x), or leave K-FAC out: approximation.names=[diagonal,shampoo,soap,kfoc]",
+        )
     inputs.append(linear.inputs(given[0].detach(), output.detach()))
     calls.append(output if output.requires_grad else output.detach().requires_grad_())
     return calls[-1].clone()
 
 
-def _sent(scalar: Tensor, calls: list[Tensor], linear: LinearMap) -> list[Tensor]:
+def _sent(scalar: Tensor, calls: list[Tensor], linear: UnfoldedMap) -> list[Tensor]:
     """Return the gradients of a scalar in the outputs of all calls, with the features as the last axis."""
     return [linear.by_use(gradient) for gradient in gradients(scalar, calls)]
 

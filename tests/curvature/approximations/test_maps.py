@@ -334,6 +334,21 @@ def test_what_is_no_linear_map_is_refused(paths: list[str], match: str) -> None:
         problem.approximation("kfac", "block")
 
 
+class Worded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(input=torch.tanh(x))
+
+
+def test_inputs_by_keyword_are_refused() -> None:
+    problem = hessfig.Problem(drawn(Worded()), draws(4, 3), labels(4))
+    with pytest.raises(UserError, match="with its input by keyword"):
+        problem.approximation("kfac", "map.weight")
+
+
 def test_the_bias_of_a_grouped_convolution_has_its_own_factor() -> None:
     network, x, y = drawn(Upsampled()), draws(4, 2, 3, 3), labels(4)
     case = Case(network, "grouped", [(x, y)], "cross_entropy", F.cross_entropy, windows)
