@@ -26,11 +26,12 @@ Slopes = dict[tuple[str, str, str, str], str]
 
 
 def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
-    """Yield the table of every sweep, with measured slopes where a folder of results has them."""
+    """Yield the table of every sweep, the first with measured slopes, where a folder of results has them."""
     for marks, sweep in TABLES.items():
         path = outputs and outputs / sweep / "slopes.csv"
         has_slopes = path is not None and path.exists()
-        yield PAGE, marks, predicted(sweep, measured(path)) + counted(path) if path and has_slopes else predicted(sweep)
+        slopes = measured(path) if path and has_slopes and marks == "table" else None
+        yield PAGE, marks, predicted(sweep, slopes) + (counted(path) if path and has_slopes else "")
 
 
 def predicted(sweep: str, found: Slopes | None = None) -> str:
