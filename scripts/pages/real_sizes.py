@@ -39,7 +39,7 @@ def tables(records: list[Row]) -> str:
     has_card = any("card" in record for record in records)
     products = [_product(row, has_card) for row in rows if "gradients" in row]
     others = [(row["row"], _told(row)) for row in rows if "gradients" not in row]
-    found = [f"- {_origin(record)}" for record in records] + [""]
+    found = [*dict.fromkeys(f"- {_origin(record)}" for record in records), ""]
     found += [*markdown_table(HEADS, products), ""] * bool(products)
     found += [*markdown_table(("measured", "numbers"), others), ""] * bool(others)
     return "\n".join(found)
