@@ -333,7 +333,7 @@ def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
 def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:
     """Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked."""
     (u, v), (au, av) = (([one[..., k] for one in some] for k in range(2)) for some in (vectors, images))
-    size = max(length(au), length(av), _FLOOR * length(others))
+    size = max(length(au), length(av), FLOOR * length(others))
     difference = abs(_dot(v, au) - _dot(u, av))
     return difference / size if size and difference == difference else 0.0
 
@@ -343,17 +343,17 @@ def _dot(left: Tensors, right: Tensors) -> float:
 
 
 _SAFE = 1e-140  # squares of norms between this number and its inverse neither under- nor overflow
-_FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
+FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
 
 
 def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
     """Return the parameter with the largest difference, and the difference relative to the larger of the two norms.
 
     Rows that are small, even compared with an equal share of the whole or of the derivatives `beside` it, are compared
-    with _FLOOR times that share, the size of rounding.
+    with FLOOR times that share, the size of rounding.
     """
     count = sum(piece.numel() for piece in first.values()) or 1
-    share = _FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
+    share = FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
     off = {name: _off(first[name], other[name], share * first[name].numel() ** 0.5) for name in first}
     return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
 
