@@ -24,8 +24,7 @@ class DoubleBackward:
 
     def __init__(self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
-        self._suffix, self._terms = suffix, suffix.terms(part)
-        self._multiply = self._outer if part == Part.H_o else self._whole
+        self._suffix, self._terms, self._is_outer = suffix, suffix.terms(part), part == Part.H_o
         self._names = [names[parameter] for parameter in parameters]
         self._at = [parameter.detach().clone().requires_grad_() for parameter in parameters]
 
@@ -39,7 +38,7 @@ class DoubleBackward:
         outputs = self._suffix.at(dict(zip(self._names, self._at, strict=True)), start)
         self._suffix.check_held(number, outputs)
         vectors = [[column[..., k] for column in columns] for k in range(columns[0].shape[-1])]
-        products = self._multiply(outputs, scalar, vectors)
+        products = (self._outer if self._is_outer else self._whole)(outputs, scalar, vectors)
         return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*products, strict=True)]
 
     def _whole(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
