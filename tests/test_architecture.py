@@ -495,14 +495,15 @@ def _object(name: str) -> object:
 
 
 def test_the_page_shows_the_tree_as_it_is() -> None:
-    """Every room stands on the page with what it says it is for."""
+    """Every folder stands on the page with what it says it is for."""
     shown = marked(architecture.PAGE.read_text(), "tree", architecture.COMMAND)
     assert shown == architecture.tree(), f"docs/architecture.md is behind: run {architecture.COMMAND}"
 
 
-def test_the_tree_has_a_line_for_every_room() -> None:
-    lines = architecture.tree().splitlines()
-    assert len(lines) == len(MODULES) and not [line for line in lines if line.endswith(": ")]
+def test_the_tree_names_every_module_and_each_says_what_it_is_for() -> None:
+    tree = architecture.tree()
+    assert all(f"`{path.name}`" in tree for path in MODULES if path.stem != "__init__")
+    assert not [path for path in MODULES if not architecture.opening_sentence(path)]
 
 
 SPEAKING = [

@@ -297,7 +297,7 @@ def measure(
     H = H_o + H_f (eq. 2), with H_o = J^T B J the Gauss-Newton part and H_f = sum_i (dl / df_i) d^2 f_i / dw^2 the
     functional part, where J is the Jacobian of the outputs f and B the Hessian of the loss l in them. By default the
     numbers are Frobenius norms. With K probes v_k (E[v v^T] = I) the norm of a block A is estimated as
-    sqrt(sum_k |A v_k|^2 / K), and a trace as sum_k v_k . A v_k / K.
+    ``sqrt(sum_k |A v_k|^2 / K)``, and a trace as ``sum_k v_k . A v_k / K``.
 
     Parameters
     ----------

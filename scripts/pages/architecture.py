@@ -1,8 +1,8 @@
-"""Write the tree of the package into docs/architecture.md, with the opening sentence of every module.
+"""Write the tree of the package into docs/architecture.md, with the opening sentence of every folder.
 
     python scripts/pages/architecture.py [--write | --check]
 
-A module says in its first sentence what it is for; the page repeats it, and a test compares the two.
+A folder says in its first sentence what it is for, and so does a module; a test compares the page with the folders.
 """
 
 from __future__ import annotations
@@ -24,22 +24,16 @@ def parts(_outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
 
 
 def tree() -> str:
-    """Return a line for every folder and every module, folders last, each with its opening sentence."""
-    return "\n".join([_line("hessfig/", PACKAGE / "__init__.py", 0), *_lines(PACKAGE, 1)]) + "\n"
+    """Return a line for every folder, with its opening sentence and the names of its modules."""
+    return "\n".join(_lines(PACKAGE, 0)) + "\n"
 
 
 def _lines(folder: Path, depth: int) -> Iterator[str]:
-    for path in sorted(folder.glob("*.py")):
-        if path.stem != "__init__":
-            yield _line(path.name, path, depth)
+    sentence = opening_sentence(folder / "__init__.py").replace("`", "")  # in marks a page shows commands
+    modules = ", ".join(f"`{path.name}`" for path in sorted(folder.glob("*.py")) if path.stem != "__init__")
+    yield f"{'  ' * depth}- `{folder.name}/`: {sentence} {modules}".rstrip()
     for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        yield _line(f"{inner.name}/", inner / "__init__.py", depth)
         yield from _lines(inner, depth + 1)
-
-
-def _line(name: str, module: Path, depth: int) -> str:
-    sentence = opening_sentence(module).replace("`", "")  # in marks a page shows commands that could be run
-    return f"{'  ' * depth}- `{name}`: {sentence}"
 
 
 def opening_sentence(module: Path) -> str:

@@ -49,6 +49,13 @@ class OutputSide:
         maps = [module for module in objective.network.modules() if isinstance(module, MAPS)]
         with hooked(maps, lambda called, *_: self._called.add(called)), evaluating(objective.network):
             self.raw = scored_outputs(objective.network, objective.batch.inputs, objective.batch.scored).detach()
+        if not self.raw.dim():
+            raise UserError(
+                "approximations: a network that returns its loss has no outputs to approximate from",
+                got="an output of shape ()",
+                allowed="networks that return one row per sample",
+                remedy="return the outputs and give the loss: hessfig.Problem(network, inputs, targets, loss)",
+            )
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
 
     def _by_position(
