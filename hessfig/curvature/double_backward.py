@@ -24,8 +24,7 @@ class DoubleBackward:
 
     def __init__(self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
-        self._suffix, self._terms = suffix, suffix.terms(part)
-        self._multiply = self._outer if part == Part.H_o else self._whole
+        self._suffix, self._terms, self._is_outer = suffix, suffix.terms(part), part == Part.H_o
         self._names = [names[parameter] for parameter in parameters]
         self._at = [parameter.detach().clone().requires_grad_() for parameter in parameters]
 
@@ -39,7 +38,7 @@ class DoubleBackward:
         outputs = self._suffix.at(dict(zip(self._names, self._at, strict=True)), start)
         self._suffix.check_held(number, outputs)
         vectors = [[column[..., k] for column in columns] for k in range(columns[0].shape[-1])]
-        products = self._multiply(outputs, scalar, vectors)
+        products = (self._outer if self._is_outer else self._whole)(outputs, scalar, vectors)
         return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*products, strict=True)]
 
     def _whole(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -333,7 +332,7 @@ def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
 def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:
     """Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked."""
     (u, v), (au, av) = (([one[..., k] for one in some] for k in range(2)) for some in (vectors, images))
-    size = max(length(au), length(av), _FLOOR * length(others))
+    size = max(length(au), length(av), FLOOR * length(others))
     difference = abs(_dot(v, au) - _dot(u, av))
     return difference / size if size and difference == difference else 0.0
 
@@ -343,17 +342,17 @@ def _dot(left: Tensors, right: Tensors) -> float:
 
 
 _SAFE = 1e-140  # squares of norms between this number and its inverse neither under- nor overflow
-_FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
+FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
 
 
 def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
     """Return the parameter with the largest difference, and the difference relative to the larger of the two norms.
 
     Rows that are small, even compared with an equal share of the whole or of the derivatives `beside` it, are compared
-    with _FLOOR times that share, the size of rounding.
+    with FLOOR times that share, the size of rounding.
     """
     count = sum(piece.numel() for piece in first.values()) or 1
-    share = _FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
+    share = FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
     off = {name: _off(first[name], other[name], share * first[name].numel() ** 0.5) for name in first}
     return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
 

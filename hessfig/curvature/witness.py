@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.differences import step
-from hessfig.curvature.double_backward import differentiable_twice, gradients, inner, length, of_second_order, worst
+from hessfig.curvature.double_backward import (
+    FLOOR,
+    differentiable_twice,
+    gradients,
+    inner,
+    length,
+    of_second_order,
+    worst,
+)
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.problem import Batch, Objective, scored_outputs
 from hessfig.errors import UserError
@@ -193,12 +201,15 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
-    if (off := asymmetry(vectors, here.products)) > _ASYMMETRY:
+    rounding = 100 * torch.finfo(objective.dtype).eps * _usual(objective, here, vectors[0])
+    least = rounding * length(vectors[0].values()) / _ASYMMETRY  # shorter products may consist of rounding errors
+    if (off := asymmetry(vectors, here.products, least)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
     ray = _Ray(objective.cast(torch.float64), here.reached, vectors[0])
     near = ray.differences(1.0)
     product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
-    name, off = worst(near, {name: one.double() for name, one in product.items()})
+    beside = [torch.tensor(rounding / (_AGREE * FLOOR))]
+    name, off = worst(near, {name: one.double() for name, one in product.items()}, beside)
     if off > _AGREE:
         nearer, wrong = ray.differences(_NEARER)[name], length([near[name] - product[name]])
         if length([nearer - near[name]]) <= _ALIKE * wrong:
@@ -207,6 +218,12 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
             remedy = DIFFERENCES if is_symmetric else _NO_GRADIENT
             return _refused("has another derivative than autograd says", f"{name}: off by {off:.2g}", remedy)
     return None
+
+
+def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
+    """Return |g| |v| / |w|, the length of a product if the gradient g changes by its own length over the weights w."""
+    weights = length(leaves_of(objective, vector).values())
+    return length(here.slopes.values()) * length(vector.values()) / (weights or 1.0)
 
 
 class _Ray:
@@ -234,10 +251,10 @@ class _Ray:
         return derivatives(terms_of(self.problem, moved), moved, vectors, order)
 
 
-def asymmetry(vectors: Sequence[Tensors], products: Sequence[Tensors]) -> float:
-    """Return |u.Hv - v.Hu| relative to the longer of Hu and Hv."""
+def asymmetry(vectors: Sequence[Tensors], products: Sequence[Tensors], least: float = 0.0) -> float:
+    """Return |u.Hv - v.Hu| relative to the longer of Hu and Hv, or to `least` if both are shorter than that."""
     (u, v), (hu, hv) = ([list(one.values()) for one in some] for some in (vectors, products))
-    size = max(length(hu), length(hv))
+    size = max(length(hu), length(hv), least)
     return abs(float(inner(u, hv) - inner(v, hu))) / size if size else 0.0
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -136,8 +136,7 @@ class LargeNetwork:
     def __init__(self, objective: Objective, head: Head | None, kept: int = 0, expected: float | None = None) -> None:
         self.problem, self.head, self._kept, self.expected = objective, head, kept, expected
         self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
-        self._sizes = dict[int, float]()
-        self.holds = cache(self._holds)
+        self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
 
     @classmethod
     def of(cls, objective: Objective) -> LargeNetwork:
@@ -235,8 +234,13 @@ class LargeNetwork:
                 remedy="make the operator again: problem.operator(...)",
             )
 
-    def _holds(self, part: Part) -> bool:
-        """Whether the products of a part agree with plain double backward on the first batch; warns if not."""
+    def holds(self, part: Part) -> bool:
+        """Whether the products of a part agree with plain double backward on the first batch; warns once if not."""
+        if part not in self._verdicts:
+            self._verdicts[part] = self._agrees(part)
+        return self._verdicts[part]
+
+    def _agrees(self, part: Part) -> bool:
         first = replace(self.problem, more=())
         named = self._parameters()
         suffix = first.suffix(first.layout.weights)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hessfig
 from hessfig.models.own.witnessing import factory_objective
@@ -197,3 +198,13 @@ def test_an_operator_whose_loss_changes_says_so() -> None:
     assert torch.equal(operator @ vector, product), "its graph is kept"
     with pytest.raises(ValueError, match=r"the function has changed(.|\n)*make the operator again"):
         operator.split(vector)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype: str) -> None:
+    """Vectors that move all logits alike have H v = 0: a random sign vector of two classes is such a one by chance."""
+    for name in ("0", "first", "map"):
+        network = nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])).to(getattr(torch, dtype))
+        inputs, targets = torch.eye(3).to(getattr(torch, dtype)), torch.tensor([0, 1, -100])
+        operator = hessfig.Problem(network, inputs, targets).operator(f"{name}.weight", dtype=dtype)
+        assert float(operator.dense().norm()) > 0.1
