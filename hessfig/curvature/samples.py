@@ -27,7 +27,7 @@ class BySample(Protocol):
     def by_sample(self) -> nn.Module:
         """Return the same network as a function of any of the samples. Raises UserError if samples interact."""
 
-    def first(self, count: int) -> tuple[nn.Module, Tensor]:
+    def of_first_samples(self, count: int) -> tuple[nn.Module, Tensor]:
         """Return the network for the first `count` samples of the first batch, unchecked, and its inputs."""
 
 
@@ -49,7 +49,7 @@ def first_samples(objective: Objective, count: int) -> Objective:
     targets = batch.targets[: count * (len(batch.targets) // len(batch.inputs))]
     if not isinstance(objective.network, BySample):
         return replace(objective, batch=Batch(batch.inputs[:count], targets, batch.scored), more=())
-    network, inputs = objective.network.first(count)
+    network, inputs = objective.network.of_first_samples(count)
     return replace(objective, network=network, batch=Batch(inputs, targets, batch.scored), more=())
 
 

@@ -201,7 +201,7 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
-    rounding = 100 * torch.finfo(objective.dtype).eps * _usual(objective, here, vectors[0])
+    rounding = 100 * torch.finfo(here.value.dtype).eps * _usual(objective, here, vectors[0])
     least = rounding * length(vectors[0].values()) / _ASYMMETRY  # shorter products may consist of rounding errors
     if (off := asymmetry(vectors, here.products, least)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)

@@ -354,9 +354,10 @@ def test_a_flipped_bit_is_refused(measured: Path, name: str, monkeypatch: pytest
             path.write_bytes(bytes(content))
             try:
                 read_run(measured)
-                silent.append((place, bit))
             except UserError:
-                pass
+                continue
+            if name == "table.csv" or json.loads(content) != json.loads(whole):  # 1e-17 and 1E-17 are one number
+                silent.append((place, bit))
     path.write_bytes(whole)
     read_run(measured)
     assert silent == []

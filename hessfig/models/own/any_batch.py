@@ -128,7 +128,7 @@ class Rows(Shell):
             network._along = [self._axes(batch) for batch in self.given]
             return network
 
-    def first(self, count: int) -> tuple[Rows, Tensor]:
+    def of_first_samples(self, count: int) -> tuple[Rows, Tensor]:
         """Return the network for the first samples of the first batch, along the likeliest axes, and its inputs."""
         given = self.given[0]
         axes = tuple(_axes_of(tensor, given.size)[0] for _, tensor in given.tensors)
