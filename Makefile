@@ -34,10 +34,10 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
-test: $(READY) ## run the tests of every day, on up to four cores (five minutes on two)
+test: $(READY) ## run the tests of every day, on up to four cores (six minutes on two)
 	$(TEST) -m "not long and not slow and not browser"
 
-test-long: $(READY) ## run the tests that `make test` leaves out: deep grids, nulls, many sizes (ten minutes on two cores)
+test-long: $(READY) ## run the tests that `make test` leaves out: deep grids, nulls, many sizes (twelve minutes on two cores)
 	$(TEST) -m "long and not slow and not browser"
 
 test-all: test test-long ## run all tests, as CI does
