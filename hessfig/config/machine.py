@@ -6,6 +6,7 @@ import resource
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hessfig.config.enums import Launcher
 from hessfig.config.schema import SIZE, Config
@@ -102,9 +103,9 @@ def size_in_bytes(text: str) -> int:
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-def bytes_of(text: str) -> float:
-    """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
+def bytes_of(text: Any) -> float:
+    """Return the bytes that '16GB' or '512MiB' means. Raises UserError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), flags=re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
     return float(match[1]) * _UNITS[match[2].upper()]

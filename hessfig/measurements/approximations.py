@@ -115,8 +115,8 @@ class _Shared:
         if name.facts.needs in (Need.any, Need.moments, Need.whole):
             return ""
         if name.facts.needs == Need.linear:
-            held = " and ".join(weight.name for weight in side)
-            return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {held} whole"
+            names = " and ".join(weight.name for weight in side)
+            return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {names} whole"
         axes = len(self.shape(side[0]))
         return "" if axes == 2 else f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
 

@@ -71,8 +71,8 @@ class SampleGradients:
 
     def _of_samples(self, sent: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the vectors of all batches, pulled back sample by sample."""
-        held = sum(p.numel() * p.element_size() for p in self._objective.network.parameters())
-        check_bytes(sum(map(len, sent)) * held, "gradients of single samples")
+        size = sum(p.numel() * p.element_size() for p in self._objective.network.parameters())
+        check_bytes(sum(map(len, sent)) * size, "gradients of single samples")
         apart = by_sample(self._objective).network
         pieces = [side.gradients_of_samples(one, apart) for side, one in zip(self.sides, sent, strict=True)]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -27,7 +27,7 @@ from hessfig.curvature.losses import IGNORED, CrossEntropy
 from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
 from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.curvature.samples import first_samples
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.terms import Part
 
 
@@ -88,8 +88,8 @@ def _last_linear(network: nn.Module, inputs: Tensor) -> nn.Linear | None:
     if len(calls) != 1:
         return None
     module, features, _ = calls[0]
-    made = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
-    is_same = norm(made.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
+    mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
+    is_same = norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
     return module if is_same else None
 
 
@@ -130,7 +130,7 @@ class LargeNetwork:
     `expected` are the bytes that a product with H in all parameters takes, if they were measured.
 
     The products of a part are checked once, for all parameters: for a random and a constant vector they must agree with
-    plain double backward in the rows of every parameter, on the first samples.
+    plain double backward in the rows of every parameter, on the first batch.
     """
 
     def __init__(self, objective: Objective, head: Head | None, kept: int = 0, expected: float | None = None) -> None:
@@ -152,16 +152,17 @@ class LargeNetwork:
         if samples < max(len(batch.inputs) for batch in objective.batches):
             objective = micro_batched(objective, samples)
         sizes = [len(batch.inputs) for batch in objective.batches]
-        peak, held = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
-        kept = sum(one <= bound - peak for one in accumulate(held))
+        peak, graphs = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
+        kept = sum(one <= bound - peak for one in accumulate(graphs))
         if kept >= len(sizes) - 1:  # the last batch needs the memory of its graphs in any case
-            return cls(objective, head, len(sizes), peak + sum(held) - max(held))
-        return cls(objective, head, kept, peak + sum(held[:kept]))
+            return cls(objective, head, len(sizes), peak + sum(graphs) - max(graphs))
+        return cls(objective, head, kept, peak + sum(graphs[:kept]))
 
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
 
-        None if there are no such products; `holds` raises the error that says why.
+        None, with a warning, if these fail: then nothing bounds the memory of products. If no product can be computed,
+        `holds` raises the error that says why.
         """
         parameters = self._parameters()
 
@@ -180,7 +181,9 @@ class LargeNetwork:
             return Memory.measured(product_of, len(self.problem.batch.inputs), list(parameters.values()))
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception:
+        except Exception as error:
+            why = plain(f"{type(error).__name__}: {error}", most=200)
+            warnings.warn(f"the memory of products could not be measured ({why})", RuntimeWarning, stacklevel=2)
             return None
 
     def _parameters(self) -> dict[str, nn.Parameter]:

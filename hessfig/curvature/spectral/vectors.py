@@ -54,8 +54,8 @@ def grams(rows: Rows, images: Rows) -> tuple[Float[Tensor, "p p"], Float[Tensor,
     size = (2, len(rows), len(rows))
     sums = torch.zeros(size, dtype=torch.float64, device=rows[0].device)
     for band in bands(len(rows[0])):
-        here, there = (torch.stack([row[band] for row in every]).double() for every in (rows, images))
-        sums += torch.stack([here @ here.T, here @ there.T])
+        vectors, products = (torch.stack([row[band] for row in every]).double() for every in (rows, images))
+        sums += torch.stack([vectors @ vectors.T, vectors @ products.T])
     gram, product = sums.cpu()
     return gram, product
 
@@ -67,8 +67,8 @@ def residuals(
     weights, values = (one.to(rows[0].device) for one in (weights, values))
     squares = torch.zeros_like(values)
     for band in bands(len(rows[0])):
-        here, there = (torch.stack([row[band] for row in every]).double() for every in (rows, images))
-        squares += (weights.T @ there - values[:, None] * (weights.T @ here)).square().sum(dim=1)
+        vectors, products = (torch.stack([row[band] for row in every]).double() for every in (rows, images))
+        squares += (weights.T @ products - values[:, None] * (weights.T @ vectors)).square().sum(dim=1)
     return squares.sqrt().cpu()
 
 

@@ -251,7 +251,7 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     rows = in_logs(diagonal_rows(norms(Evidence(run.table), component_rules.CENTRING)))
     place = [component_rules.CENTRING, "sigma", "seed"]
     query, value = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1])
-    ratios, found, ends = query - value, [], []
+    ratios, points, ends = query - value, [], []
     names = list(dict.fromkeys(ratios.index.get_level_values(0)))
     for sigma, colour in zip(_SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True):
         if sigma not in set(ratios.index.get_level_values("sigma")):
@@ -261,15 +261,15 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
         ax.plot(range(len(names)), means, "o-", color=colour, markersize=3)
         ends.append((means[-1], f"{sigma:g}", colour))
         lines = dict(zip(names, intervals, strict=True))
-        found += [{"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found} for name, one in lines.items()]
+        points += [{"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found} for name, one in lines.items()]
     set_decades(ax, "y")
     panels.name_ends(ax, ends)
     _name_places(ax, [f"{float(name or 0):g}" for name in names])
-    return pd.DataFrame(found)
+    return pd.DataFrame(points)
 
 
 def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
-    losses, found = 10 ** component_rules.tuned_losses(evidence), []
+    losses, points = 10 ** component_rules.tuned_losses(evidence), []
     for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
         own = losses[losses.index.get_level_values("optimiser") == optimiser]
         by_network = {name: student_interval(one) for name, one in own.groupby(level="network")}
@@ -280,16 +280,16 @@ def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
         ax.errorbar(list(shown), means, reach if reach.size else None, **style)
         joined = [(place, one.mean) for place, one in shown.items() if place <= len(component_rules.CENTRED)]
         ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
-        found += [{"line": words, "place": place, **one.found} for place, one in shown.items()]
+        points += [{"line": words, "place": place, **one.found} for place, one in shown.items()]
     bigram = evidence.numbers("bigram_loss")["value"]
     if len(bigram):
         ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
-        found.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})
+        points.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})
     ax.legend(fontsize=5, loc="upper left", bbox_to_anchor=(0, 1.02), ncols=2, handlelength=1, columnspacing=0.8)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + 0.25 * (high - low))
     _name_places(ax, list(_NETWORKS.values()))
-    return pd.DataFrame(found)
+    return pd.DataFrame(points)
 
 
 def _name_places(ax: Axes, names: Sequence[str]) -> None:

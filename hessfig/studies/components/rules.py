@@ -77,10 +77,10 @@ def gap(evidence: Evidence) -> judges.Finding:
     own = {optimiser: _of(losses, optimiser) for optimiser in _BEHIND}
     parts = {"raised": (lags, RESCALED), "own": (own, RESCALED)}
     parts |= {word: (lags, network) for word, network in zip(("lowered", "removed"), CENTRED, strict=True)}
-    found = {word: _falls(values, network) for word, (values, network) in parts.items()}
+    findings = {word: _falls(values, network) for word, (values, network) in parts.items()}
     ratios = log_ratios(evidence).groupby("network").mean()
     words = ", ".join(f"{network} {decades:.1f}" for network, decades in ratios.items())
-    finding = judges.in_parts(found | {"needed": _of_freezing(_of(losses, ADAMW))})
+    finding = judges.in_parts(findings | {"needed": _of_freezing(_of(losses, ADAMW))})
     return finding.saying(f"log10 of the untrained ratio: {words}" if words else "")
 
 

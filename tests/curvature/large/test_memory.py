@@ -30,10 +30,10 @@ WIDTH, CLASSES, SAMPLES = 260, 4, 12
 ROW = Block(0, "all", "all")
 
 
-@pytest.mark.parametrize("text", ["lots", "16", "-1GB", "0MB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["lots", "16", "-1GB", "0MB", -3, 2**30])
+def test_what_is_no_size_is_refused(text: Any) -> None:
     problem = hessfig.Problem(network(), *data(), memory=text)
-    with pytest.raises(UserError, match=f"memory\n.*got: .*{re.escape(text)}\n.*a number and KB, MB, GB, TB"):
+    with pytest.raises(UserError, match=f"memory\n.*got: .*{re.escape(str(text))}\n.*a number and KB, MB, GB, TB"):
         problem.operator("all")
 
 
