@@ -108,7 +108,7 @@ class Kind(StrEnum):
 
 
 class Attention(StrEnum):
-    """The map from the allowed scores of a query to mixing weights (docs/networks.md has the formulas).
+    """The map from the allowed scores of a query to mixing weights (docs/conventions.md has the formulas).
 
     `linear` uses the scores unchanged. `kernel` normalises phi(q).phi(k) with phi(z) = 1 + z for every entry.
     `differential` is a difference of two softmaxes. `off_by_one` is a softmax with an additional logit 0 without value.
@@ -228,8 +228,8 @@ class Facts:
 class Approximation(Recorded):
     """An approximation A of a block B of the Hessian: its name, what it needs, and the optimiser that it belongs to.
 
-    Settings, rows, checks and figures read their names from here. docs/approximations.md defines each approximation;
-    its function is in hessfig.curvature.approximations.named.
+    Settings, rows, checks and figures read their names from here. docs/studies/approximations.md defines each
+    approximation; its function is in hessfig.curvature.approximations.named.
     """
 
     facts: Facts

@@ -15,7 +15,10 @@ from hessfig.config.presets import choices
 from hessfig.verbs import VERBS, Verb
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*("README.md", "SECURITY.md", "CHANGELOG.md"), *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = [
+    *("README.md", "SECURITY.md", "CHANGELOG.md"),
+    *sorted(f"{path.relative_to(ROOT)}" for path in ROOT.glob("docs/**/*.md")),
+]
 BLOCK = re.compile(r"(?:`(?P<file>[^`\n]+)`\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
 SHELL = ("sh", "")
 PROGRAMS = ("hessfig", "make", "python", "pip", "eval")

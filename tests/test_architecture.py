@@ -508,7 +508,7 @@ def test_the_tree_names_every_module_and_each_says_what_it_is_for() -> None:
 
 SPEAKING = [
     *(*MODULES, ROOT / "hessfig" / "theory" / "statement_texts.toml"),
-    *(*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
+    *(*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
 ]
 
 

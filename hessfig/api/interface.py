@@ -48,7 +48,7 @@ class Problem:
     ----------
     network : torch.nn.Module
         Any network, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each token is to
-        predict the next one, and weights=None means "found" (docs/transformer-lens.md).
+        predict the next one, and weights=None means "found" (docs/real-models.md).
     inputs : tensor, tuple, dict, or an iterable of these
         One batch: a tensor whose first axis counts the samples, a tuple of several inputs, or a dictionary of
         arguments. A list, DataLoader or iterable of these, or of (inputs, targets) pairs, holds several batches. It is
@@ -195,9 +195,9 @@ class Problem:
     ) -> ApproximatedBlock:
         """Return an approximation of a diagonal block B as an operator: K-FAC, Shampoo, a Fisher matrix and others.
 
-        docs/approximations.md defines each. Which one to take: as a preconditioner of `solve`, "kfac" or "ekfac", which
-        need no product with B; to find out how good a structure can be at best, "diagonal", "kfoc", "kronecker_sum" or
-        "soap", which are computed from the dense block (some thousand entries at most).
+        docs/studies/approximations.md defines each. Which one to take: as a preconditioner of `solve`, "kfac" or
+        "ekfac", which need no product with B; to find out how good a structure can be at best, "diagonal", "kfoc",
+        "kronecker_sum" or "soap", which are computed from the dense block (some thousand entries at most).
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ def measure(
     spectrum : dict, optional
         Settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}.
     directions : dict, optional
-        Settings of the quantity along (docs/along.md): {"named": ["update"], "rules": ["adamw", "muon"]}.
+        Settings of the quantity along (docs/studies/directions.md): {"named": ["update"], "rules": ["adamw", "muon"]}.
     seed : int
         Of all random vectors; equal seeds give equal bits, here and on the command line.
     dtype : str

@@ -24,7 +24,8 @@ COLUMNS_PREDICTED = ("variant", "row", "col", "layer", "part", "regime", "expone
 def predict(*words: str) -> pd.DataFrame:
     """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
 
-    The prediction is norm(block) ~ sigma^exponent as sigma -> 0 or infinity, by counting powers (docs/components.md).
+    The prediction is norm(block) ~ sigma^exponent as sigma -> 0 or infinity, by counting powers
+    (docs/studies/components.md).
 
     Parameters
     ----------

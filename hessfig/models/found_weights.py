@@ -48,7 +48,7 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     Returns
     -------
     hessfig.weights.Layout
-        The layout, for hessfig.Problem(..., weights=...). Layers count from 1 through all stacks (docs/names.md).
+        The layout, for hessfig.Problem(..., weights=...). Layers count from 1 through all stacks (docs/real-models.md).
 
     Raises
     ------
@@ -101,7 +101,7 @@ class _Named:
             raise UserError(
                 "weights: there are no layers with attention under a known name",
                 got=f"{type(self.places.network).__name__}: {first_few(list(self.held))}",
-                allowed="layers in lists, whose modules are called q_proj, query, c_attn, ... (docs/names.md)",
+                allowed="layers in lists, whose modules are called q_proj, query, c_attn, ... (docs/real-models.md)",
                 remedy="find_weights(network, roles={MODULE: ROLE}), or weights={NAME: PARAMETER}",
             )
         self._check_attention()

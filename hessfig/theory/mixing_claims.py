@@ -60,8 +60,8 @@ def mixing_exponents(
         dF/dW_Q, dF/dW_K, d2F/dW_Q dW_K, d2F/dW_V dW_Q ~ sigma^(q + p m'),   m' the lowest of a term not constant
         d2F/dW_Q2, d2F/dW_K2 ~ sigma^(q + p m''),   m'' the lowest of a term not linear (m', where scores bend in W_Q)
 
-    for all tokens, weights and gradients except for a null set. docs/heterogeneity.md has the proof, its conditions and
-    its exceptions. Counting monomials (hessfig.predictions.network_series) gives the same numbers in another way.
+    for all tokens, weights and gradients except for a null set. docs/studies/constant-term.md has the proof, its
+    conditions and its exceptions. Counting monomials (hessfig.predictions.network_series) gives the same numbers.
     Raises UserError for a polynomial whose degree is not a nonnegative integer.
     """
     terms = _terms(degrees, non_polynomial)

@@ -1,4 +1,4 @@
-"""Write the tables of predicted growth rates by component into docs/components.md.
+"""Write the tables of predicted growth rates by component into docs/studies/components.md.
 
     python scripts/pages/components.py [--write | --check]             # without measured slopes
     python scripts/pages/components.py [--write | --check] outputs     # with the slopes.csv that `hessfig slopes` left
@@ -17,7 +17,7 @@ from hessfig.analysis.presented import markdown_table
 from hessfig.api.predicted import predicted_rows as rows
 from hessfig.config.compose.job import compose
 
-PAGE = Path(__file__).parents[2] / "docs" / "components.md"
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "components.md"
 COMMAND = "python scripts/pages/components.py --write"
 REGIMES = ("sqrt(eps) < sigma < 1", "sigma -> 0")  # what the sweep's small sigmas are, the first that a network has
 TABLES = {"table": "components", "norms": "components_norms"}  # the marks of a table on the page, and its sweep

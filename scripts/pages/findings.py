@@ -70,7 +70,7 @@ def finding(page: str, *sweeps: str) -> Callable[[Maker], Maker]:
     return enter
 
 
-@finding("training.md", "training")
+@finding("studies/training.md", "training")
 def learned(evidence: Evidence) -> str:
     """Accuracy at the end of the addition preset, seed by seed: whole answers, digits, sums with carries."""
     rows = evidence.at_step(-1).table
@@ -85,7 +85,7 @@ def learned(evidence: Evidence) -> str:
     return _lines(heads, lines)
 
 
-@finding("training.md", "heterogeneity_trained")
+@finding("studies/training.md", "heterogeneity_trained")
 def survival(evidence: Evidence) -> str:
     """(V, V) over (Q, Q) of H before and after a training, network by network."""
     rows = evidence.numbers("frobenius", "model.norm", "model.attention", part="H")
@@ -102,7 +102,7 @@ def survival(evidence: Evidence) -> str:
     return _lines(heads, lines)
 
 
-@finding("training.md", "heterogeneity_after")
+@finding("studies/training.md", "heterogeneity_after")
 def distances(evidence: MeasuredSweep) -> str:
     """JS^0 between the spectra of the blocks of H before and after a training, by network and kernel."""
     blocks = read_spectra(evidence.folder, lambda place: place.part == "H" and place.row == place.col)
@@ -117,7 +117,7 @@ def distances(evidence: MeasuredSweep) -> str:
     return _lines(heads, lines)
 
 
-@finding("training.md", "gauss_newton_after")
+@finding("studies/training.md", "gauss_newton_after")
 def proxy_misfit(evidence: Evidence) -> str:
     """|log(largest eigenvalue of H_o / of H)| at the last step, network by network."""
     rows = evidence.at_step(-1).numbers("largest_eigenvalue", "model.kind", "model.attention", row="all")
@@ -130,7 +130,7 @@ def proxy_misfit(evidence: Evidence) -> str:
     return _lines(("network", "misfit of H_o"), lines)
 
 
-@finding("training.md", "edge", "edge_adamw", "edge_batches")
+@finding("studies/training.md", "edge", "edge_adamw", "edge_batches")
 def edges(gd: Evidence, adamw: Evidence, batches: Evidence) -> str:
     """Mean of the last third of the steps over the threshold of stability, by learning rate."""
     asked = [
@@ -147,13 +147,13 @@ def edges(gd: Evidence, adamw: Evidence, batches: Evidence) -> str:
     return _lines(("training, quantity", "learning rate", "share of the threshold"), lines)
 
 
-@finding("training.md", "steps")
+@finding("studies/training.md", "steps")
 def races(evidence: Evidence) -> str:
     """Loss of every rule after as many gradients and after as many seconds, and over its plain optimiser's."""
     return _raced(evidence, "")
 
 
-@finding("training.md", "race")
+@finding("studies/training.md", "race")
 def raced_rules(evidence: Evidence) -> str:
     """Loss of every rule of the race after as many gradients and after as many seconds, and over AdamW's."""
     return _raced(evidence, "adamw")
@@ -177,7 +177,7 @@ def _raced(evidence: Evidence, reference: str) -> str:
     )
 
 
-@finding("spectra.md", "weight_norms", "weight_norms_whole")
+@finding("studies/spectra.md", "weight_norms", "weight_norms_whole")
 def weight_scales(blocks: Evidence, whole: Evidence) -> str:
     """Exponents of the largest eigenvalue of H in the scale of each weight: query block, key block, whole network."""
     keys = ("model.scaled_weight", "model.weight_scale")
@@ -191,7 +191,7 @@ def weight_scales(blocks: Evidence, whole: Evidence) -> str:
     return _lines(("scaled weight", "W_Q block", "W_K block", "whole network"), lines)
 
 
-@finding("spectra.md", "spectra")
+@finding("studies/spectra.md", "spectra")
 def negative_shares(evidence: Evidence) -> str:
     """Shares of negative eigenvalues of the whole network, by part, attention and norm."""
     rows = evidence.numbers("share_negative", "model.attention", "model.norm", row="all")
@@ -202,7 +202,7 @@ def negative_shares(evidence: Evidence) -> str:
     return _lines(("network", "part", "share of negative eigenvalues"), lines)
 
 
-@finding("landscape.md", "landscape")
+@finding("studies/landscape.md", "landscape")
 def second_order(evidence: Evidence) -> str:
     """Correlation and slope of the second-order prediction of single losses with the true ones, place by place."""
     keys = ("landscape.direction", "landscape.distance")
@@ -216,7 +216,7 @@ def second_order(evidence: Evidence) -> str:
     return _lines(("distance", "direction", "correlation", "slope"), lines)
 
 
-@finding("landscape.md", "landscape")
+@finding("studies/landscape.md", "landscape")
 def bound_over_true(evidence: Evidence) -> str:
     """How many times the root mean square difference the bound is: smallest and largest over k >= 10 and seeds."""
     keys = ("landscape.direction", "landscape.distance")
@@ -231,7 +231,7 @@ def bound_over_true(evidence: Evidence) -> str:
     return _lines(("distance", "direction", "smallest", "largest"), lines)
 
 
-@finding("landscape.md", "landscape_integrals", "stationarity", "data_size")
+@finding("studies/landscape.md", "landscape_integrals", "stationarity", "data_size")
 def sample_exponents(integrals: Evidence, gradients: Evidence, subsets: Evidence) -> str:
     """Exponents in the number of samples k >= 10 beside those that chance gives."""
     asked = [
@@ -258,7 +258,7 @@ _SUBSETS = {
 _SIZES = {"d_model": "width", "num_layers": "number of layers", "n_heads": "number of heads", "base": "base of numbers"}
 
 
-@finding("landscape.md", "model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary")
+@finding("studies/landscape.md", "model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary")
 def size_exponents(*sweeps: Evidence) -> str:
     """Exponents of norm, largest eigenvalue and trace of H in width, depth, heads and vocabulary, untrained."""
     lines = []
@@ -275,7 +275,7 @@ def size_exponents(*sweeps: Evidence) -> str:
     return _lines(("along", "block", "norm", "largest eigenvalue", "trace"), lines)
 
 
-@finding("landscape.md", "sublayers_steps")
+@finding("studies/landscape.md", "sublayers_steps")
 def vit_accuracy(evidence: Evidence) -> str:
     """Accuracy of the vision transformer on unseen pictures along its training."""
     rows = evidence.numbers("accuracy")
@@ -284,7 +284,7 @@ def vit_accuracy(evidence: Evidence) -> str:
     return _lines(("step", "share of test pictures that are right"), lines)
 
 
-@finding("pruning.md", "pruning")
+@finding("studies/removal.md", "pruning")
 def pruned(evidence: Evidence) -> str:
     """Rank correlation of every saliency with the true rise of the loss, and the loss at half of the weights."""
     table = evidence.table[evidence.table["row"] == "all"]
@@ -302,7 +302,7 @@ def pruned(evidence: Evidence) -> str:
     return _lines(heads, lines)
 
 
-@finding("directions.md", "trajectories")
+@finding("studies/directions.md", "trajectories")
 def horizons(evidence: Evidence) -> str:
     """Steps until the quadratic model's loss is off by 10 %, by state and learning rate: smallest, median, largest."""
     rows = evidence.numbers("descent_horizon", "directions.rate")
@@ -317,7 +317,7 @@ def horizons(evidence: Evidence) -> str:
     return _lines(("state: step", "learning rate over 2 / largest eigenvalue", "smallest", "median", "largest"), lines)
 
 
-@finding("approximations.md", "approximations")
+@finding("studies/approximations.md", "approximations")
 def value_block(evidence: Evidence) -> str:
     """Errors of H_o(V, V) of the whole transformer's layer: the best Kronecker product next to K-FAC, sigma <= 0.1."""
     lines = []
@@ -347,7 +347,7 @@ def _scale_errors(evidence: Evidence) -> pd.DataFrame:
     return pd.DataFrame(found, columns=pd.MultiIndex.from_tuples(found, names=["end", "name"]))
 
 
-@finding("approximations.md", *_ATLAS)
+@finding("studies/approximations.md", *_ATLAS)
 def atlas(*sweeps: Evidence) -> str:
     """Errors of every approximation after the best scalar, of H: mean over blocks, and the nearest and farthest."""
     every = [_scale_errors(evidence) for evidence in sweeps]
@@ -365,7 +365,7 @@ def atlas(*sweeps: Evidence) -> str:
     return _lines(("approximation", *_ends_of_networks()), lines)
 
 
-@finding("approximations.md", *_ATLAS)
+@finding("studies/approximations.md", *_ATLAS)
 def nearest_to_blocks(*sweeps: Evidence) -> str:
     """The nearest approximation to each block of H of those that need no Hessian, with its error."""
     every = [_scale_errors(evidence).drop(columns=_OF_THE_BLOCK, level=1, errors="ignore") for evidence in sweeps]

@@ -1,4 +1,4 @@
-"""Write the tables of docs/heterogeneity.md from measured sweeps.
+"""Write the tables of docs/studies/constant-term.md from measured sweeps.
 
     python scripts/pages/heterogeneity.py [--write | --check] outputs     # those whose sweeps have a table in outputs/
 
@@ -27,7 +27,7 @@ from hessfig.models.blocks import components
 from hessfig.record import FROBENIUS, TABLE
 from hessfig.states.initialised import initialised
 
-PAGE = Path(__file__).parents[2] / "docs" / "heterogeneity.md"
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
 COMMAND = "python scripts/pages/heterogeneity.py --write outputs"
 SWEEPS = ("component_ratios", "ratio_scale")
 # What the leading terms are written for: mixing weights with known derivatives at equal scores, and soft-capped scores.

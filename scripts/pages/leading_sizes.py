@@ -8,7 +8,7 @@ the Hessian and the gradient of the loss at equal logits, and primes for derivat
     H_f(Q, Q) = sum_i x_i x_i^T (x) sum_jlm A''_ijlm (D_i^T g_i . v_j) k_l k_m^T
     H_o(Q, Q) = sum_i x_i x_i^T (x) G_i S G_i^T,   G_i = sum_jl A'_ijl k_l (D_i v_j)^T
 
-and H(Q, Q) is H_f(Q, Q), or H_o(Q, Q) where A'' vanishes at equal scores (docs/heterogeneity.md).
+and H(Q, Q) is H_f(Q, Q), or H_o(Q, Q) where A'' vanishes at equal scores (docs/studies/constant-term.md).
 """
 
 from __future__ import annotations

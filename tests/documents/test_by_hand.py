@@ -108,7 +108,7 @@ def _text(index: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "names"), [("approximations", [*Approximation]), ("pruning", [*SALIENCIES, *ROUNDINGS])]
+    ("page", "names"), [("studies/approximations", [*Approximation]), ("studies/removal", [*SALIENCIES, *ROUNDINGS])]
 )
 def test_every_name_has_its_formula_on_its_page(page: str, names: list[str]) -> None:
     tables = [line for line in text_of(f"docs/{page}.md").splitlines() if line.startswith("| `")]

@@ -376,7 +376,7 @@ def test_a_release_begins_with_a_page_for_users() -> None:
 def test_pages_that_files_name_are_there() -> None:
     """Names of pages in messages, comments and settings."""
     texts = {path: path.read_text(errors="ignore") for path in tracked() if path.suffix in (".py", ".yaml", ".md", "")}
-    named = {(path.name, page) for path, text in texts.items() for page in re.findall(r"\bdocs/[\w-]+\.md", text)}
+    named = {(path.name, page) for path, text in texts.items() for page in re.findall(r"\bdocs/[\w/-]+\.md", text)}
     assert {page for _, page in named if not (ROOT / page).is_file()} <= {"docs/x.md"}
 
 
@@ -405,7 +405,7 @@ def test_the_version_is_one() -> None:
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
-    wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/install.md")))
+    wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/tutorial.md")))
     assert {hessfig.__version__, project["version"], latest} == {cited["version"]} == wheels
     assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
     assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"

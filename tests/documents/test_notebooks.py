@@ -32,7 +32,7 @@ def _shown(cell: Any) -> list[dict[str, Any]]:
 
 def test_no_file_names_an_address_that_leads_nowhere() -> None:
     root = NOTEBOOKS[0].parents[2]
-    files = ["pyproject.toml", "CITATION.cff", "SECURITY.md", "README.md", *root.glob("docs/*.md"), *NOTEBOOKS]
+    files = ["pyproject.toml", "CITATION.cff", "SECURITY.md", "README.md", *root.glob("docs/**/*.md"), *NOTEBOOKS]
     assert not [str(path) for path in files if "example.org" in (root / path).read_text("utf-8")]
 
 

@@ -91,7 +91,7 @@ class Case:
         return self.expected(lambda one, other: one * other)
 
     def expected(self, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return E u_B v_B of docs/approximations.md over the samples that count."""
+        """Return E u_B v_B of docs/studies/approximations.md over the samples that count."""
         single = self.shares.view(-1, *self.at.shape)
         whole, size = single.sum(0), Config().training.batch_size
         square = product(whole, whole)

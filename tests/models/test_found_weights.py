@@ -279,7 +279,7 @@ def test_measured_under_names_that_were_found() -> None:
 
 
 def documented(heading: str) -> Iterator[str]:
-    text = (Path(__file__).parents[2] / "docs" / "names.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "real-models.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith(f"| {heading}"))
     return iter(re.findall(r"`([a-z0-9_-]+)`", row.split("|")[2]))
 

@@ -31,11 +31,12 @@ def test_a_finding_is_written_from_its_table(
         for seed, value in enumerate(values)
     ]
     (folder / "table.csv").write_text("\n".join([f"{heads},estimator,dtype,status,seconds,config", *rows, ""]))
-    page = tmp_path / "landscape.md"
+    page = tmp_path / "studies" / "landscape.md"
+    page.parent.mkdir()
     page.write_text(
         f"before\n<!-- vit_accuracy: {findings.COMMAND} -->\nold\n<!-- end of the vit_accuracy -->\nafter\n"
     )
-    (tmp_path / "training.md").write_text(
+    (tmp_path / "studies" / "training.md").write_text(
         f"<!-- races: {findings.COMMAND} -->\n<!-- end of the races -->\n"
         f"<!-- learned: {findings.COMMAND} -->\nearlier\n<!-- end of the learned -->\n"
     )
@@ -50,6 +51,6 @@ def test_a_finding_is_written_from_its_table(
     text = page.read_text()
     assert "| 0 | 0.11 [-0.0171, 0.237] |" in text and "| 100 | 0.91 [0.783, 1.04] |" in text
     assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")
-    unmeasured = (tmp_path / "training.md").read_text()
+    unmeasured = (tmp_path / "studies" / "training.md").read_text()
     assert "Not measured at full size by this version: `hessfig run sweep=steps`." in unmeasured
     assert "\nearlier\n" in unmeasured

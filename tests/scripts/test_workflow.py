@@ -59,6 +59,6 @@ def test_its_steps_are_run_here_until_one_fails(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_description_of_the_package_needs_no_file_beside_it() -> None:
-    described = (ROOT / PROJECT["readme"]).read_text()
+    described = PROJECT["readme"]["text"]
     assert "](" not in described and "example.org" not in described
     assert PROJECT["authors"][0]["name"] in (ROOT / "CITATION.cff").read_text()

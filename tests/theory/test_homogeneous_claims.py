@@ -18,7 +18,7 @@ from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 
 Q, V = Matrix.W_Q, Matrix.W_V
-PAGE = Path(__file__).parents[2] / "docs" / "heterogeneity.md"
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
 # Exponents of H(V, V) and H(Q, Q), measured by somebody else in plain PyTorch.
 MEASURED = {
     "s^2 / sum of s^2": (2, 1),
@@ -31,7 +31,7 @@ MEASURED = {
 
 
 def text_of(heading: str) -> str:
-    return PAGE.read_text().partition(heading)[2].partition("\n## ")[0]
+    return PAGE.read_text().partition(heading)[2].partition("\n##")[0]
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +121,11 @@ def test_every_row_of_both_tables_has_its_example() -> None:
     kinds = {"plain": PLAIN, "unit": Surroundings(scores=0.0, bend=True), "before": Surroundings(0.0, 0.0)}
     kinds["after"] = Surroundings(first=-1.0, second=-2.0)
     examples = {(one.powers or (0, 1, 2, 3), one.around) for one in WITNESSED if one.further is None}
-    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| (\w+) \|", text_of("## What follows"), re.M)
+    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| (\w+) \|", text_of("# What follows"), re.M)
     assert len(rows) >= 10
     assert {(tuple(map(int, powers.split(","))), kinds[around]) for powers, around in rows} == examples
     further = {(tuple(one.powers or ()), one.further.degree) for one in WITNESSED if one.further is not None}
-    other = re.findall(r"^\| [^|]+ \| ([\d, ]+|-) \| ([\d.]+) \|", text_of("## Terms that are no polynomials"), re.M)
+    other = re.findall(r"^\| [^|]+ \| ([\d, ]+|-) \| ([\d.]+) \|", text_of("# Terms that are no polynomials"), re.M)
     assert {(tuple(map(int, re.findall(r"\d", powers))), float(degree)) for powers, degree in other} == further
 
 
@@ -156,7 +156,7 @@ def test_a_breach_that_is_no_exception_is_caught(place: int, monkeypatch: pytest
 
 
 def test_the_table_of_the_page_is_the_theorem() -> None:
-    text = text_of("## Terms that are no polynomials")
+    text = text_of("# Terms that are no polynomials")
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]*|-) \| ([\d.]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     assert len(rows) >= 8
     for name, degrees, other, value, query, gap in rows:

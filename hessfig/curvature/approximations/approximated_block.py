@@ -30,8 +30,8 @@ class ApproximatedBlock(ImplicitMatrix):
     """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
     For example, K-FAC is (sum g g^T) (x) (mean x x^T) for inputs x and backpropagated vectors g;
-    docs/approximations.md defines all approximations. `solve` needs no preconditioner. `names`, `sizes`, `flatten` and
-    `unflatten` are those of BlockOperator.
+    docs/studies/approximations.md defines all approximations. `solve` needs no preconditioner. `names`, `sizes`,
+    `flatten` and `unflatten` are those of BlockOperator.
 
     Examples
     --------

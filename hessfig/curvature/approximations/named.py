@@ -1,7 +1,7 @@
 """Approximations of a block that correspond to optimisers; each method is named after its approximation.
 
 Approximations that need the block itself (diagonal, soap, kfoc, kronecker_sum and the two block diagonals) are in
-hessfig.measurements.approximations. docs/approximations.md gives formulas and sources.
+hessfig.measurements.approximations. docs/studies/approximations.md gives formulas and sources.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(page="docs/components.md")
+STUDY = Study(page="docs/studies/components.md")

@@ -18,5 +18,5 @@ STUDY = Study(
         "spectral_sharpness": RowFacts("spectral sharpness"),
         "largest_entry_sharpness": RowFacts("sharpness, largest entry"),
     },
-    page="docs/directions.md",
+    page="docs/studies/directions.md",
 )

@@ -23,5 +23,5 @@ STUDY = Study(
         "stationarity": RowFacts("length of the gradient of k samples"),
         "stationarity_rms": RowFacts("its root mean square"),
     },
-    page="docs/landscape.md",
+    page="docs/studies/landscape.md",
 )

@@ -13,5 +13,5 @@ STUDY = Study(
         "quadratic_rank_correlation": RowFacts("by second order", may_be_undefined=True),
         "fisher_rank_correlation": RowFacts("by the Fisher trace", may_be_undefined=True),
     },
-    page="docs/pruning.md",
+    page="docs/studies/removal.md",
 )

@@ -1,7 +1,7 @@
 """Removing and rounding weights under a quadratic model of the loss: Optimal Brain Damage, Surgeon, and GPTQ.
 
 All functions take the weights w as one vector and the model as a symmetric matrix A: the loss rises by u.A u / 2 for a
-step u. docs/pruning.md gives formulas and sources.
+step u. docs/studies/removal.md gives formulas and sources.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -4,7 +4,7 @@ from hessfig.terms import Labelled
 
 
 class Surrogate(Labelled):
-    """A matrix that replaces the curvature of the loss when weights are removed or rounded (docs/pruning.md)."""
+    """A matrix in place of the curvature of the loss when weights are removed or rounded (docs/studies/removal.md)."""
 
     hessian = "hessian", "Hessian"
     gauss_newton = "gauss_newton", "Gauss-Newton"

@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(page="docs/spectra.md")
+STUDY = Study(page="docs/studies/spectra.md")

@@ -2,4 +2,4 @@
 
 from hessfig.registry import Study
 
-STUDY = Study(page="docs/training.md")
+STUDY = Study(page="docs/studies/training.md")

@@ -1,4 +1,4 @@
-"""docs/along.md and docs/landscape.md, read literally, in plain PyTorch: one number for each sentence."""
+"""docs/studies/directions.md and landscape.md, read literally, in plain PyTorch: one number for each sentence."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ def test_variances_divide_by_one_less_than_the_samples(problem: hessfig.Problem)
 
 
 def test_the_page_says_so() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "along.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "studies" / "directions.md").read_text()
     for word in ("match_rms_adamw", "0.2 sqrt(max(m, n))", "singular_direction_value", "fewer than three points"):
         assert word in page
