@@ -121,7 +121,7 @@ def test_every_row_of_both_tables_has_its_example() -> None:
     kinds = {"plain": PLAIN, "unit": Surroundings(scores=0.0, bend=True), "before": Surroundings(0.0, 0.0)}
     kinds["after"] = Surroundings(first=-1.0, second=-2.0)
     examples = {(one.powers or (0, 1, 2, 3), one.around) for one in WITNESSED if one.further is None}
-    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| (\w+) \|", text_of("# What follows"), re.M)
+    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| (\w+) \|", text_of("# Exponents by mixing weights"), re.M)
     assert len(rows) >= 10
     assert {(tuple(map(int, powers.split(","))), kinds[around]) for powers, around in rows} == examples
     further = {(tuple(one.powers or ()), one.further.degree) for one in WITNESSED if one.further is not None}

@@ -143,7 +143,7 @@ def test_tokens_of_any_mean_are_no_exception() -> None:
 
 
 def test_the_table_of_the_page_is_the_theorem() -> None:
-    text = PAGE.read_text().partition("# What follows")[2].partition("\n##")[0]
+    text = PAGE.read_text().partition("# Exponents by mixing weights")[2].partition("\n##")[0]
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     kinds = {"plain": Surroundings(), "unit": COSINE, "before": Surroundings(0.0, 0.0)}
     kinds["after"] = Surroundings(first=-1.0, second=-2.0)
