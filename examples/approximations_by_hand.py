@@ -4,7 +4,7 @@
     hessfig export outputs/by_hand into=network
     python examples/approximations_by_hand.py network outputs/by_hand/table.csv
 
-The formulas are on the page docs/studies/approximations.md, and the network's on docs/conventions.md.
+The formulas are on the page docs/studies/approximations.md, and the network's on docs/networks.md.
 The script compares every row NAME_error, NAME_scale_error and NAME_angle of the table with its own number, prints the
 rows that differ, and exits with 1 when there are some, or a row is not recomputed. saliencies_by_hand.py does the same
 for the quantities pruning and quantisation.

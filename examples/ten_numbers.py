@@ -4,10 +4,10 @@
     hessfig export outputs/ten_numbers into=network
     python examples/ten_numbers.py network outputs/ten_numbers/table.csv
 
-The formulas are on the page docs/conventions.md; those of `kfoc_error` and `obd_hessian_correlation` on
+The formulas are on docs/conventions.md and docs/networks.md; those of `kfoc_error` and `obd_hessian_correlation` on
 docs/studies/approximations.md and docs/studies/removal.md too. The script prints the table's number, its own, and their
 relative difference, and exits with 1 when one is above 1e-8. It knows sums, cross-entropy, and transformers without the
-components of docs/conventions.md.
+components of docs/networks.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Weights = dict[str, Tensor]
 
 
 class Network:
-    """A transformer as docs/conventions.md writes it, with its loss, from the files of `hessfig export`."""
+    """A transformer as docs/networks.md writes it, with its loss, from the files of `hessfig export`."""
 
     KNOWN: Mapping[str, tuple[object, ...]] = {
         **{"kind": ("transformer",), "attention": ("softmax",), "attention_skip": (True,), "query_key": ("separate",)},

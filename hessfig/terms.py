@@ -108,7 +108,7 @@ class Kind(StrEnum):
 
 
 class Attention(StrEnum):
-    """The map from the allowed scores of a query to mixing weights (docs/conventions.md has the formulas).
+    """The map from the allowed scores of a query to mixing weights (docs/networks.md has the formulas).
 
     `linear` uses the scores unchanged. `kernel` normalises phi(q).phi(k) with phi(z) = 1 + z for every entry.
     `differential` is a difference of two softmaxes. `off_by_one` is a softmax with an additional logit 0 without value.

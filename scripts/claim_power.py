@@ -2,7 +2,7 @@
 
     python scripts/claim_power.py              # heterogeneity-gap at the noise of its pilots, 200 tables per size
     python scripts/claim_power.py --noise 0.01 # at another standard deviation of log10 of a loss
-    python scripts/claim_power.py --refuted    # each line of docs/claims.md that does not hold, at its measured noise
+    python scripts/claim_power.py --refuted    # each line of docs/claim-rules.md that does not hold, at its noise
     python scripts/claim_power.py --write      # and write these lines into docs/claim-power.csv
 
 A table of heterogeneity-gap has the networks, optimisers, rates and seeds of the sweep centring_training. In it, every
@@ -48,7 +48,7 @@ OPTIMISERS = {
     "muon": "training.optimiser=muon,training.momentum=0.95",
 }
 RATES = (0.0147, 0.0215, 0.0316, 0.0464, 0.0681)
-PAGE, FILE = (Path(__file__).parents[1] / "docs" / name for name in ("claims.md", "claim-power.csv"))
+PAGE, FILE = (Path(__file__).parents[1] / "docs" / name for name in ("claim-rules.md", "claim-power.csv"))
 HEADS = ("line", "least size", "seeds", "standard deviation", "refuted at the least size", "refuted at twice that")
 # The judge of each refuted line whose interval is printed: its least size, and how far the least effect is from it.
 REFUTED: dict[str, tuple[Judge, float, float]] = {

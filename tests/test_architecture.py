@@ -497,7 +497,7 @@ def _object(name: str) -> object:
 def test_the_page_shows_the_tree_as_it_is() -> None:
     """Every folder stands on the page with what it says it is for."""
     shown = marked(architecture.PAGE.read_text(), "tree", architecture.COMMAND)
-    assert shown == architecture.tree(), f"docs/architecture.md is behind: run {architecture.COMMAND}"
+    assert shown == architecture.tree(), f"docs/tree.md is behind: run {architecture.COMMAND}"
 
 
 def test_the_tree_names_every_module_and_each_says_what_it_is_for() -> None:

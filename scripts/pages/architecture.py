@@ -1,4 +1,4 @@
-"""Write the tree of the package into docs/architecture.md, with the opening sentence of every folder.
+"""Write the tree of the package into docs/tree.md, with the opening sentence of every folder.
 
     python scripts/pages/architecture.py [--write | --check]
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "tree.md"
 PACKAGE = ROOT / "hessfig"
 COMMAND = "python scripts/pages/architecture.py --write"
 

@@ -1,4 +1,4 @@
-"""Write the tables of claims, their verdicts and their rules into docs/claims.md and docs/claim-rules.md.
+"""Write verdicts on claims into docs/claims.md; their numbers, parts, sources and rules into docs/claim-rules.md.
 
     python scripts/pages/claims.py [--write | --check]             # from the records: statements, sources, rules
     python scripts/pages/claims.py [--write | --check] outputs     # and the verdicts of the sweeps measured there;
@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from hessfig.analysis.claims import ledger
+from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.ledger import Judged, all_claims, judge_claims, quoted_source, seeds_in_words
 from hessfig.analysis.claims.rule import Claim
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
@@ -24,17 +25,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 RULES = PAGE.with_name("claim-rules.md")
 COMMAND = "python scripts/pages/claims.py --write"
 NOT_YET = "not measured under this rule yet"
+SUMMARY_HEADS = ("claim", "statement", "verdict", "result")
 HEADS = ("claim", "statement", "source", "effect", "95 % jointly", "verdict", "result", "seeds")
 PART_HEADS = ("claim", "part or condition", "effect", "95 % jointly", "verdict", "note")
 Cells = list[str]
 
 
 def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
-    """Yield the verdicts with their parts, the sources and the rules."""
-    page = PAGE.read_text()
+    """Yield the one-screen summary, the verdicts with their numbers and parts, the sources and the rules."""
+    page = RULES.read_text()
     judged = measured(outputs) if outputs else {}
-    yield PAGE, "verdicts", verdicts(judged, marked(page, "verdicts", COMMAND), outputs or Path())
-    yield PAGE, "parts", conditions(judged, marked(page, "parts", COMMAND))
+    numbers = verdicts(judged, marked(page, "verdicts", COMMAND), outputs or Path())
+    details = conditions(judged, marked(page, "parts", COMMAND))
+    yield PAGE, "summary", summary(numbers, details)
+    yield RULES, "verdicts", numbers
+    yield RULES, "parts", details
     yield RULES, "sources", sources()
     yield RULES, "rules", rules()
 
@@ -43,6 +48,25 @@ def measured(outputs: Path) -> dict[str, Judged]:
     """Return the claims all of whose sweeps a folder has, judged."""
     judged = judge_claims(all_claims().values(), outputs, lambda folder, sweep: [])
     return {one.claim.id: one for one in judged if one.finding}
+
+
+def summary(numbers: str, details: str) -> str:
+    """Return a line for every claim from the tables of verdicts and parts: its statement, verdict and result."""
+    by_verdict: dict[str, dict[str, list[str]]] = {}
+    for claim, part, *_, verdict, _ in _lines(details):
+        by_verdict.setdefault(claim, {}).setdefault(verdict, []).append(part)
+    rows = [[*line[:2], line[5], _result(line, by_verdict.get(line[0], {}))] for line in _lines(numbers)]
+    return "\n".join([*markdown_table(SUMMARY_HEADS, []), *map(_row, rows), ""])
+
+
+def _result(line: Cells, by_verdict: dict[str, list[str]]) -> str:
+    """Return the effect in words with its interval, and which parts hold where the claim holds in some alone."""
+    name, _, _, effect, interval, verdict, words, _ = line
+    if not effect:
+        return words
+    result = f"{markdown_text(all_claims()[name].effect_words)}: {effect} {interval}"
+    shares = [f"{word}: {', '.join(names)}" for word, names in by_verdict.items()]
+    return "; ".join([result, *(shares if verdict == ClaimVerdict.holds_only_if else [])])
 
 
 def verdicts(judged: dict[str, Judged], before: str, outputs: Path) -> str:

@@ -140,8 +140,8 @@ def _alt(figure: ShippedFigure, picture: str) -> str:
 
 
 def says(name: str) -> Iterator[str]:
-    """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claims.md."""
-    page = marked(claims_page.PAGE.read_text(), "verdicts", claims_page.COMMAND)
+    """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claim-rules.md."""
+    page = marked(claims_page.RULES.read_text(), "verdicts", claims_page.COMMAND)
     verdicts = {cells[0].removeprefix("| "): cells[5] for line in page.splitlines() if (cells := line.split(" | "))[5:]}
     for one in all_claims().values():
         verdict = verdicts.get(one.id, claims_page.NOT_YET)

@@ -30,7 +30,7 @@ class Claim:
     `scale_source` and `scale_here` are the networks of the source and the shipped ones. `theorems` are the statements
     of `hessfig verify` that imply it, `part_theorems` those that imply one of its parts. `words` are the source's own,
     found at `where`; "" where it is not quoted. `seeds` are the numbers of seeds that its sweeps were given when the
-    rule was fixed, in the order of `sweeps`.
+    rule was fixed, in the order of `sweeps`. `effect_words` name the number that the rule calls the effect.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Claim:
     figure: str
     rule: Callable[[Evidence], Finding]
     rule_words: str
+    effect_words: str = ""
     beside: tuple[str, ...] = ()
     scale_source: str = ""
     scale_here: str = ""

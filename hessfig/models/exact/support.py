@@ -113,7 +113,7 @@ def _is_wide(model: ModelConfig, block: Block) -> bool:
 _AT_SCORES = "at the scores H_fT alone has an exact norm"
 _UNKNOWN = (
     "exact routes know single weights of one layer of transformers, bare attention and linear MLPs, "
-    "without today's components (docs/conventions.md)"
+    "without today's components (docs/networks.md)"
 )
 _REASONS = {
     Route.last_layer: "in the last layer an output depends on its own position's vectors alone",

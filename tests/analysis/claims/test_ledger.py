@@ -105,8 +105,32 @@ def test_the_pages_of_claims_are_written_from_the_records() -> None:
         assert marked(page.read_text(), name, claims_page.COMMAND) == text, f"behind: run {claims_page.COMMAND}"
     text, rules = claims_page.PAGE.read_text(), claims_page.RULES.read_text()
     assert all(f"| {name} |" in text and f"- **{name}**: " in rules for name in all_claims())
+    assert all(claim.effect_words for claim in all_claims().values())
     with pytest.raises(ValueError, match="lacks the marks"):
         between_marks("no marks", "rules", "", claims_page.COMMAND)
+
+
+def test_the_summary_has_a_line_of_result_per_claim_and_names_parts_where_only_some_hold() -> None:
+    numbers = [
+        "| heads | with heads | a source | 0.7 | [0.6, 0.8] | holds only if | entries | 20 |",
+        "| layers | in layers | a source | 2 | [1, 3] | holds | the effect is that of lower | 20 |",
+        "| wide-key | with keys | source |  |  | not measured under this rule yet | `hessfig run sweep=wide_keys` |  |",
+    ]
+    details = [
+        "| heads | entries | 0.7 | [0.6, 0.8] | holds |  |",
+        "| heads | norm | -1 | [-2, 0] | does not hold |  |",
+        "| layers | lower | 2 | [1, 3] | holds |  |",
+    ]
+    lines = claims_page.summary(*("\n".join(["head", "---", *rows]) for rows in (numbers, details))).splitlines()
+    in_words = claim_of("heads").effect_words
+    assert one_line(lines, "heads") == (
+        f"| heads | with heads | holds only if | {in_words}: 0.7 [0.6, 0.8]; holds: entries; does not hold: norm |"
+    )
+    assert one_line(lines, "layers").endswith(
+        " | holds | decades by which the value block of the top layer exceeds "
+        "that of the first for sigma &lt;= 1: 2 [1, 3] |"
+    )
+    assert one_line(lines, "wide-key").endswith(" | not measured under this rule yet | `hessfig run sweep=wide_keys` |")
 
 
 def test_a_measured_claim_is_written_anew_and_others_keep_their_numbers(tmp_path: Path) -> None:
