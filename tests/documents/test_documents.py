@@ -52,7 +52,7 @@ NO_SETTINGS = {
     "file=NAME.zip": "a word of hessfig bundle",
     "launcher=mine": "a file of the reader's own",
     **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
-    **dict.fromkeys(("products=differences", "use_reentrant=False", "sparse=True"), "an argument in Python"),
+    **dict.fromkeys(("products=differences", "use_reentrant=False"), "an argument in Python"),
     "has_part=False": "an argument in Python",
     "statement=thm31,lem41": "a word of hessfig verify",
     **dict.fromkeys(
