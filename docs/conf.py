@@ -51,8 +51,9 @@ def _rewrite(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lin
 
 
 def _with_scripts(_app: Any, page: str, text: list[str]) -> None:
-    """Show the text of every example below the page that lists them."""
+    """Show the text of every example at the end of the page that lists them."""
     if page == "tutorial":
+        text[0] += "\n## Scripts of the examples\n"
         for path in sorted((ROOT / "examples").glob("*.py")):
             text[0] += f"\n### {path.name}\n\n```{{literalinclude}} ../examples/{path.name}\n:language: python\n```\n"
 
