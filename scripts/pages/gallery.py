@@ -161,7 +161,7 @@ def redraw(figure: ShippedFigure, outputs: Path) -> str:
     manifest = pictures.read_manifest()
     for sweep in _sweeps_of(figure):
         if left_out := kept_tables.lacking(sweep, manifest["tables"]):
-            return f"left as it is: {left_out}"
+            return f"left as it is: {left_out}; --all --figures {figure.name} measures it again"
         kept_tables.unpack(sweep, outputs)
     with tempfile.TemporaryDirectory() as folder:
         _save([pictures.draw(figure, outputs, Path(folder))], outputs, manifest)

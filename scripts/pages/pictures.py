@@ -60,13 +60,15 @@ class Drawing:
 
 
 def draw(figure: ShippedFigure, outputs: Path, into: Path, *words: str) -> Drawing:
-    """Draw a figure from outputs/SWEEP; `words` are more settings. Raises UserError as `hessfig plot` does."""
+    """Draw a figure from outputs/SWEEP; `words` are more settings. Tables of the theory are computed, in `into`.
+
+    Raises UserError as `hessfig plot` does.
+    """
     (job,) = VERBS["plot"].jobs([f"figure={figure.name}", "figure.formats=[png]", f"output_dir={outputs}", *words])
     with _files_opened() as opened:
         if figure.layout == STUDY:
-            if not (outputs / figure.name).is_dir():
-                import_module(_STUDY_TABLES).RUNS[figure.name](outputs)
-            import_module(_STUDY_FIGURES).DRAWN[figure.name](outputs, paper_of(job), into=into)
+            import_module(_STUDY_TABLES).RUNS[figure.name](into)
+            import_module(_STUDY_FIGURES).DRAWN[figure.name](into, paper_of(job), into=into)
         else:
             sheets.draw(figure_spec(job), outputs, into=into)
     read = frozenset(path for path in opened if figure.sweep and path.is_relative_to(outputs) and path.is_file())
@@ -106,7 +108,7 @@ def chunk_of(picture: Path) -> Record | None:
 
 def read_manifest() -> dict[str, Any]:
     """Return docs/img/manifest.json: `pictures`, `tables`, `costs` and `others` by name."""
-    return json.loads(MANIFEST.read_text("utf-8"))  # type: ignore[no-any-return]
+    return json.loads(MANIFEST.read_text("utf-8"))
 
 
 def write_manifest(manifest: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,6 +227,25 @@ def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
     entry = kept_tables.keep(folder, {arrays[0], folder / TABLE})
     assert set(entry["left_out"]) == {"sigma.tar"} and not (tmp_path / "tables/sigma.tar").exists()
     assert "sigma.tar (0.0 MB) is not kept" in kept_tables.lacking("sigma", {"sigma": entry})
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_sweeps_without_a_table_are_run_and_failed_cells_do_not_stop_the_rest(
+    status: int, modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery, commands = modules["gallery"], list[list[str]]()
+    done = SimpleNamespace(returncode=status)
+    monkeypatch.setattr(gallery.subprocess, "run", lambda command, **_: commands.append(command[1:]) or done)
+    if status == 2:
+        with pytest.raises(SystemExit, match="3a: hessfig run ended with status 2"):
+            gallery.measure(FIGURES["3a"], tmp_path)
+    else:
+        assert gallery.measure(FIGURES["3a"], tmp_path) == "1 sweeps run"
+        assert gallery.measure(FIGURES["centring_training"], Path("outputs")) == "2 sweeps run"
+        assert [command[1] for command in commands] == ["sweep=sigma", "sweep=centring_training", "sweep=centring"]
+        modules["kept_tables"].unpack("sigma", tmp_path)
+        assert gallery.measure(FIGURES["3a"], tmp_path) == "measured before"
+    assert commands[0] == ["run", "sweep=sigma", f"output_dir={tmp_path}"]
 
 
 def test_a_drawing_knows_what_it_read(modules: dict[str, ModuleType], tmp_path: Path) -> None:
