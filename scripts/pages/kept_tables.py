@@ -28,7 +28,7 @@ from hessfig.sweep.plan import Cell, Sweep
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "docs" / "tables"
-LARGEST = 2**20  # bytes of one sweep
+LARGEST = 3 * 2**19  # bytes of one sweep
 _ENDINGS = {TABLE: ".csv.xz", MANIFEST: ".json.xz"}
 _ARRAYS = ".tar"
 _PLACE = ("variant", "num_layers", "sigma", "step", "seed")
