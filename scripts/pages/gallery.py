@@ -128,14 +128,19 @@ def measure(figure: ShippedFigure, outputs: Path) -> str:
             command = [str(Path(sys.executable).with_name("hessfig")), "run", f"sweep={sweep}", *place]
             codes.append(subprocess.run(command, check=False).returncode)
     if any(code > 1 for code in codes):
-        raise SystemExit(f"{figure.name}: hessfig run ended with status {max(codes)}")
+        return f"not measured: hessfig run ended with status {max(codes)}"
     return f"{len(codes)} sweeps run" if codes else "measured before"
 
 
 def is_measured(sweep: str, outputs: Path) -> bool:
-    """Return whether outputs/SWEEP holds a table of the cells that are planned today."""
+    """Return whether outputs/SWEEP holds a table, of the cells that are planned today where they can be planned."""
     folder = outputs / sweep
-    return all((folder / name).is_file() for name in (TABLE, MANIFEST)) and not kept_tables.disagreements(folder, sweep)
+    if not all((folder / name).is_file() for name in (TABLE, MANIFEST)):
+        return False
+    try:
+        return not kept_tables.disagreements(folder, sweep)
+    except UserError:  # a model that is not downloaded
+        return True
 
 
 def keep_group(group: list[ShippedFigure], outputs: Path, *, keeps_cost: bool) -> str:
