@@ -81,9 +81,10 @@ slopes: $(READY) ## fit the growth rates of Figures 3a and 3b
 check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its tolerance
 	$(RUN) check sweep=sigma
 
-claims-docs: $(READY) ## judge the claims from outputs/ and write docs/claims.md from records and verdicts
+claims-docs: $(READY) ## judge the claims from outputs/; write docs/claims.md from records and verdicts, and the gallery, which quotes them
 	$(RUN) claims
 	$(BIN)/python scripts/pages/claims.py --write outputs
+	$(BIN)/python scripts/pages/gallery.py
 
 verify: $(READY) ## check every statement of the theory against automatic differentiation
 	$(RUN) verify

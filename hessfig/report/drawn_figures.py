@@ -25,7 +25,7 @@ from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 LARGEST_SVG = 800_000  # bytes: a larger SVG is shown more slowly than its PNG, and is left out
 _SMALL = (420, 300)
 _COLOURS = 256
-_SEEN, _FEW = 8, 0.01  # the largest invisible error of a colour (of 255), and its share of a picture
+_SEEN, _FEW = 4, 0.02  # the largest invisible error of a colour (of 255), and its share of a picture
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tupl
 
 def in_few_colours(picture: Image.Image) -> Image.Image:
     """Return an RGB picture with a palette, a third of the size; unchanged if colours would suffer (heat maps)."""
-    small = picture.quantize(_COLOURS, dither=Image.Dither.NONE)
+    small = picture.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     off = np.asarray(ImageChops.difference(picture, small.convert("RGB"))).max(axis=2)
     return small if (off > _SEEN).mean() < _FEW else picture
 

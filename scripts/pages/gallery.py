@@ -1,6 +1,12 @@
-"""Copy the figures under outputs/ into docs/img and write docs/gallery.md: each with its command, cells and wall time.
+"""Measure, draw and show the gallery: docs/img, docs/img/manifest.json, docs/tables and docs/gallery.md.
 
-Run it after `make figures`; times, counts and memory are read from the manifests of the sweeps.
+    python scripts/pages/gallery.py --all                      # measure what is missing (ten hours), then --keep
+    python scripts/pages/gallery.py --keep --outputs FOLDER    # draw from measured sweeps, and keep their tables
+    python scripts/pages/gallery.py --draw                     # redraw from the tables in docs/tables (minutes)
+    python scripts/pages/gallery.py                            # write the page again
+
+--figures 3a,3b limits each of them. --all resumes: sweeps are run only where their table is missing or of other
+settings. --keep skips sweeps that are not measured. Both end with the pictures that are older than this run.
 """
 
 from __future__ import annotations
@@ -9,43 +15,40 @@ import argparse
 import itertools
 import json
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import claims as claims_page
+import kept_tables
 import pandas as pd
-from PIL import Image
+import pictures
+from contact_sheet import write_contact_sheets
+from pictures import IMAGES, ROOT
 
 from hessfig.analysis.claims.ledger import all_claims
+from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.config.enums import FigureGroup, Published
-from hessfig.config.presets import ShippedFigure, natural, shipped_figures
-from hessfig.report.drawn_figures import in_few_colours
+from hessfig.config.presets import ShippedFigure, figures, natural, shipped_figures
+from hessfig.errors import UserError
+from hessfig.record import MANIFEST, TABLE
 
-ROOT = Path(__file__).parents[2]
-PAGES = {
-    "gallery.md": [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study],
-    "gallery-follow-ups.md": [FigureGroup.follow_up],
-}
-HEADINGS = ["Figures of the paper", "Figures of the paper's claims", "Beyond the paper", "Theory alone"]
-HEADS: dict[str, str] = {}
-HEADS["gallery.md"] = """# Gallery
+PAGE = ROOT / "docs" / "gallery.md"
+HEADINGS = ["Figures of the paper", "Figures of the paper's claims", "Beyond the paper", "Follow-ups", "Theory alone"]
+HEAD = """# Gallery
 
-The figures of the paper and of its claims, as `make figures` draws them at full size (20 values of sigma, 20 seeds,
-d_model 128, 64 sequences unless the title says otherwise) on 2 cores without a GPU. Each figure is shown once; where it
-has several pages, the overview is shown. `scripts/pages/gallery.py` writes this page from the manifests of the sweeps,
-and takes the verdicts on claims from [claims.md](claims.md). [figures.md](figures.md) explains how to read the figures.
-Spectra, training, landscape and size are in [gallery-follow-ups.md](gallery-follow-ups.md).
+All figures worth a look, drawn from tables measured at full size (20 values of sigma, 20 seeds, d_model 128 and 64
+sequences unless the title says otherwise) on 2 cores without a GPU. The tables are in `docs/tables`, and
+`python scripts/pages/gallery.py --draw` redraws the pictures from them. Verdicts are those of [claims.md](claims.md);
+[figures.md](figures.md) explains how to read the figures.
 """
-HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
-
-Spectra, training, today's components, approximations and landscape: figures beyond the paper, as
-`make figures-follow-up` draws them on 2 cores without a GPU. Each figure is shown once; where it has several
-pages, the overview is shown. `scripts/pages/gallery.py --page gallery-follow-ups.md` writes this page from the
-manifests of the sweeps, and takes the verdicts on claims from [claims.md](claims.md).
-"""
-# What the pages show: one message each; every other figure is listed below them with its command.
+OLD = "This picture was drawn by an earlier version: its sweep was not measured again."
+# What the page shows: one message each; every other figure is listed below them with its command.
 LISTED_ONLY = """
 score_split spectra_large sinks_large weight_norms_whole edge_batches heterogeneity_trained spectra_after
 landscape_integrals stationarity model_size_width model_size_depth model_size_heads model_size_vocabulary
@@ -58,131 +61,261 @@ landscape_subspace influence approximations_addition language_course sinks_train
 WITH_EVERY_PAGE = ("eq5", "6", "7", "component_ratios")  # figures whose pages say more than the first of them
 
 
+ALSO_READ = {"centred": ["centring"]}  # sweeps that a layout reads besides that of its figure
+
+
 def main() -> None:
+    """Carry out what is asked for, then write the page."""
+    options = _options()
+    chosen = [figure for figure in gallery_figures() if not options.figures or figure.name in options.figures]
+    if options.all:
+        _timed("measured", chosen, lambda figure: measure(figure, options.outputs))
+    if options.all or options.keep:
+        groups = _by_sweep(chosen)
+        _timed("drawn", groups, lambda group: keep_group(group, options.outputs, keeps_cost=options.keep_times))
+    if options.draw:
+        with tempfile.TemporaryDirectory() as folder:
+            _timed("drawn", chosen, lambda figure: redraw(figure, Path(folder)))
+    report_old(admits=options.admit_old)
+    PAGE.write_text(page_text(pictures.read_manifest()), "utf-8")
+    if options.contact_sheet:
+        write_contact_sheets(chosen, options.contact_sheet)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"))
-    parser.add_argument("--page", choices=list(PAGES), default="gallery.md")
-    parser.add_argument("--keep-times", action="store_true", help="times were taken on a busy machine: leave the old")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--all", action="store_true", help="measure what is missing, draw, and keep the tables")
+    mode.add_argument("--keep", action="store_true", help="draw from measured sweeps, and keep their tables")
+    mode.add_argument("--draw", action="store_true", help="redraw from the kept tables")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the folder of the measured sweeps")
+    parser.add_argument("--figures", type=lambda names: names.split(","), help="figures of the gallery, such as 3a,3b")
+    parser.add_argument("--keep-times", action="store_true", help="leave costs as they are: the machine was busy")
+    parser.add_argument("--admit-old", action="store_true", help="say under each old picture that it is old")
+    parser.add_argument("--contact-sheet", type=Path, metavar="FILE", help="write all pictures as one PNG, to look at")
     options = parser.parse_args()
-    path = ROOT / "docs" / options.page
-    every = in_gallery_order(shipped_figures(), PAGES[options.page])
-    shown = [figure for figure in every if figure.name not in LISTED_ONLY]
-    sections = parts(shown, options.outputs, before=path.read_text(), keeps=options.keep_times)
-    path.write_text("\n".join([HEADS[options.page], *sections, *others(every)]))
+    if unknown := set(options.figures or ()) - {figure.name for figure in gallery_figures()}:
+        parser.error(f"the gallery has no figure {', '.join(sorted(unknown))}")
+    return options
 
 
-def in_gallery_order(figures: list[ShippedFigure], groups: list[FigureGroup]) -> list[ShippedFigure]:
-    """Return those of some groups, heading by heading: follow-ups in their order, others by number or name."""
-    drawn = [figure for figure in figures if figure.group in groups]
-    if groups == [FigureGroup.follow_up]:
-        return drawn
-    return sorted(drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), natural(figure.name)))
+def _timed(done: str, chosen: Sequence[Any], action: Callable[[Any], str]) -> None:
+    """Carry out an action for each figure or group; print what it returns with its minutes, and the hours of all."""
+    start = time.perf_counter()
+    for item in chosen:
+        before = time.perf_counter()
+        outcome = action(item)
+        names = ", ".join(figure.name for figure in (item if isinstance(item, list) else [item]))
+        print(f"{names}: {outcome} ({(time.perf_counter() - before) / 60:.1f} min)", flush=True)
+    print(f"{done} in {(time.perf_counter() - start) / 3600:.2f} h", flush=True)
 
 
-def parts(figures: list[ShippedFigure], outputs: Path, before: str, keeps: bool = False) -> Iterator[str]:
-    """Yield the figures' parts of the page, each group of them under its heading; follow-ups have none.
-
-    A figure that `outputs` lacks keeps its part of the page `before`; if it `keeps`, any figure its cost.
-    """
-    for heading, group in itertools.groupby(figures, heading_of):
-        if heading:
-            yield f"## {heading}\n"
-        yield from (section(figure, outputs, "###" if heading else "##", before, keeps) for figure in group)
+def _by_sweep(chosen: list[ShippedFigure]) -> list[list[ShippedFigure]]:
+    """Return the chosen figures with all that draw the same sweep, together, for they share a kept table."""
+    groups: dict[str, list[ShippedFigure]] = {}
+    for figure in gallery_figures():
+        if figure in chosen or (figure.sweep and figure.sweep in {other.sweep for other in chosen}):
+            groups.setdefault(figure.sweep or figure.name, []).append(figure)
+    return list(groups.values())
 
 
-def others(figures: list[ShippedFigure]) -> list[str]:
-    """Return the list of the figures that no picture of the page shows."""
-    listed = [figure for figure in figures if figure.name in LISTED_ONLY]
-    rows = [(figure.title.removesuffix("."), f"`make figure-{figure.name}`") for figure in listed]
-    return ["## Other figures", "", *markdown_table(("figure", "command"), rows), ""] if rows else []
+def measure(figure: ShippedFigure, outputs: Path) -> str:
+    """Run the sweeps of a figure unless their tables hold what is planned today; status 1 means failed cells."""
+    codes = []
+    for sweep in _sweeps_of(figure):
+        if not is_measured(sweep, outputs):
+            place = [] if outputs == Path("outputs") else [f"output_dir={outputs}"]
+            command = [str(Path(sys.executable).with_name("hessfig")), "run", f"sweep={sweep}", *place]
+            codes.append(subprocess.run(command, check=False).returncode)
+    if any(code > 1 for code in codes):
+        return f"not measured: hessfig run ended with status {max(codes)}"
+    return f"{len(codes)} sweeps run" if codes else "measured before"
+
+
+def is_measured(sweep: str, outputs: Path) -> bool:
+    """Return whether outputs/SWEEP holds a table, of the cells that are planned today where they can be planned."""
+    folder = outputs / sweep
+    if not all((folder / name).is_file() for name in (TABLE, MANIFEST)):
+        return False
+    try:
+        return not kept_tables.disagreements(folder, sweep)
+    except UserError:  # a model that is not downloaded
+        return True
+
+
+def keep_group(group: list[ShippedFigure], outputs: Path, *, keeps_cost: bool) -> str:
+    """Draw the figures of one sweep and keep what they read of it; return what was done."""
+    if problem := _problem(group[0], outputs):
+        return f"left as it is: {problem}"
+    with tempfile.TemporaryDirectory() as folder:
+        drawings = [pictures.draw(figure, outputs, Path(folder)) for figure in group]
+        read = set[Path]().union(*(drawing.read for drawing in drawings))
+        manifest = pictures.read_manifest()
+        for sweep in _sweeps_of(group[0]):
+            manifest["tables"][sweep] = kept_tables.keep(outputs / sweep, read)
+            networks, seconds = cost(outputs / sweep)
+            if not (keeps_cost and manifest["costs"].get(sweep, "").startswith(f"{networks}, ")):
+                manifest["costs"][sweep] = f"{networks}, {seconds}"
+        _save(drawings, outputs, manifest)
+    sizes = {name: size for sweep in _sweeps_of(group[0]) for name, size in _sizes(manifest["tables"][sweep])}
+    return f"kept {', '.join(f'{name} {size / 1000:.0f} kB' for name, size in sizes.items()) or 'no table'}"
+
+
+def redraw(figure: ShippedFigure, outputs: Path) -> str:
+    """Draw a figure from its kept tables, unpacked into `outputs`; return what was done."""
+    manifest = pictures.read_manifest()
+    for sweep in _sweeps_of(figure):
+        if left_out := kept_tables.lacking(sweep, manifest["tables"]):
+            return f"left as it is: {left_out}; --all --figures {figure.name} measures it again"
+        kept_tables.unpack(sweep, outputs)
+    with tempfile.TemporaryDirectory() as folder:
+        _save([pictures.draw(figure, outputs, Path(folder))], outputs, manifest)
+    return "redrawn"
+
+
+def _save(drawings: list[pictures.Drawing], outputs: Path, manifest: dict[str, Any]) -> None:
+    """Put the pictures that the page shows in place of those before, and their records into the manifest."""
+    for drawing in drawings:
+        figure = drawing.figure
+        if unnamed := set(drawing.sweeps(outputs)) - set(_sweeps_of(figure)):
+            raise SystemExit(f"{figure.name} reads {', '.join(unnamed)}, which ALSO_READ does not name")
+        tables = {sweep: kept_tables.table_hash(outputs / sweep / TABLE) for sweep in drawing.sweeps(outputs)}
+        for old in pictures.pictures_of(figure.name, IMAGES):
+            old.unlink()
+            manifest["pictures"].pop(old.name, None)
+        for picture in drawing.pictures if figure.name in WITH_EVERY_PAGE else drawing.pictures[:1]:
+            manifest["pictures"][picture.name] = pictures.record_of(figure, tables)
+            pictures.save(picture, manifest["pictures"][picture.name])
+    pictures.write_manifest(manifest)
+
+
+def _sweeps_of(figure: ShippedFigure) -> list[str]:
+    return [figure.sweep, *ALSO_READ.get(figure.layout, ())] if figure.sweep else []
+
+
+def _problem(figure: ShippedFigure, outputs: Path) -> str:
+    """Return why a figure cannot be drawn from `outputs` as its sweeps are planned today, or ""."""
+    for sweep in _sweeps_of(figure):
+        if not all((outputs / sweep / name).is_file() for name in (TABLE, MANIFEST)):
+            return f"{sweep} is not measured"
+        try:
+            wrong = kept_tables.disagreements(outputs / sweep, sweep)
+        except UserError as error:
+            print(f"{sweep}: its cells are not checked, it cannot be planned here: {error.what}")
+            wrong = []
+        if wrong:
+            return wrong[0]
+    return ""
+
+
+def _sizes(table: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    yield from table["kept"].items()
+    yield from ((f"(left out: {name})", size) for name, size in table["left_out"].items())
+
+
+def report_old(*, admits: bool) -> None:
+    """Print the pictures that are older than their layout, entry or table; `admits` puts them on the page as old."""
+    manifest = pictures.read_manifest()
+    old = pictures.stale(manifest)
+    for name, reason in old.items():
+        print(f"old: {name}: {reason}")
+    manifest["old"] = sorted(old) if admits else sorted(set(manifest["old"]) & set(old))
+    pictures.write_manifest(manifest)
+
+
+def gallery_figures() -> list[ShippedFigure]:
+    """Return the figures that the page shows, in its order: follow-ups in theirs, others by number or name."""
+    return [figure for figure in all_figures() if figure.name not in LISTED_ONLY]
+
+
+def all_figures() -> list[ShippedFigure]:
+    """Return every figure but those of one's own, in the order of the page."""
+    drawn = [figure for figure in shipped_figures() if figure.group != FigureGroup.own]
+    return sorted(drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), *_place(figure)))
+
+
+def _place(figure: ShippedFigure) -> tuple[int, Any]:
+    return (figure.order if figure.group == FigureGroup.follow_up else 0), natural(figure.name)
 
 
 def heading_of(figure: ShippedFigure) -> str:
     """Return the heading that a figure stands under."""
-    if figure.group == FigureGroup.follow_up:
-        return ""
-    of_group = {FigureGroup.paper: HEADINGS[1], FigureGroup.beyond: HEADINGS[2], FigureGroup.study: HEADINGS[3]}
-    return of_group[figure.group] if figure.published == Published.nothing else HEADINGS[0]
+    groups = {FigureGroup.beyond: "Beyond the paper", FigureGroup.study: "Theory alone"}
+    groups |= {FigureGroup.paper: "Figures of the paper's claims", FigureGroup.follow_up: "Follow-ups"}
+    return groups[figure.group] if figure.published == Published.nothing else HEADINGS[0]
 
 
-def section(figure: ShippedFigure, outputs: Path, level: str, before: str, keeps: bool = False) -> str:
-    """Return one figure's part of the page, under a heading of this level; copies its picture."""
-    head = f"{level} {figure.title}\n\n"
-    command = f"`make figure-{figure.name}`: "
-    found = pictures_of(figure.name, outputs / "figures")
-    parts = [part for part in re.split(r"^#+ ", before, flags=re.MULTILINE) if f"\n{command}" in part]
-    made = parts[0].partition(f"\n{command}")[2].partition("\n")[0] if parts else ""
-    if found:
-        shown = found if figure.name in WITH_EVERY_PAGE else found[:1]
-        pictures = [copied(path) for path in shown]
-        cells = _PAGES.sub("", made) if keeps and made else _cells(figure, outputs)
-        made = f"{cells}{f'; {len(found)} pictures' if len(found) > 1 else ''}."
-    elif parts:
-        pictures = _PICTURE.findall(parts[0])
-    else:
-        return f"{head}Not drawn here yet: `make figure-{figure.name}`.\n"
-    images = [f"![{_alt(figure, picture)}](img/{picture})" for picture in pictures]
-    return head + "\n\n".join([*images, *says(figure.name), f"{command}{made}\n"])
+def page_text(manifest: dict[str, Any]) -> str:
+    """Return docs/gallery.md, which follows from the manifest, conf/figures.yaml and docs/claims.md."""
+    parts = [HEAD]
+    for heading, group in itertools.groupby(gallery_figures(), heading_of):
+        parts += [f"## {heading}\n", *(section(figure, manifest) for figure in group)]
+    return "\n".join([*parts, *_others()])
 
 
-def _cells(figure: ShippedFigure, outputs: Path) -> str:
-    return cost(outputs, figure.sweep) if figure.sweep else "computed in seconds"
+def section(figure: ShippedFigure, manifest: dict[str, Any]) -> str:
+    """Return the part of the page about one figure."""
+    shown = [path.name for path in pictures.pictures_of(figure.name, IMAGES)]
+    images = [f"![{_alt(figure, name)}](img/{name})" for name in shown]
+    old = [OLD] if set(shown) & set(manifest["old"]) else []
+    costs = "; ".join(manifest["costs"].get(sweep, "not measured yet") for sweep in _sweeps_of(figure))
+    command = f"`make figure-{figure.name}`: {costs or 'computed in seconds'}."
+    parts = [f"### {_title(figure)}", *images, *old, *_seen(figure), *says(figure.name), command]
+    return "\n\n".join(parts) + "\n"
 
 
-_PAGES = re.compile(r"(; \d+ pictures)?\.$")
-_PICTURE = re.compile(r"\]\(img/([^)]+)\)")
+def _title(figure: ShippedFigure) -> str:
+    return figure.title.removesuffix(".")
+
+
+def _seen(figure: ShippedFigure) -> list[str]:
+    """Return the sentence on what to see, where conf/figures.yaml has one."""
+    seen = figures()[figure.name].get("seen")
+    return [seen] if seen else []
 
 
 def _alt(figure: ShippedFigure, picture: str) -> str:
-    """Return the title of a figure and, of several pages, which of them this is."""
+    """Return the first words of a figure's title and, of several pages, which of them this is."""
     page = Path(picture).stem.removeprefix(f"fig{figure.name}").strip("_").replace("_", " ")
-    return f"{figure.title.rstrip('.')}: {page}" if page and figure.name in WITH_EVERY_PAGE else figure.title
+    words = re.split("[:,]", _title(figure))[0]
+    return f"{words}: {page}" if page and figure.name in WITH_EVERY_PAGE else words
 
 
 def says(name: str) -> Iterator[str]:
     """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claim-rules.md."""
     page = marked(claims_page.RULES.read_text(), "verdicts", claims_page.COMMAND)
     verdicts = {cells[0].removeprefix("| "): cells[5] for line in page.splitlines() if (cells := line.split(" | "))[5:]}
-    for one in all_claims().values():
-        verdict = verdicts.get(one.id, claims_page.NOT_YET)
-        if one.figure == name and verdict != claims_page.NOT_YET:
-            yield f"*{markdown_text(one.statement[0].upper() + one.statement[1:])}* ({one.source}): **{verdict}**."
+    for claim in all_claims().values():
+        verdict = verdicts.get(claim.id, claims_page.NOT_YET)
+        if claim.figure == name and verdict != claims_page.NOT_YET:
+            statement = markdown_text(claim.statement[0].upper() + claim.statement[1:])
+            yield f"*{statement}* ({claim.source}): **{verdict}**."
 
 
-def pictures_of(name: str, folder: Path) -> list[Path]:
-    """Return the figure's pictures, the overview first."""
-    others = {f"fig{one.name}" for one in shipped_figures() if one.name.startswith(f"{name}_")}
-    pages = sorted(folder.glob(f"fig{name}_*.png"), key=lambda page: (not page.stem.endswith("overview"), page.name))
-    apart = [page for page in pages if not any(page.stem.startswith(other) for other in others)]
-    return sorted(folder.glob(f"fig{name}.png")) + apart
+def _others() -> list[str]:
+    """Return the table of the figures that no picture of the page shows."""
+    listed = [figure for figure in all_figures() if figure.name in LISTED_ONLY]
+    rows = [(f"`{figure.name}`", _title(figure)) for figure in listed]
+    return [
+        "## Other figures",
+        "",
+        "`make figure-NAME` measures and draws one.",
+        "",
+        *markdown_table(("NAME", "figure"), rows),
+        "",
+    ]
 
 
-def copied(path: Path) -> str:
-    """Copy a picture, in as few colours as nobody can tell."""
-    with Image.open(path) as picture:
-        in_few_colours(picture.convert("RGB")).save(ROOT / "docs" / "img" / path.name, optimize=True)
-    return path.name
-
-
-def cost(outputs: Path, sweep: str) -> str:
-    """Return networks, seeds, estimators, types and wall time of a sweep, from its manifest and table."""
-    manifest = json.loads((outputs / sweep / "manifest.json").read_text())
-    table = pd.read_csv(outputs / sweep / "table.csv")
-    networks = table.groupby(["variant", "num_layers", "sigma", "seed", "step"], dropna=False).ngroups
-    count = len(table["seed"].unique())
-    seeds = f"{count} seed{'s' if count > 1 else ''}"
-    words = [f"`{'`, `'.join(sorted(table[name].unique()))}`" for name in ("estimator", "dtype")]
-    probes = sorted(set(table["num_probes"]) - {0})
-    counts = f", {_span(probes)} probes where it probes" if probes else ""
-    return f"sweep `{sweep}`, {networks} networks ({seeds}), {words[0]} in {words[1]}{counts}, {_time(manifest, table)}"
-
-
-def _span(counts: list[int]) -> str:
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+def cost(folder: Path) -> tuple[str, str]:
+    """Return the numbers of networks and seeds of a sweep, and its wall time, from its manifest and table."""
+    run, manifest = read_run(folder), json.loads((folder / MANIFEST).read_text())
+    networks = run.table.groupby(["variant", "num_layers", "sigma", "seed", "step"], dropna=False).ngroups
+    count = run.table["seed"].nunique()
+    return f"{networks} networks, {count} seed{'s' if count > 1 else ''}", _time(manifest, run.table)
 
 
 def _time(manifest: dict[str, Any], table: pd.DataFrame) -> str:
-    """Return the wall time, or what the cells took where the last run found some of them finished."""
+    """Return the wall time, or what the cells took where the last run reused some of them."""
     if not manifest["cells"]["reused"]:
         return _duration(manifest["seconds"])
     cells = table.groupby(["config", "sigma", "step", "seed"], dropna=False)

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +18,6 @@ import yaml
 
 import hessfig
 from hessfig.config.compose.overrides import check_overrides
-from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError
 from tests import pages, runs
 from tests.conftest import Background, Cli
@@ -375,22 +373,6 @@ def test_pages_that_files_name_are_there() -> None:
 
 def test_the_readme_is_one_screen() -> None:
     assert len(text_of("README.md").splitlines()) <= 70
-
-
-def test_the_galleries_show_or_list_every_figure_in_order_in_45_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
-    gallery = import_module("gallery")
-    pictures = 0
-    for page, groups in gallery.PAGES.items():
-        text = text_of(f"docs/{page}")
-        level = "###" if page == "gallery.md" else "##"
-        titles = re.findall(rf"^{level} (?!Other figures)(.+)$", text, flags=re.MULTILINE)
-        every = gallery.in_gallery_order(shipped_figures(), groups)
-        assert titles == [figure.title for figure in every if figure.name not in gallery.LISTED_ONLY]
-        listed = [figure.name for figure in every if figure.name in gallery.LISTED_ONLY]
-        assert re.findall(r"^\| .+ \| `make figure-(\w+)` \|$", text, flags=re.MULTILINE) == listed
-        pictures += len(titles)
-    assert pictures <= 45
 
 
 def test_the_version_is_one() -> None:

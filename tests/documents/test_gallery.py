@@ -1,0 +1,266 @@
+"""The gallery is what this tree draws: every picture's record, its kept table, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from hessfig.config.presets import shipped_figures
+from hessfig.errors import UserError
+from hessfig.record import MANIFEST, TABLE
+from tests.pages import ROOT
+
+IMAGES, TABLES = ROOT / "docs" / "img", ROOT / "docs" / "tables"
+RECORDS: dict[str, Any] = json.loads((IMAGES / "manifest.json").read_text())
+FIGURES = {figure.name: figure for figure in shipped_figures()}
+KEPT = sorted(sweep for sweep, table in RECORDS["tables"].items() if f"{sweep}.csv.xz" in table["kept"])
+DRAWN = sorted({record["figure"] for record in RECORDS["pictures"].values()})
+_FAINT = 8  # of 255: last digits of numbers may differ between processors, and move the edge of a line by so much
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
+    names = ("kept_tables", "pictures", "gallery")
+    yield {name: import_module(name) for name in names}
+    for name in (*names, "claims", "contact_sheet"):
+        sys.modules.pop(name, None)
+
+
+def test_no_picture_is_older_than_its_layout_entry_or_table(modules: dict[str, ModuleType]) -> None:
+    """Pictures that are old are admitted as such on the page; `scripts/pages/gallery.py --draw` redraws the others."""
+    stale = modules["pictures"].stale(RECORDS)
+    assert {name: reason for name, reason in stale.items() if name not in RECORDS["old"]} == {}
+    assert set(RECORDS["old"]) <= set(stale), "these are new: scripts/pages/gallery.py takes them from the list"
+
+
+def test_the_page_is_generated_from_the_manifest(modules: dict[str, ModuleType]) -> None:
+    assert (ROOT / "docs/gallery.md").read_text() == modules["gallery"].page_text(RECORDS)
+
+
+def test_every_picture_is_shown_by_a_page() -> None:
+    texts = [path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
+    shown = {name for text in texts for name in re.findall(r"img/([\w.-]+\.png)", text)}
+    assert {path.name for path in IMAGES.glob("*.png")} == shown
+
+
+def test_colour_bars_keep_their_colours_and_lines_take_a_palette(modules: dict[str, ModuleType]) -> None:
+    """A palette of 256 colours would cut a colour bar into steps that are seen; grey edges of lines need no more."""
+    picture = np.full((400, 400, 3), 255, dtype=np.uint8)
+    picture[:, ::40] = 120
+    assert modules["pictures"].compact(Image.fromarray(picture)).mode == "P"
+    heights = np.linspace(0, 255, 400)
+    for column in range(300, 400):  # as wide as a heat map: more than 256 colours
+        picture[:, column] = np.stack([heights, 255 - heights, (heights + 2 * column) % 255], axis=1)
+    assert modules["pictures"].compact(Image.fromarray(picture)).mode == "RGB"
+
+
+def test_pictures_of_no_figure_say_what_they_come_from() -> None:
+    others = RECORDS["others"]
+    assert set(others) == {name for name in others if (IMAGES / name).is_file()} and not set(others) & set(DRAWN)
+    for about in others.values():
+        assert set(about) == {"made_by", "drawn_from"}
+        for script in re.findall(r"scripts/\S+\.py", about["made_by"]):
+            assert (ROOT / script).is_file() or "removed" in about["made_by"]
+
+
+def test_the_page_shows_or_lists_every_figure_in_45_sections(modules: dict[str, ModuleType]) -> None:
+    gallery, text = modules["gallery"], (ROOT / "docs/gallery.md").read_text()
+    titles = re.findall(r"^### (.+)$", text, flags=re.MULTILINE)
+    assert titles == [figure.title.removesuffix(".") for figure in gallery.gallery_figures()] and len(titles) <= 45
+    listed = [figure.name for figure in gallery.all_figures() if figure.name in gallery.LISTED_ONLY]
+    assert re.findall(r"^\| `(\w+)` \| .+ \|$", text, flags=re.MULTILINE) == listed
+    assert len(listed) + len(titles) == len([figure for figure in FIGURES.values() if figure.group.value != "own"])
+
+
+def test_kept_tables_are_small_and_those_of_the_manifest(modules: dict[str, ModuleType]) -> None:
+    sizes = {path.name: path.stat().st_size for path in TABLES.iterdir()}
+    recorded = {name: size for table in RECORDS["tables"].values() for name, size in table["kept"].items()}
+    assert sizes == recorded and sum(sizes.values()) <= 8 * 2**20
+    most = modules["kept_tables"].LARGEST
+    assert all(sum(table["kept"].values()) <= most for table in RECORDS["tables"].values())
+
+
+def test_kept_tables_name_no_machine(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    kept_tables = modules["kept_tables"]
+    for sweep in KEPT:
+        kept_tables.unpack(sweep, tmp_path)
+        for name in (TABLE, MANIFEST):
+            kept_tables.check_names_no_machine((tmp_path / sweep / name).read_bytes(), tmp_path / sweep)
+    with pytest.raises(ValueError, match="names this machine: /srv/mine"):
+        kept_tables.check_names_no_machine(b'{"command": "hessfig run output_dir=/srv/mine"}', tmp_path / "sigma")
+
+
+def test_the_kept_table_of_figure_3a_has_the_cells_that_are_planned(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    kept_tables = modules["kept_tables"]
+    kept_tables.unpack("sigma", tmp_path)
+    assert kept_tables.disagreements(tmp_path / "sigma", "sigma") == []
+    (other,) = kept_tables.disagreements(tmp_path / "sigma", "layernorm")[:1]
+    assert "has cells that are not planned" in other
+    shorter = (tmp_path / "sigma" / TABLE).read_text().splitlines(keepends=True)[:-6]
+    (tmp_path / "sigma" / TABLE).write_text("".join(shorter))
+    assert "lacks 1 of 400 planned cells" in kept_tables.disagreements(tmp_path / "sigma", "sigma")[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sweep", KEPT)
+def test_kept_tables_have_the_cells_that_are_planned(
+    sweep: str, modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    modules["kept_tables"].unpack(sweep, tmp_path)
+    try:
+        assert modules["kept_tables"].disagreements(tmp_path / sweep, sweep) == []
+    except UserError as error:
+        assert "no such folder" in str(error)
+        pytest.skip("its network is not downloaded here, so its cells cannot be planned")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DRAWN)
+def test_pictures_are_what_the_kept_tables_draw(name: str, modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Covers the parts that all figures share, which no hash of a layout covers."""
+    kept_tables, pictures = modules["kept_tables"], modules["pictures"]
+    shown = {path.name: path for path in pictures.pictures_of(name, IMAGES) if path.name not in RECORDS["old"]}
+    sweeps = {sweep for picture in shown for sweep in RECORDS["pictures"][picture]["tables"]}
+    if left_out := [text for sweep in sweeps if (text := kept_tables.lacking(sweep, RECORDS["tables"]))]:
+        pytest.skip(f"cannot be redrawn: {left_out[0]}")
+    for sweep in sweeps:
+        kept_tables.unpack(sweep, tmp_path)
+    drawn = {path.name: path for path in pictures.draw(FIGURES[name], tmp_path, tmp_path / "pictures").pictures}
+    for picture, path in shown.items():
+        with Image.open(path) as before, Image.open(drawn[picture]) as now:
+            assert apart(before, pictures.compact(now)) == 0, picture
+
+
+def apart(before: Image.Image, now: Image.Image) -> int:
+    """Return how many pixels of two pictures differ visibly."""
+    assert before.size == now.size
+    pixels = [np.asarray(image.convert("RGB"), dtype=int) for image in (before, now)]
+    return int((np.abs(pixels[0] - pixels[1]).max(axis=2) > _FAINT).sum())
+
+
+@pytest.fixture
+def copied(modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A gallery of Figure 3a alone, which a test may spoil; yields its manifest."""
+    pictures, kept_tables = modules["pictures"], modules["kept_tables"]
+    monkeypatch.setattr(pictures, "IMAGES", tmp_path)
+    monkeypatch.setattr(kept_tables, "TABLES", tmp_path)
+    shutil.copy(TABLES / "sigma.csv.xz", tmp_path)
+    record = pictures.record_of(FIGURES["3a"], {"sigma": kept_tables.table_hash(TABLES / "sigma.csv.xz")})
+    manifest = {"pictures": {"fig3a.png": record}, "tables": {"sigma": RECORDS["tables"]["sigma"]}, "others": {}}
+    pictures.save(IMAGES / "fig3a.png", record)
+    assert pictures.stale(manifest) == {}
+    yield manifest
+
+
+def test_a_changed_layout_makes_its_pictures_stale(
+    copied: dict[str, Any], modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = modules["pictures"]._tree
+    changed = {"hessfig.figures.layouts.growth_curves": "BAND = 0.3"}
+    monkeypatch.setattr(modules["pictures"], "_tree", lambda name: _with(tree(name), changed.get(name, "")))
+    assert modules["pictures"].stale(copied) == {"fig3a.png": "its layout changed after it was drawn"}
+
+
+def test_a_docstring_or_another_layout_makes_no_picture_stale(
+    copied: dict[str, Any], modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = modules["pictures"]._tree
+    changed = {"hessfig.figures.layouts.power_laws": "BAND = 0.3"}
+    monkeypatch.setattr(modules["pictures"], "_tree", lambda name: _with(tree(name), changed.get(name, "")))
+    assert modules["pictures"].stale(copied) == {}
+    same = [import_module("ast").parse(text) for text in ('"""One."""\nx = 1  # so', "x = (\n    1)")]
+    assert modules["pictures"]._plain(same[0]) == modules["pictures"]._plain(same[1])
+
+
+def _with(tree: Any, statement: str) -> Any:
+    tree.body += import_module("ast").parse(statement).body
+    return tree
+
+
+def test_a_changed_entry_table_or_record_makes_a_picture_stale(
+    copied: dict[str, Any], modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    pictures, record = modules["pictures"], copied["pictures"]["fig3a.png"]
+    other = {**copied, "pictures": {"fig3a.png": {**record, "entry": {**record["entry"], "sweep": "mlp"}}}}
+    assert pictures.stale(other) == {"fig3a.png": "its entry changed after it was drawn"}
+    other = {**copied, "pictures": {"fig3a.png": {**record, "hessfig": "0.0.1"}}}
+    assert pictures.stale(other) == {"fig3a.png": "the record in the PNG is not that of the manifest"}
+    shutil.copy(TABLES / "layernorm.csv.xz", tmp_path / "sigma.csv.xz")
+    assert pictures.stale(copied) == {"fig3a.png": "it was drawn from another table than the kept one"}
+    (tmp_path / "sigma.csv.xz").unlink()
+    assert pictures.stale(copied) == {"fig3a.png": "it was drawn from another table than the kept one"}
+
+
+def test_a_picture_without_a_record_and_a_record_without_a_picture_are_stale(
+    copied: dict[str, Any], modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    pictures = modules["pictures"]
+    with Image.open(tmp_path / "fig3a.png") as image:
+        image.save(tmp_path / "figmine.png", pnginfo=PngInfo())
+    assert set(pictures.stale(copied)) == {"figmine.png"} and pictures.chunk_of(tmp_path / "figmine.png") is None
+    (tmp_path / "figmine.png").rename(tmp_path / "fig3a.png")
+    assert pictures.stale(copied) == {"fig3a.png": "the record in the PNG is not that of the manifest"}
+    (tmp_path / "fig3a.png").unlink()
+    assert pictures.stale(copied) == {"fig3a.png": "there is no such picture, or no such figure"}
+
+
+def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_tables, folder = modules["kept_tables"], tmp_path / "outputs" / "sigma"
+    kept_tables.unpack("sigma", tmp_path / "outputs")
+    arrays = [folder / "cells" / name for name in ("aa/1.npz", "bb/2.npz")]
+    for number, path in enumerate(arrays):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(range(100 + number)))
+    monkeypatch.setattr(kept_tables, "TABLES", tmp_path / "tables")
+    entry = kept_tables.keep(folder, {arrays[0], folder / TABLE})
+    assert set(entry["kept"]) == {"sigma.csv.xz", "sigma.json.xz", "sigma.tar"} and entry["left_out"] == {}
+    kept_tables.unpack("sigma", tmp_path / "again")
+    files = [path.relative_to(tmp_path / "again/sigma") for path in (tmp_path / "again").rglob("*") if path.is_file()]
+    assert set(map(str, files)) == {TABLE, MANIFEST, "cells/aa/1.npz"}
+    assert all((tmp_path / "again/sigma" / file).read_bytes() == (folder / file).read_bytes() for file in files)
+    monkeypatch.setattr(kept_tables, "LARGEST", sum(entry["kept"].values()) - 1)
+    entry = kept_tables.keep(folder, {arrays[0], folder / TABLE})
+    assert set(entry["left_out"]) == {"sigma.tar"} and not (tmp_path / "tables/sigma.tar").exists()
+    assert "sigma.tar (0.0 MB) is not kept" in kept_tables.lacking("sigma", {"sigma": entry})
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_sweeps_without_a_table_are_run_and_failed_cells_do_not_stop_the_rest(
+    status: int, modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery, commands = modules["gallery"], list[list[str]]()
+    done = SimpleNamespace(returncode=status)
+    monkeypatch.setattr(gallery.subprocess, "run", lambda command, **_: commands.append(command[1:]) or done)
+    if status == 2:
+        assert gallery.measure(FIGURES["3a"], tmp_path) == "not measured: hessfig run ended with status 2"
+    else:
+        assert gallery.measure(FIGURES["3a"], tmp_path) == "1 sweeps run"
+        assert gallery.measure(FIGURES["centring_training"], Path("outputs")) == "2 sweeps run"
+        assert [command[1] for command in commands] == ["sweep=sigma", "sweep=centring_training", "sweep=centring"]
+        modules["kept_tables"].unpack("sigma", tmp_path)
+        assert gallery.measure(FIGURES["3a"], tmp_path) == "measured before"
+    assert commands[0] == ["run", "sweep=sigma", f"output_dir={tmp_path}"]
+
+
+def test_a_drawing_knows_what_it_read(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    modules["kept_tables"].unpack("sigma", tmp_path)
+    drawing = modules["pictures"].draw(FIGURES["3a"], tmp_path, tmp_path / "pictures")
+    assert {path.name for path in drawing.read} == {TABLE, MANIFEST} and drawing.sweeps(tmp_path) == ["sigma"]
+    assert [path.name for path in drawing.pictures] == ["fig3a.png"]
