@@ -140,8 +140,8 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     write_sweep(spectral_table([{"value": 1.0}]), tmp_path, arrays=entries)
     (page,) = drawn("heterogeneity", folder)
     one, other, bar = page.figure.axes
-    assert one.get_title(loc="left").splitlines()[0] == "transformer"
-    assert other.get_title(loc="left") == "MLP\nJS⁰ = 0.000 ± 0.000, 3 pairs"
+    assert one.get_title(loc="left").splitlines()[0] == "transformer: 3 pairs"
+    assert other.get_title(loc="left") == "MLP: 3 pairs\nJS⁰ = 0.000 ± 0.000"
     square = one.images[0].get_array()
     assert square.shape == (3, 3) and square[0, 2] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
     assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
@@ -159,6 +159,25 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     assert colour_bar(small) == pytest.approx(colour_bar(page), rel=1e-6)
     room = small.figure.axes[0].get_position(original=True).size * small.figure.get_size_inches()
     assert room[0] == pytest.approx(room[1])  # a map is square: there is no empty space around it
+
+
+def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path: Path) -> None:
+    folder, entries = tmp_path / "spectra", []
+    peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
+    for step in (0, 9):
+        for seed in range(3):
+            blocks = {("W_in", "H"): WAVE, ("W_out", "H"): peaked if step == 0 else 2 * WAVE}
+            entries.append(store_spectrum(folder, blocks, seed=seed, step=step))
+    along = {**config(), "sweep": {"axis": "step"}}
+    write_sweep(spectral_table([{"value": 1.0, "step": 0.0}]), tmp_path, arrays=entries, settings=along)
+    (page,) = drawn("heterogeneity", folder)
+    ax, _ = page.figure.axes
+    square = ax.images[0].get_array()
+    assert square[1, 0] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
+    first, last = (page.numbers[page.numbers["step"] == step]["average"].iloc[0] for step in (0, 9))
+    assert ax.get_title(loc="left") == f"network: 1 pair\nJS⁰ = {first:.3f} ± 0.000 → {last:.3f} ± 0.000"
+    note = " ".join(text.get_text() for text in page.figure.texts)
+    assert "Below the diagonal: step 0; above: step 9." in note
 
 
 def proxy_rows() -> Iterator[dict[str, Any]]:
