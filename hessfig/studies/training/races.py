@@ -126,8 +126,8 @@ def _draw_ratios(ax: Axes, results: list[pd.DataFrame], rules: list[str], refere
         ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.set_ylim(-0.6, len(results[0]) - 0.4)
     ax.set_xlabel(f"loss / loss of {_named(reference)}" if reference else "loss")
-    face = {"marker": "o", "color": "#333333", "linestyle": "", "markersize": 3.5}
-    keys = [Line2D([], [], **face, markerfacecolor=fill or "#333333") for _, fill in _BUDGETS.values()]
+    dot: dict[str, Any] = {"marker": "o", "color": "#333333", "linestyle": "", "markersize": 3.5}
+    keys = [Line2D([], [], **dot, markerfacecolor=fill or "#333333") for _, fill in _BUDGETS.values()]
     words = [f"after the {budget}" for budget, _ in _BUDGETS.values()]
     ax.legend(keys, words, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8)
 
