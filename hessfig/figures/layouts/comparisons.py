@@ -192,7 +192,7 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
     above = 0 if named_at_ends else _lines_above(drawing)
-    style = SHARED.replace(right=_NAMES) if named_at_ends else OWN_Y if apart else SHARED
+    style = SHARED.replace(right=_NAMES, height=2.0) if named_at_ends else OWN_Y if apart else SHARED
     style = style.replace(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
     blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]

@@ -17,30 +17,35 @@ from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, label_side, say
-from hessfig.figures.parts.panels import colour_bar, draw_matrix, draw_means
+from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, in_rows, label_side, say
+from hessfig.figures.parts.panels import colour_bar, draw_matrix, draw_means, name_ends, name_sides, seed_means
 from hessfig.figures.parts.rows import by_network, counted, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale, set_y_scale
 from hessfig.terms import Part, name_order
 
 STEP = "step"
+_FEW = 3  # largest number of quantities of which a note names the estimators
 
 
-def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
-    """Set both scales of a panel so that they fit all of its rows."""
+def scale(ax: Axes, rows: Sequence[pd.DataFrame], steps: pd.Series | None = None) -> None:
+    """Set both scales of a panel so that they fit all of its rows; `steps` are those of panels that share an axis."""
     every = pd.concat([frame[[STEP, "value"]] for frame in rows])
     if len(every):
-        set_x_scale(ax, every[STEP])
+        set_x_scale(ax, every[STEP] if steps is None else steps)
         if not set_y_scale(ax, every["value"]):
             ax.ticklabel_format(axis="y", scilimits=(-3, 5))
 
 
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
-    """Return the note of a sheet: `words`, then repeats, how their spread is drawn, estimators, excluded numbers."""
+    """Return the note of a sheet: `words`, then repeats, how their spread is drawn, estimators, excluded numbers.
+
+    Estimators are named for a few quantities only: of more, the table tells which number has which.
+    """
     table = along(table, Axis(STEP))
     means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
-    return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
+    methods = f" {labels.estimator_words(table)}." if table["quantity"].nunique() <= _FEW else ""
+    return f"{words} {means}{methods}{labels.left_out_words(table)}".strip()
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
@@ -66,11 +71,10 @@ _UNITS = {
     "Spread of attention": "standard deviation",
     "Trace": "trace",
 }
-# By title of a panel: the lines in it, name: quantity/part.
+# By title of a panel: the lines in it, name: quantity/part. A page draws the first panels that were measured.
 _PANELS = {
     "Loss": {"measured batch": "loss", "held out": "held_out_loss", "unigram model": "unigram_loss"},
     _SHARE: {"all": "accuracy", "three carries": "cascade_accuracy"},
-    "Norms": {"gradient": "gradient_norm", "weights": "weight_norm"},
     "Outermost eigenvalues": {
         "largest, H": "largest_eigenvalue/H",
         "largest, H_o": "largest_eigenvalue/H_o",
@@ -78,21 +82,23 @@ _PANELS = {
     },
     _THRESHOLD: {"of P⁻¹H": "preconditioned_eigenvalue/H", "threshold": "stability_threshold"},
     "Sharpness along the steps": {"of batches": "batch_sharpness", "2 / critical step": "critical_sharpness"},
+    "Trace": {"H": "trace/H", "H_o": "trace/H_o"},
+    "Norms": {"gradient": "gradient_norm", "weights": "weight_norm"},
     "Noise of gradients": {"tr C": "gradient_covariance", "largest of C": "gradient_covariance_eigenvalue"},
     "Noise scale tr C / |G|²": {"": "noise_scale"},
     "Spread of attention": {"scores": "score_spread", "weights": "pattern_spread"},
-    "Trace": {"H": "trace/H", "H_o": "trace/H_o"},
 }
-_COLUMNS = 3
+_COLUMNS, _MOST = 2, 6  # of panels on a page
+_NAMES = 0.85  # inches to the right of a panel for the names of its lines
 
 
 def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw what a training does, one page per network: a panel for each group of quantities that was measured.
+    """Draw loss and curvature along a training, one page per network, at most six panels of what was measured.
 
     How to read it: means over seeds along the steps (geometric on logarithmic axes); up to five seeds are thin lines,
     more the band of their 95 % interval. Scales are logarithmic where the numbers span them, and for eigenvalues,
     the smallest of which is drawn by its size. The dashed line is the sharpness from which on a step of that size does
-    not settle in a quadratic, as far as it is near.
+    not settle in a quadratic, as far as it is near. The CSV file also has norms, noise and the spread of attention.
     Requires: the sweep's table.csv along `state.step`.
     """
     for suffix, _, rows in by_network(source.table):
@@ -100,18 +106,26 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    panels = [(title, filled) for title, lines in _PANELS.items() if (filled := _found(counted(table), lines))]
-    columns = min(_COLUMNS, APART.columns(spec.paper))
+    every = [(title, filled) for title, lines in _PANELS.items() if (filled := _found(counted(table), lines))]
+    panels, others = every[:_MOST], every[_MOST:]
+    style = SHARED.replace(share_y=False, height=1.1, right=_NAMES + 0.05, across=_NAMES + 0.5, down=0.3)
+    columns = min(_COLUMNS, style.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    style = APART.replace(height=1.25, across=0.58, most=columns)
-    sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), style)
-    drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
+    note = how(table, "", f"geometric on logarithmic axes; {labels.spread_words(table['seed'].nunique())}")
+    sheet = Sheet.grid(spec.paper, in_rows(names, columns), note, style.replace(most=columns))
+    steps = counted(table)[STEP].dropna()
+    drawn = [_draw_panel(ax, *panels[row * columns + column], steps) for row, column, ax in sheet if panels]
+    drawn += [_means(rows, title, quantity, name) for title, lines in others for quantity, name, rows in lines]
     if not panels:
         sheet.first.set_axis_off()
         say(sheet.first, "(nothing of the whole network)")
     sheet.label_below("step")
     encoding = ChartEncoding(panels=("panel",), series=("line",))
     return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True), encoding)
+
+
+def _means(rows: pd.DataFrame, title: str, quantity: str, name: str) -> pd.DataFrame:
+    return seed_means(rows, [STEP]).assign(panel=title, quantity=quantity, line=name)
 
 
 def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str, pd.DataFrame]]:
@@ -130,18 +144,21 @@ def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
     return first.groupby(["seed", "step"], as_index=False)["value"].mean()
 
 
-def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:
-    scale(ax, [rows for _, _, rows in lines])
+def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]], steps: pd.Series) -> pd.DataFrame:
+    """Draw the lines of a panel, named where they end; `steps` are those of all panels."""
+    scale(ax, [rows for _, _, rows in lines], steps)
     if title == _SHARE:
         ax.set_yscale("linear")
     elif _UNITS.get(title) == "eigenvalue" and all((rows["value"] > 0).any() for *_, rows in lines):
         set_decades(ax, "y")
-    means_of = []
+    means_of, ends = [], []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
         style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | ({"marker": ""} if guide else {})
-        means = draw_means(ax, rows, STEP, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
+        colour = GUIDE if guide else _colour(name, rank)
+        means = draw_means(ax, rows, STEP, colour=colour, **style)
         means_of.append(means.assign(panel=title, quantity=quantity, line=name))
+        ends += [(float(y), _words(name), colour) for y in means["mean"].dropna().tail(1)]
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
@@ -149,7 +166,7 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     ax.set_title(title)
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
-        ax.legend(loc="best")
+        name_ends(ax, [(float(np.clip(y, *ax.get_ylim())), words, colour) for y, words, colour in ends])
     return pd.concat(means_of)
 
 
@@ -174,14 +191,17 @@ def _words(name: str) -> str:
 _QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
 _RESIDUAL = "residual_norm"
 _PLACE_HEIGHT = 0.1  # inches, of a weight in a heat map of many
+_BAR = 0.6  # inches to the right of a heat map for its colour bar
+_MORE = 0.25  # how much wider a heat map is than half of the page
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 
 
 def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as dots beside.
 
-    How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; white: nothing
-    positive. Dots: the last step, with 95 % intervals over seeds.
+    How to read it: colour is log10 of the geometric mean over seeds, each row of panels with its own scale; white:
+    nothing positive. Steps stand side by side, whatever lies between them. Dots: the last step, with 95 % intervals
+    over seeds, in the order of the map.
     Requires: the sweep's table.csv along `state.step` (option `quantity`: a list; by default norms and largest
     eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there;
     option `parts`: a page for each of these parts of the Hessian, by default H alone).
@@ -200,22 +220,34 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((rows["place"].nunique() for rows in points), default=0)
-    style = APART.replace(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
-    sheet = Sheet.grid(spec.paper, names, note, style)
+    style = SHARED.replace(share_x=False, left=0.6, across=_BAR + 0.1, down=0.3, bottom=0.5, right=0.12)
+    style = style.replace(right=_BAR) if style.columns(spec.paper) == 1 else style
+    sheet = Sheet.grid(spec.paper, names, note, style.replace(height=max(1.15, _PLACE_HEIGHT * tallest)))
     for row, column, ax in sheet:
-        if points[row].empty:
+        rows, last = points[row], column == 0 and (sheet.is_folded or row == len(wanted) - 1)
+        if column == 0 and not sheet.is_folded:
+            _widen(ax, sheet.panels.get((row, 1)))
+        if rows.empty:
             say(ax, "(nothing positive)")
         elif column == 0:
-            _heat(ax, points[row], wanted[row])
+            _heat(ax, rows, wanted[row], named=last)
         else:
-            _dots(ax, where(points[row], step=points[row]["step"].max()))
-    last = sheet.lines[-2:] if sheet.is_folded else sheet.lines[-1:]
-    for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
-        ax.set_xlabel("at the last step" if column else "step")
+            _dots(ax, where(rows, step=rows["step"].max()))
+            ax.set_title(f"at step {rows['step'].max():g}")
     frames = [frame.drop(columns="colour").assign(quantity=name) for frame, name in zip(points, wanted, strict=True)]
     shown = [frame for frame in frames if len(frame)]
     numbers = pd.concat([pd.DataFrame(), *shown], ignore_index=True)
     return sheet.page(suffix, numbers, ChartEncoding(y="log10", series=("place",)))
+
+
+def _widen(heat: Axes, dots: Axes | None) -> None:
+    """Make a heat map wider, so that every step has room for its name, and the panel of dots next to it narrower."""
+    if dots is None:
+        return
+    left, right = heat.get_position(), dots.get_position()
+    more = _MORE * left.width
+    heat.set_position((left.x0, left.y0, left.width + more, left.height))
+    dots.set_position((right.x0 + more, right.y0, right.width - more, right.height))
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -244,17 +276,19 @@ def _decades(low: float, high: float) -> dict[float, str]:
     return whole if len(whole) > 1 else {end: f"{10**end:.2g}" for end in (low, high)}
 
 
-def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
+def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
+    """Draw a heat map with its colour bar; `named`: all steps have their numbers below."""
     wide = points.pivot_table(index="place", columns="step", values="log10").loc[points["place"].unique()]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
     style: dict[str, Any] = {"missing": "white", "interpolation": "nearest"}
     image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
-    words = labels.plain(labels.quantity_words(name))
-    colour_bar(ax, image, label=words).set_ticks([*ticks], labels=[*ticks.values()])
-    ax.set_yticks(range(len(wide)), list(wide.index))
-    shown = range(0, len(wide.columns), -(-len(wide.columns) // 8))
-    ax.set_xticks(list(shown), [f"{wide.columns[k]:g}" for k in shown])
+    colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
+    name_sides(ax, rows=list(wide.index), columns=[f"{step:g}" for step in wide.columns] if named else ())
+    if named:
+        ax.set_xlabel("step")
+    else:
+        ax.set_xticks([])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_title(labels.plain(labels.quantity_words(name)))
 
@@ -265,7 +299,7 @@ def _dots(ax: Axes, last: pd.DataFrame) -> None:
     colours = [matrix_colour(name) for name in last["colour"]]
     ax.errorbar(mean, range(len(last)), xerr=[below, above], fmt="none", ecolor="#888888", elinewidth=0.7)
     ax.scatter(mean, range(len(last)), c=colours, s=9, zorder=3)
-    ax.set_yticks(range(len(last)), list(last["place"]))
+    name_sides(ax, rows=list(last["place"]))
     ax.set_ylim(len(last) - 0.5, -0.5)
     set_decades(ax, "x")
     low, high = ax.get_xlim()

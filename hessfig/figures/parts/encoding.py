@@ -136,8 +136,10 @@ class Encoding:
         return dict(zip(values, shades(colour, len(values)), strict=True))
 
     def widths(self, page: pd.DataFrame) -> dict[Any, float]:
-        """Return the line width of each colour, narrower for later values, so that coinciding lines remain visible."""
+        """Return the line width of each colour: narrower for later values (not weights), so that all remain visible."""
         values = ordered(values_of(page, self.colour))
+        if self.colour == WEIGHT:
+            return dict.fromkeys(values, 1.0)
         return dict(zip(values, np.linspace(1.6, 0.8, len(values)) if len(values) > 1 else [1.0], strict=True))
 
     def strokes(self, page: pd.DataFrame) -> dict[Any, Any]:

@@ -34,6 +34,8 @@ _SETTINGS = {
     ("model.norm", "post"): "post-LN",
     ("model.random", "False"): "trained weights",
     ("model.random", "True"): "random weights",
+    ("training.data", "fresh"): "fresh data",
+    ("training.data", "fixed"): "fixed data",
     ("model.sink", "scores"): "sink on scores",
     ("model.sink", "embedding"): "sink in the embedding",
     ("model.sink", "both"): "both sinks",

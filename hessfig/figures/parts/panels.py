@@ -223,7 +223,7 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
     if not ends:
         return
     ends = sorted(ends, key=lambda end: end[0])
-    pixels = ax.transData.transform([(0.0, y) for y, _, _ in ends])
+    pixels = ax.transData.transform([(ax.get_xlim()[1], y) for y, _, _ in ends])
     steps = _LINE * np.arange(len(ends))
     free = ax.transAxes.inverted().transform(pixels)[:, 1] * _inches_high(ax) - steps
     raised, lowered = np.maximum.accumulate(free), np.minimum.accumulate(free[::-1])[::-1]

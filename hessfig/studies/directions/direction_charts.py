@@ -18,8 +18,7 @@ from hessfig.figures.parts.chart_encoding import ChartEncoding, MapEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, in_rows, say
 from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import set_decades
@@ -40,14 +39,18 @@ _RAYS = {
 }
 
 
+_ABREAST = 3  # panels of descents
+_SHOWN = ("largest", "smallest", "random")  # directions with panels
+
+
 def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the loss along every direction (rows) at every state (columns), then a page of the planes.
+    """Draw the loss along three directions (rows) at every state (columns), then a page of the planes.
 
     How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
     second-order expansion, dotted lines the distances at which that departs by the stated share of the loss's largest
     change so far. Above a panel: u.H u of its direction u. In a plane, colours and solid lines are the loss, dashes
     the expansion at the same levels, red dots where it departs along rays from the state (black). The first seed is
-    drawn, numbers of all are in the table. Requires: a sweep of the quantity slices.
+    drawn; the CSV file has all directions, the table all seeds. Requires: a sweep of the quantity slices.
     """
     run, stored = _first_seed(source, SLICES)
     for suffix, states in _by_variant(stored):
@@ -81,12 +84,12 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw descent and its quadratic model by learning rate (columns), one page per state, then the horizons.
+    """Draw descent and its quadratic model by learning rate, one page per state, then the horizons.
 
     How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
-    horizon, the first step at which the model's loss has departed. Below: the distance from the state, red their
-    distance from each other; and the curvature along the step, true (blue), from second differences of losses on the
-    step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles
+    horizon, the first step at which the model's loss has departed. The CSV file also has the distances of both from
+    the state and from each other, and the curvature along the step: true, from second differences of losses on the
+    step's line, and from three losses of the run. On the last page a dot is a seed, and triangles
     at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
     """
     run, courses = _first_seed(source, DESCENT)
@@ -125,21 +128,26 @@ def _note(run: RecordedRun, state: StoredLosses) -> str:
 
 
 def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
-    rays = states[0].names["rays"]
-    names = [[f"{ray}:{state.where or 'state'}" for state in states] for ray in rays]
+    rays = list(states[0].names["rays"])
+    shown = [ray for ray in _SHOWN if ray in rays] or rays[: len(_SHOWN)]
+    names = [[f"{ray}:{state.where or 'state'}" for state in states] for ray in shown]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
-    note += (
-        " Rows, their directions u: eigenvectors of the largest, the smallest and a bulk eigenvalue; the others named."
-    )
-    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=0.95, down=0.36))  # words above each panel
-    drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
-    sheet.label("distance from the state", [state.where for state in states], [f"loss: {ray}" for ray in rays])
+    note += f" Directions u: {', '.join(_RAYS.get(ray, ray) for ray in shown)}."
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=1.1, down=0.36))  # words above each panel
+    for row, column, ax in sheet:
+        _line(ax, run, states[column], rays.index(shown[row]))
+    sheet.label_sides(["loss"] * len(shown))
+    sheet.label_below("distance from the state")
+    for row, column, ax in sheet:
+        bent = f"{_number(run, states[column], f'{shown[row]}_ray_curvature'):.2g}".replace("-", "−")
+        ax.set_title(f"{states[column].where or 'state'}, {shown[row]}: u·Hu = {bent}")
+    drawn = [_along_ray(state, k) for k in range(len(rays)) for state in states]
     return sheet.page(suffix, pd.concat(drawn), ChartEncoding("distance", "loss", series=("direction",)))
 
 
-def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> pd.DataFrame:
+def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
     ray = state.names["rays"][k]
-    t, losses, expansions = (state.numbers[name][k] for name in ("distances", "losses", "expansions"))
+    t, losses, expansions = _ray_numbers(state, k)
     ax.plot(t, losses, color=_TRUE)
     ax.plot(t, expansions, **_DASHED)
     _hold(ax, losses)
@@ -147,9 +155,15 @@ def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> pd.DataFra
         departure = _number(run, state, f"{ray}_ray_departure", side)
         if np.isfinite(departure) and departure <= t[-1]:
             ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
-    bent = f"{_number(run, state, f'{ray}_ray_curvature'):.2g}".replace("-", "−")
-    ax.set_title(f"u·Hu = {bent}", loc="right", fontsize=TINY, pad=2)
-    numbers = {"distance": t, "loss": losses, "expansion": expansions}
+
+
+def _ray_numbers(state: StoredLosses, k: int) -> tuple[NDArray[np.float64], ...]:
+    return tuple(state.numbers[name][k] for name in ("distances", "losses", "expansions"))
+
+
+def _along_ray(state: StoredLosses, k: int) -> pd.DataFrame:
+    ray = state.names["rays"][k]
+    numbers = dict(zip(("distance", "loss", "expansion"), _ray_numbers(state, k), strict=True))
     return pd.DataFrame({"step": state.step, "sigma": state.sigma, "seed": state.seed, "direction": ray, **numbers})
 
 
@@ -228,36 +242,27 @@ def _rate(course: StoredLosses) -> float:
 
 
 def _descent_page(spec: FigureSpec, run: RecordedRun, courses: Sequence[StoredLosses], suffix: str) -> Page:
-    names = [[f"{row}:{_rate(course):g}" for course in courses] for row in ("loss", "distance", "curvature")]
+    style = _OWN_Y.replace(height=1.1, down=0.32)
+    columns = min(_ABREAST, style.columns(spec.paper))
+    names = in_rows([f"loss:{_rate(course):g}" for course in courses], columns)
     place = f" From {courses[0].where}." if courses[0].where else ""
-    note = (
-        f"{_note(run, courses[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change. Red: "
-        "the distance between the two; the curvature from three losses of the run."
-    )
-    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.replace(height=1.1, narrowest=None))
+    note = f"{_note(run, courses[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change."
+    sheet = Sheet.grid(spec.paper, names, note, style.replace(most=columns))
     for row, column, ax in sheet:
-        _draw_descent(ax, run, courses[column], row)
-    rates = [f"rate {_rate(course):g}" for course in courses]
-    sheet.label("step", rates, ["loss", "distance", "curvature along the step"])
+        course = courses[row * columns + column]
+        _draw_descent(ax, run, course)
+        ax.set_title(f"learning rate {_rate(course):g} × 2/λ")
+    sheet.label_sides(["loss"] * len(names))
+    sheet.label_below("step")
     return sheet.page(suffix, pd.concat([_written(course) for course in courses]))
 
 
-_DESCENT = (
-    ("losses", "model_losses"),
-    ("distances", "model_distances", "gaps"),
-    ("curvatures", "line_curvatures", "run_curvatures"),
-)
-
-
-def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses, row: int) -> None:
-    true, model, *others = _DESCENT[row]
-    ax.plot(course.numbers[true], color=_TRUE)
-    ax.plot(course.numbers[model], **_DASHED)
-    for other in others:
-        ax.plot(course.numbers[other], color=_OTHER, linewidth=0.6)
-    _hold(ax, course.numbers[true])
+def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses) -> None:
+    ax.plot(course.numbers["losses"], color=_TRUE)
+    ax.plot(course.numbers["model_losses"], **_DASHED)
+    _hold(ax, course.numbers["losses"])
     horizon = _number(run, course, "descent_horizon")
-    if np.isfinite(horizon) and row < 2:
+    if np.isfinite(horizon):
         ax.axvline(horizon, color=GUIDE, linestyle=":", linewidth=0.8)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import SymmetricalLogLocator
@@ -15,6 +16,7 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
 from hessfig.figures.parts.panels import draw_interval, seed_means
@@ -38,9 +40,9 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
     OBS, whose remaining weights compensate; dashed ones OBD. Curves are geometric means over seeds, bands their 95 %
-    intervals. Below: Spearman's correlation of the saliency with the true rise of the loss, mean over seeds with its
-    95 % interval by Fisher's z. Dots are single weights, squares rows of matrices, crosses single weights with
-    compensation.
+    intervals (of more than five seeds; the CSV file always has them). Below: Spearman's correlation of the saliency
+    with the true rise of the loss, mean over seeds with its 95 % interval by Fisher's z. Dots are single weights,
+    squares rows of matrices, crosses single weights with compensation.
     Requires: a sweep with the quantity `pruning`, a page for each block (option `at`: the place on the axis).
     """
     run, table, place = _read(spec, source, OF_PRUNING)
@@ -49,6 +51,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         rows = where(table, layer=layer, row=name)
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
+        note += " The intervals of the curves are in the file." if are_few(rows["seed"].nunique()) else ""
         networks = networks_of(rows)
         marks = [[f"{network}:{what}" for network in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
@@ -66,7 +69,10 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("loss")
             elif column > 0 and line > 0:
                 ax.set_yticklabels([])
-        sheet.name_above(sheet.first)
+        ends = [ax.get_ylim() for ax in sheet.row(0)]
+        for ax in sheet.row(0):
+            ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+        sheet.name_above(sheet.axes[0])
         encoding = ChartEncoding(x="share", panels=("number",), series=("saliency",))
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True), encoding)
 
@@ -95,8 +101,9 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
         joined = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
         points = seed_means(joined, ["share"], logs=True)
-        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0, "alpha": 0.07}
-        draw_interval(ax, points, "share", colour=_colour(name), **style)
+        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0}
+        shown = points if not are_few(rows["seed"].nunique()) else points.assign(low=np.nan, high=np.nan)
+        draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
         curves.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
     return pd.concat(curves, ignore_index=True)

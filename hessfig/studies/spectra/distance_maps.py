@@ -48,8 +48,8 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
     by the block's 10th largest. JS⁰ is the average over all pairs (their number is above the map), ± half its 95 %
     interval over seeds. A network whose map is bright has blocks that ask for step sizes of their own. Grey: a block
-    with fewer than 10 eigenvalues that are not zero has no distance. Cells are of one size in all maps; steps of a
-    training stand side by side.
+    with fewer than 10 eigenvalues that are not zero has no distance. Cells are of one size in all maps. Two steps of a
+    training share a map, the first one below its diagonal; more than two stand side by side.
     The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; a
     fixed kernel has one width, in units of the 10th largest, for all networks and steps. The CSV file has the distances
     under both (the other one's in columns other_...).
@@ -64,10 +64,12 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
         first = states[0].of
         for part in first.parts:
             end = (f"_{part}" if len(first.parts) > 1 else "") + (f"_{words}" if words else "")
+            steps = [state.of.step_words for state in states]
+            sides = f" Below the diagonal: {steps[0]}; above: {steps[1]}." if _is_split(states) else ""
             note = (
                 f"{labels.part_words(part)}, {'exact eigenvalues' if first.spectra else 'Lanczos densities'}, mean over"
                 f" {len(first.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}; natural logarithms."
-                f"{first.where if len(states) == 1 else first.where_but_steps}"
+                f"{first.where if len(states) == 1 else first.where_but_steps}{sides}"
             )
             sheet, numbers = _draw_page(states, part, scale, note, spec)
             yield sheet.page(end, numbers, _DISTANCES)
@@ -102,36 +104,54 @@ def _distances(state: Collected, kernel: Kernel) -> _Distances:
     return _Distances(state, pairs, means.assign(other_average=other_means["average"]))
 
 
+def _is_split(states: Sequence[_Distances]) -> bool:
+    """Return whether both states are in one map, each on its side of the diagonal."""
+    return len(states) == 2
+
+
 def _draw_page(
     states: Sequence[_Distances], part: str, scale: Normalize, note: str, spec: FigureSpec
 ) -> tuple[Sheet, pd.DataFrame]:
-    """Draw the maps of one part: with several states a row per network and a column per state, else rows of two.
+    """Draw the maps of one part: one per network, or with more than two states a row per network.
 
     Return the sheet and its numbers.
     """
     networks = states[0].of.networks
-    maps = [(network, state) for network in networks for state in states]
+    of_map = [tuple(states)] if _is_split(states) else [(state,) for state in states]
+    maps = [(network, shown) for network in networks for shown in of_map]
     blocks = {network: _blocks(states[0].map_of(network, part)[0]) for network in networks}
     most = max(map(len, blocks.values()))
-    columns = min(1 if most > _MANY else max(len(states), _COLUMNS), _STYLE.columns(spec.paper))
+    columns = min(1 if most > _MANY else max(len(of_map), _COLUMNS), _STYLE.columns(spec.paper))
     lines = in_rows(maps, columns)
     cell = _STYLE.width(spec.paper, columns) / most
     heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
-    names = in_rows([_map_name(network, state, states) for network, state in maps], columns)
+    names = in_rows([_map_name(network, shown, len(of_map) > 1) for network, shown in maps], columns)
     sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.replace(height=heights, most=columns)), []
     place = sheet.outermost.get_position()
     for row, column, ax in sheet:
-        network, state = lines[row][column]
-        pairs, means = state.map_of(network, part)
+        network, shown = lines[row][column]
+        found = [state.map_of(network, part) for state in shown]
         _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
-        image = _draw_map(ax, pairs, blocks[network], scale)
-        interval, other = (student_interval(means[name]) for name in ("average", "other_average"))
-        words = [labels.variant_words(network[0]) or "network", state.of.step_words if len(states) > 1 else ""]
-        title = f"{', '.join(filter(None, words))}\n{_average_words(interval, len(blocks[network]))}"
-        ax.set_title(title, loc="left")
-        numbers.append(_written(pairs, network, interval, other, state.of.step))
+        image = _draw_map(ax, [pairs for pairs, _ in found], blocks[network], scale)
+        averages = [[student_interval(means[name]) for name in ("average", "other_average")] for _, means in found]
+        ax.set_title(_title(network, shown, averages, len(blocks[network]), len(of_map) > 1), loc="left")
+        for state, (pairs, _), (average, other) in zip(shown, found, averages, strict=True):
+            numbers.append(_written(pairs, network, average, other, state.of.step))
     _place_bar(sheet, place, image)
     return sheet, pd.concat(numbers, ignore_index=True)
+
+
+def _title(
+    network: Network, shown: Sequence[_Distances], averages: Sequence[Sequence[Interval]], blocks: int, has_step: bool
+) -> str:
+    """Return the network, its step if the page has several maps of it, and the averages with the number of pairs."""
+    step = shown[0].of.step_words if has_step else ""
+    network_words = ", ".join(filter(None, [labels.variant_words(network[0]) or "network", step]))
+    if all(math.isnan(average.mean) for average, _ in averages):
+        return f"{network_words}\nno distances"
+    words = " → ".join(_average_words(average) for average, _ in averages)
+    pairs = blocks * (blocks - 1) // 2
+    return f"{network_words}: {pairs} {'pair' if pairs == 1 else 'pairs'}\nJS⁰ = {words}"
 
 
 def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
@@ -142,9 +162,10 @@ def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
     sheet.outermost.set_position(small)
 
 
-def _map_name(network: Network, state: _Distances, states: Sequence[_Distances]) -> str:
-    name = panel_names(state.of.networks)[state.of.networks.index(network)]
-    return f"{name}:{state.of.step_words}" if len(states) > 1 else name
+def _map_name(network: Network, shown: Sequence[_Distances], has_step: bool) -> str:
+    of = shown[0].of
+    name = panel_names(of.networks)[of.networks.index(network)]
+    return f"{name}:{of.step_words}" if has_step else name
 
 
 def _shrink(ax: Axes, share: float, of_height: float) -> None:
@@ -158,12 +179,13 @@ def _blocks(pairs: pd.DataFrame) -> list[tuple[int, str]]:
     return in_network_order(list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None)))
 
 
-def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], scale: Normalize) -> AxesImage:
-    mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
-    place = {name: rank for rank, name in enumerate(names)}
-    square = np.full((len(names), len(names)), math.nan)
-    for layer, row, other_layer, other, value in mean.itertuples(index=False):
-        square[place[layer, row], place[other_layer, other]] = value
+def _draw_map(
+    ax: Axes, halves: Sequence[pd.DataFrame], names: Sequence[tuple[int, str]], scale: Normalize
+) -> AxesImage:
+    """Draw the mean distances of all pairs: those of the first of two tables below the diagonal."""
+    square, *above = (_square(pairs, names) for pairs in halves)
+    for other in above:
+        square = np.tril(square) + np.triu(other, 1)
     fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
     words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
@@ -174,12 +196,18 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, names: Sequence[tuple[int, str]], s
     return image
 
 
-def _average_words(interval: Interval, blocks: int) -> str:
-    """Return in words the average with its margin and the number of pairs of blocks."""
-    if math.isnan(interval.mean):
-        return "no distances"
-    margin = f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""
-    return f"JS⁰ = {interval.mean:.3f}{margin}, {blocks * (blocks - 1) // 2} pairs"
+def _square(pairs: pd.DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray:
+    mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
+    place = {name: rank for rank, name in enumerate(names)}
+    square = np.full((len(names), len(names)), math.nan)
+    for layer, row, other_layer, other, value in mean.itertuples(index=False):
+        square[place[layer, row], place[other_layer, other]] = value
+    return square
+
+
+def _average_words(interval: Interval) -> str:
+    """Return in words the average with its margin."""
+    return f"{interval.mean:.3f}" + (f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else "")
 
 
 def _written(

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from hessfig.analysis.intervals import band
 from hessfig.analysis.stored_spectra import Density, Spectrum
@@ -16,10 +15,9 @@ from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import matrix_colour, part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import are_few, spread_words, symbol, variant_words, weight_words
-from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
-from hessfig.figures.parts.panels import draw_mean, draw_seed
-from hessfig.figures.parts.rows import Network
+from hessfig.figures.parts.panels import draw_mean, draw_seed, name_ends
+from hessfig.figures.parts.rows import Network, where
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.studies.spectra.collected_spectra import BlockName, Collected, by_rank, extremes_page, side_by_side
@@ -35,7 +33,7 @@ from hessfig.studies.spectra.spectral_distances import (
 from hessfig.terms import Part
 
 _OUTER, _INNER = 40, 80  # numbers of ranks drawn at each end, and between
-_BINS = 60
+_LOWEST = 1e-300  # the lower edge of an area on a logarithmic axis
 _DASHED, _DOTTED = (0, (4, 1.5)), (0, (1, 1))
 _HALF = "#2166ac"
 _SHARES = {0.001: "0.1%", 0.1: "", 0.5: "50%", 0.9: "", 0.999: "99.9%"}
@@ -76,6 +74,9 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
         for spectrum in spectra:
             draw_seed(ax, shares, spectrum.eigenvalues[ranks], colour=part_colour(part))
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
+    style |= (
+        {"linestyle": _DASHED, "zorder": 3} if part == Part.H else {}
+    )  # H lies on H_f where that is the larger part
     draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
     return points.assign(share=shares)
 
@@ -103,23 +104,17 @@ def set_sorted_scales(ax: Axes, largest: float, *, floor: float) -> None:
 
 
 def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
-    """Draw the histogram of exact eigenvalues under the Lanczos density with its band over probes; return its numbers.
+    """Draw the exact eigenvalues under the kernel as an area, and the Lanczos density with its band over probes.
 
-    Dashed: the exact eigenvalues under the same kernel. Dotted: half the Lanczos steps. Faint: the other seeds.
+    Return the numbers, with the density after half of the Lanczos steps.
     """
     deviation = panel.kernel.deviation(*panel.range)
-    grid, numbers = grid_over(*panel.range, deviation), pd.DataFrame()
-    peak = [0.0]
+    grid, numbers, peak = grid_over(*panel.range, deviation), pd.DataFrame(), [0.0]
     set_decades(ax, "y")
     if panel.exact is not None:
-        values = panel.exact.eigenvalues
-        heights, edges = np.histogram(values, bins=_BINS, range=(grid[0], grid[-1]), density=True)
-        ax.stairs(heights, edges, fill=True, color="#d9d9d9")
-        exact, _ = of_eigenvalues(values, grid, deviation)
-        ax.plot(grid, exact, color="black", linestyle=_DASHED, linewidth=0.6)
-        numbers, peak = pd.DataFrame({"eigenvalue": grid, "exact": exact}), [exact.max(), heights.max()]
-    for density in panel.densities[1:]:
-        ax.plot(grid, smoothed(density, grid, deviation).mean, color=colour, linewidth=0.4, alpha=0.5)
+        exact, _ = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)
+        ax.fill_between(grid, exact, _LOWEST, color="#d0d0d0", linewidth=0)
+        numbers, peak = pd.DataFrame({"eigenvalue": grid, "exact": exact}), [exact.max()]
     if panel.densities:
         banded = smoothed(panel.densities[0], grid, deviation)
         _draw_banded(ax, banded, 0.0, colour)
@@ -141,11 +136,11 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     if panel.exact is not None:
         truth = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)[1]
     _draw_banded(ax, banded, truth, colour)
+    ax.plot(grid, banded.half - truth, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
     ax.axhline(0, color="black", linestyle=_DASHED, linewidth=0.6)
     reach = np.nanmax([np.abs(banded.mean - truth) + np.nan_to_num(banded.margin), np.abs(banded.half - truth)])
     ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
-    ax.ticklabel_format(axis="y", style="sci", scilimits=(-1, 1))
-    ax.yaxis.get_offset_text().set_fontsize(TINY)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}".replace("-", "−")))
     return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), banded)
 
 
@@ -157,7 +152,6 @@ def _draw_banded(ax: Axes, banded: Banded, less: np.ndarray | float, colour: str
         low = np.where(low > 0, low, middle**2 / np.where(high > 0, high, np.nan))
     band = banded.grid, low, high
     draw_mean(ax, banded.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
-    ax.plot(banded.grid, banded.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
 
 def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
@@ -176,7 +170,8 @@ def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) ->
 _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
 _SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
-_LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error"}
+_LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error (%)"}
+_PAGES = {_DENSITY: "_density", _CUMULATIVE: "_error"}
 _STYLE = APART.replace(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
 
@@ -184,10 +179,10 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw sorted eigenvalues and densities: the whole network's, then every weight's, one column per network; a table.
 
     How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
-    below the floor. Densities: grey bars are the exact eigenvalues, dashed the same under the kernel, the band the
-    95 % interval over probes of the Lanczos density (first seed; others faint), dotted half its steps. The
-    cumulative's panel (a page of its own next to eigenvalues) shows how far it is from the exact one (or half the steps
-    from all): a band that leaves zero is an error that probes do not explain.
+    below the floor. Densities have a page of their own: the grey area is the exact eigenvalues under the kernel, the
+    line the Lanczos density of the first seed, the band its 95 % interval over probes. The page of errors shows how far
+    the cumulative is from the exact one (or, dotted, that of half the steps from all): a band that leaves zero is an
+    error that probes do not explain.
     Requires: a sweep with `spectrum`, `density` or both; the sweep's table.csv for the table (options `width` or
     `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue, `weights` that have
     panels of their own, by default all).
@@ -205,12 +200,11 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
             suffix = (f"_{words}" if words else "") + beside
             for block in first.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                for two, end in ((kinds[:2], ""), (kinds[2:], "_error")):  # rows of a page
-                    if two:
-                        yield _page(columns, [(block, kind) for kind in two], asked, suffix=suffix + name + end)
+                for rank, kind in enumerate(kinds):  # without eigenvalues, densities come first
+                    yield _page(columns, [block], kind, asked, suffix=suffix + name + (_PAGES[kind] if rank else ""))
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 for blocks, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
-                    yield _page(columns, [(block, kind) for block in blocks], asked, suffix=suffix + name + below)
+                    yield _page(columns, blocks, kind, asked, suffix=suffix + name + below)
     yield from extremes_page(source.table, spec)
 
 
@@ -254,35 +248,38 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     return Kernel(width or Kernel.width, variance)
 
 
-def _page(columns: Sequence[_Column], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str) -> Page:
-    """Draw a page: one row per block and kind of panel, one column per network and step."""
-    first = columns[0].of
-    names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block, kind in rows]
-    note = _note(first, asked.kernel, asked.part, {kind for _, kind in rows})
+def _page(columns: Sequence[_Column], blocks: Sequence[BlockName], kind: str, asked: _Asked, *, suffix: str) -> Page:
+    """Draw a page of one kind of panel: one row per block, one column per network and step."""
+    first, several = columns[0].of, len(blocks) > 1 or blocks[0] != (0, "all")
+    names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block in blocks]
+    note = _note(first, asked.kernel, asked.part, kind)
     note += first.where_but_steps if columns[0].of_several_steps else first.where
-    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.replace(height=1.15 if len(rows) <= 4 else 0.8))
-    several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
+    style = _STYLE.replace(height=1.5 if len(blocks) == 1 else 1.15 if len(blocks) <= 4 else 0.8)
+    if kind == _SORTED:
+        style = style.replace(share_x=True, share_y="row", across=0.14, down=0.16, right=0.26)
+    sheet, numbers = Sheet.grid(asked.spec.paper, names, note, style), []
     for row, column, ax in sheet:
-        (block, kind), (here, network) = rows[row], (columns[column].of, columns[column].network)
+        block, (here, network) = blocks[row], (columns[column].of, columns[column].network)
         place: dict[str, Any] = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
         place |= {"step": here.step} if columns[column].of_several_steps else {}
-        numbers.append(_draw(ax, here, network, block, kind, asked).assign(**place, panel=kind))
-        if kind != _SORTED or not several:
-            ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
-    labels = [
-        f"{weight_words(name, layer if layer > 1 else 0)}: {_LABELS[kind]}" if several else _LABELS[kind]
-        for (layer, name), kind in rows
-    ]
-    sheet.label("", [column.title for column in columns], labels)
-    _legend(sheet.first, first.parts if rows[0][1] == _SORTED else [])
-    drawn = pd.concat(numbers, ignore_index=True)
-    x, y = ("share", "mean") if "mean" in drawn else ("eigenvalue", "lanczos")
-    return sheet.page(suffix, drawn, ChartEncoding(x, y, panels=("panel", "block")))
+        drawn = _draw(ax, here, network, block, kind, asked)
+        numbers.append(drawn.assign(**place, panel=kind, column=column))
+        if kind != _SORTED:
+            ax.set_xlabel("eigenvalue", labelpad=0)
+    short = [weight_words(name, layer if layer > 1 else 0) if several else "" for layer, name in blocks]
+    labels = [": ".join(filter(None, (words, _LABELS[kind]))) for words in short]
+    titles = [column.title for column in columns]
+    sheet.label("share below" if kind == _SORTED else "", titles, labels, short, _LABELS[kind])
+    every = pd.concat(numbers, ignore_index=True)
+    if kind == _SORTED:
+        _scale_rows(sheet, blocks, every, asked.floor)
+    x, y = ("share", "mean") if kind == _SORTED else ("eigenvalue", "lanczos")
+    return sheet.page(suffix, every.drop(columns="column"), ChartEncoding(x, y, panels=("panel", "block")))
 
 
 def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
     if kind == _SORTED:
-        return _draw_parts(ax, state, network, block, asked.floor)
+        return _draw_parts(ax, state, network, block)
     part = asked.part
     panel = Panel(state.spectra_of(network, block, part), state.densities_of(network, block, part), asked.kernel)
     empty = not (panel.spectra or panel.densities)
@@ -294,39 +291,39 @@ def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: 
     return draw(ax, panel, colour).assign(part=part)
 
 
-def _draw_parts(ax: Axes, state: Collected, network: Network, block: BlockName, floor: float) -> pd.DataFrame:
-    numbers, largest = [], 0.0
-    for part in state.parts:
-        spectra = state.spectra_of(network, block, part)
-        if spectra:
-            numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
-            largest = max(largest, float(numbers[-1]["mean"].abs().max()))
-    set_sorted_scales(ax, largest, floor=floor)
+def _draw_parts(ax: Axes, state: Collected, network: Network, block: BlockName) -> pd.DataFrame:
+    found = {part: state.spectra_of(network, block, part) for part in state.parts}
+    numbers = [draw_sorted(ax, spectra, part).assign(part=part) for part, spectra in found.items() if spectra]
     if not numbers:
         say(ax, "(not measured)")
-        return pd.DataFrame()
-    return pd.concat(numbers)
+    return pd.concat([pd.DataFrame(), *numbers])
 
 
-def _legend(ax: Axes, parts: list[str]) -> None:
-    if len(parts) > 1:
-        handles = [Line2D([], [], color=part_colour(part)) for part in parts]
-        ax.legend(handles, list(map(symbol, parts)), loc="upper left")
+def _scale_rows(sheet: Sheet, blocks: Sequence[BlockName], drawn: pd.DataFrame, floor: float) -> None:
+    """Give every row the scale of its largest eigenvalue, and name the parts where the lines of each line end."""
+    for row, (layer, name) in enumerate(blocks):
+        here = where(drawn, layer=layer, row=name)
+        for ax in sheet.row(row):
+            set_sorted_scales(ax, float(here["mean"].abs().max() if len(here) else 0.0), floor=floor)
+    for line in sheet.lines:
+        last, (layer, name) = line[-1], blocks[line[-1][0]]
+        here = where(drawn, layer=layer, row=name, column=last[1])
+        lasts = here.groupby("part", sort=False)["mean"].last() if len(here) else pd.Series()
+        name_ends(sheet.panels[last], [(y, symbol(str(part)), part_colour(str(part))) for part, y in lasts.items()])
 
 
-def _note(state: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
+def _note(state: Collected, kernel: Kernel, part: str, kind: str) -> str:
     """Return the note of a page: meaning of the marks, and what was measured."""
-    count = len(state.seeds)
-    words, band = [], ""
-    if _SORTED in kinds:
+    if kind == _SORTED:
+        count = len(state.seeds)
         means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
-        words.append(f"Sorted eigenvalues: {means}, x: share below.")
+        return f"Eigenvalues over the share of them that is smaller, {means}."
+    marks = ["grey: exact eigenvalues"] if state.spectra and kind == _DENSITY else []
     if state.densities:
         probes, steps = state.densities[0].whole.nodes.shape
-        band = f"band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t); "
-        band += "dotted: half the steps. "
-    if kinds - {_SORTED}:
-        exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if state.spectra else ""
-        which = f"Densities of the {Part(part).label}, seed {state.seeds[0]} (faint: others)"
-        words.append(f"{which}: {exact}{band}{kernel.words}.")
-    return " ".join(words)
+        marks.append(
+            f"line and band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t)"
+        )
+    marks += ["dotted: half the steps"] if kind == _CUMULATIVE else []
+    what = "Density" if kind == _DENSITY else "Error of the cumulative"
+    return f"{what} of the {Part(part).label}, seed {state.seeds[0]}; {'; '.join([*marks, kernel.words])}."

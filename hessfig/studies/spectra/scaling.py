@@ -15,10 +15,10 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import fitting
+from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import wanted_quantities
 from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say, width_in
-from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means
+from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, name_ends, seed_means
 from hessfig.figures.parts.rows import Network, as_written, by_part, counted, different, networks_of, of_network, where
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades, set_x_scale
@@ -245,6 +245,7 @@ def ratios(table: pd.DataFrame) -> pd.DataFrame:
 
 
 _RATIO = "ratio"
+_WIDEST = 0.45  # largest share of the page's width for the names of lines
 _DRAWN: dict[str, tuple[tuple[str, Any], ...]] = {
     _RATIO: ((_RATIO, "-"),),
     LARGEST: ((Part.H.value, "-"), (Part.H_o.value, (0, (3, 1.5)))),
@@ -254,19 +255,27 @@ _DRAWN: dict[str, tuple[tuple[str, Any], ...]] = {
 def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     of_parts = ratios(table)
     note = (
-        f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. Above: seed"
-        f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
-        f"{labels.made_words(table, axis)}"
+        f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. A ratio of 1"
+        f" means that the Gauss-Newton part explains the whole eigenvalue. Below: solid {Part.H.label}, dashed"
+        f" {Part.H_o.label}.{labels.made_words(table, axis)}"
     )
-    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.replace(right=0.1, top=0.12, height=1.5))
+    named = _named(table)
+    room = max(map(width_of, named.values())) + 0.1
+    beside = room < _WIDEST * spec.paper.inches  # otherwise a legend names the lines
+    style = OWN_Y.replace(right=room if beside else 0.1, top=0.12, height=1.5)
+    sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, style)
     set_x_scale(sheet.axes[-1], of_parts[X])
     numbers: list[pd.DataFrame] = []
     for row, _, ax in sheet:
         kind = list(_DRAWN)[row]
-        numbers.extend(_draw_lines(ax, of_parts, _named(table), kind))
+        lines = list(_draw_lines(ax, of_parts, named, kind))
+        numbers.extend(lines)
+        if beside:
+            name_ends(ax, _ends(lines, named))
+        elif kind == _RATIO:
+            ax.legend(loc="best")
         if kind == _RATIO:
             ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
-            ax.legend(loc="best")
         mark_one(ax, axis)
         ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if kind == _RATIO else "largest eigenvalue")
     sheet.axes[-1].set_xlabel(axis.symbol)
@@ -284,6 +293,13 @@ def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kin
             style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}
             means = draw_means(ax, here.assign(value=here[name]), *_CURVE, **style)
             yield means.assign(shown=kind, part="" if kind == _RATIO else name)
+
+
+def _ends(lines: list[pd.DataFrame], named: dict[Network, str]) -> list[tuple[float, str, Any]]:
+    """Return (last mean, words, colour) of every network: of its ratio, or of H."""
+    drawn = [means.dropna(subset=["mean"]) for means in lines if set(means["part"]) <= {"", Part.H.value}]
+    lasts = {tuple(means[NETWORK].iloc[0]): means["mean"].iloc[-1] for means in drawn if len(means)}
+    return [(float(lasts[key]), words, tone(rank)) for rank, (key, words) in enumerate(named.items()) if key in lasts]
 
 
 def _align_labels(sheet: Sheet) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.training_runs import Race, against_plain, race
@@ -15,11 +16,11 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, label_side
+from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, label_side, width_in
 from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.figures.parts.rows import where
-from hessfig.figures.parts.ticks import set_decades, set_y_scale
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Optimiser
 
 _RESULTS = ChartEncoding(x="rule", series=("budget",))
@@ -60,70 +61,114 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield sheet.page("", pd.concat(results.values(), ignore_index=True), _RESULTS)
 
 
-_BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
-_RESULT = 0.17  # height in inches of a rule's line in a panel
-_RACE = [["step", "seconds"], ["step:loss", "seconds:loss"], ["products", "ratio"]]
 _MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
-_MORE_TONES = ("#7f7f7f", "#bcbd22", "#e15759", "#7fc7c4")  # colours of further rules, for which `tone` has none
+_MORE_TONES = ("#7f7f7f", "#8f9000", "#e15759", "#4f9d9a")  # colours of further rules, for which `tone` has none
+_LEADER, _NAMES = 0.3, 1.35  # inches: of the lines from the ends of curves to their names, and of the names
+_BUDGETS = {"step": ("same gradients", None), "seconds": ("same time", "white")}  # words, and the face of dots
 
 
 def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw rules at their best rate or damping: loss against three costs, and how well the quadratic model predicts.
+    """Draw rules at their best rate or damping: the loss against gradients, and over the reference's at two budgets.
 
-    How to read it: curves are geometric means over seeds with 95 % intervals, at the rate or damping that is best after
-    all gradients; a curve ends where a run of a seed diverged, and a rule of which one did has no dot. Dots are losses
-    after the budgets at the grey lines, at the best rate for that budget. It is chosen for every seed by the other
-    seeds; a star marks a rule whose choice is at an end of its grid for some seed. × is the loss over that of the
-    reference, seed by seed, with its interval. A Hessian product costs two gradients. True over predicted decrease is 1
-    where the quadratic model of the loss holds along the step: median over seeds; below 0 the step raised the loss, and
-    values beyond the panel are drawn at its border.
+    How to read it: curves are geometric means over seeds with 95 % intervals; a curve ends where a run of a seed
+    diverged, and a rule of which one did has no dot. A full dot is the loss after all gradients over that of the
+    reference, seed by seed, with its interval (without a reference: the loss itself, where the curve ends); an open one
+    is the same after the time that the fastest rule takes for them. The rate or damping is chosen for every seed by the
+    other seeds. The CSV file also has the losses, the rates (a star: at an end of the grid), Hessian products and
+    seconds along the curves, and the true over the predicted decrease, which is 1 where the quadratic model holds.
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
     """
     table = source.table
-    result = race(table)
-    rules, reference = list(dict.fromkeys(result.losses["rule"])), str(spec.options.get("reference", ""))
+    result, reference = race(table), str(spec.options.get("reference", ""))
+    rules = list(dict.fromkeys(result.losses["rule"]))
+    results = {along: _results_of(where(result.tuned, budget=along), rules, reference) for along in _BUDGETS}
+    points = {rule: _points(result, rule, "step", "step") for rule in rules}
+    ends = {rule: frame["mean"].iloc[-1] if len(frame) else math.inf for rule, frame in points.items()}
+    order = sorted(rules, key=ends.__getitem__)  # the rows of dots, from below, stand as the curves end
     words = (
-        f"Seconds: {result.budget['seconds']:.3g} s each, medians of this machine. Middle: rate or damping, and the"
-        f" loss over that of {_named(reference)}. Geometric means over {table['seed'].nunique()} seeds with 95%"
-        f" intervals; a curve ends, and a rule has no dot, where a run of a seed diverged."
+        f"Geometric means over {table['seed'].nunique()} seeds with 95% intervals; every rule at the rate or damping"
+        f" that is best for the other seeds. Same gradients: {result.budget['step']:g}; same time:"
+        f" {result.budget['seconds']:.2g} s on this machine. A curve ends, and a dot is missing, where a run diverged."
     )
-    style = APART.replace(left=1.5, across=0.4, top=0.62, down=0.42, narrowest=None)
-    style = style.replace(height=[1.7, _RESULT * len(rules) + 0.1, 1.7])
-    sheet = Sheet.grid(spec.paper, _RACE, words + labels.left_out_words(table), style)
-    drawn = []
-    for row, column, ax in sheet:
-        along, _, is_result = _RACE[row][column].partition(":")
-        if is_result:
-            results = _results_of(result.tuned[result.tuned["budget"] == along], rules, reference)
-            _draw_side_by_side(ax, results, named=column == 0)
-            ax.set_xlabel(f"loss after the same {_BUDGETS[along]}")
-            drawn.append(results)
-        elif along == "ratio":
-            _draw_ratios(ax, result, rules)
+    style = APART.replace(left=0.5, top=0.33, across=_LEADER + _NAMES, height=2.3)
+    style = style.replace(left=_NAMES) if style.columns(spec.paper) == 1 else style
+    sheet = Sheet.grid(spec.paper, [["step", "ratio"]], words + labels.left_out_words(table), style)
+    for _, column, ax in sheet:
+        if column == 0:
+            _curves(ax, result, rules, "step")
+            ax.set_xlabel("gradients")
+            label_side(ax, "loss")
         else:
-            _curves(ax, result, rules, along, chosen="step")
-            ax.set_xlabel(_BUDGETS[along])
-            if column == 0:
-                label_side(ax, "loss")
-    sheet.name_above(sheet.first)
-    yield sheet.page("", pd.concat(drawn, ignore_index=True), _RESULTS)
+            _draw_ratios(ax, [_in_rows(results[along], order) for along in _BUDGETS], rules, reference)
+    _name_rules(sheet, ends, order, rules)
+    encoding = ChartEncoding(x="gradients", panels=("panel",), series=("rule",), is_whole=False)
+    yield sheet.page("", _written(result, points, results), encoding)
 
 
-_RATIOS = (-0.5, 2.0)
-_BESIDE = 1.5  # room for words to the right of the dots, as a multiple of the panel's width
+def _in_rows(results: pd.DataFrame, order: list[str]) -> pd.DataFrame:
+    """Return the results in the order of the rules, from below."""
+    return results.set_index("rule").loc[order].reset_index()
 
 
-def _draw_ratios(ax: Axes, result: Race, rules: list[str]) -> None:
+def _draw_ratios(ax: Axes, results: list[pd.DataFrame], rules: list[str], reference: str) -> None:
+    """Draw a row of dots per rule: its loss over that of the reference (or its loss) with an interval per budget."""
+    name, low, high = ("ratio", "ratio_low", "ratio_high") if reference else ("mean", "low", "high")
+    set_decades(ax, "x")
+    for rows, (_, face) in zip(results, _BUDGETS.values(), strict=True):
+        shift = 0.16 if face is None else -0.16
+        rows = rows.assign(**{name: rows[name].mask(rows["rule"] == reference, 1.0)})
+        for rank, row in enumerate(rows.to_dict("records")):
+            colour = _tone(rules.index(row["rule"]))
+            ends = np.array([[row[name] - row[low]], [row[high] - row[name]]])
+            style: dict[str, Any] = {"color": colour, "mfc": face or colour, "markersize": 3.5, "elinewidth": 0.8}
+            ax.errorbar([row[name]], [rank + shift], xerr=ends if np.isfinite(ends).all() else None, fmt="o", **style)
+    if reference:
+        ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    ax.set_ylim(-0.6, len(results[0]) - 0.4)
+    ax.set_xlabel(f"loss / loss of {_named(reference)}" if reference else "loss")
+    dot: dict[str, Any] = {"marker": "o", "color": "#333333", "linestyle": "", "markersize": 3.5}
+    keys = [Line2D([], [], **dot, markerfacecolor=fill or "#333333") for _, fill in _BUDGETS.values()]
+    words = [f"after the {budget}" for budget, _ in _BUDGETS.values()]
+    ax.legend(keys, words, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8)
+
+
+def _name_rules(sheet: Sheet, ends: dict[str, float], order: list[str], rules: list[str]) -> None:
+    """Write the names of the rules next to the rows of dots, with a line to each from the end of its curve."""
+    curves, dots = sheet.panels.get((0, 0)), sheet.panels.get((0, 1))
+    if dots is not None:
+        dots.set_yticks(range(len(order)), list(map(_named, order)))
+        dots.tick_params(axis="y", length=0)
+        for rank, label in enumerate(dots.get_yticklabels()):
+            label.set_color(_tone(rules.index(order[rank])))
+    if curves is None:
+        return
+    if dots is None:
+        curves.legend(loc="lower left")
+    if dots is None or sheet.is_folded:
+        return
+    across = width_in(curves)
+    for rank, rule in enumerate(order):
+        pixels = dots.transData.transform((1.0, rank))
+        height = curves.transAxes.inverted().transform(pixels)[1]
+        reach = 1 + (_LEADER + _NAMES - 0.06 - width_of(_named(rule))) / across
+        colour = _tone(rules.index(rule))
+        if math.isfinite(ends[rule]):
+            start = curves.transAxes.inverted().transform(curves.transData.transform((0.0, ends[rule])))[1]
+            bend = 1 + _LEADER / across
+            line: dict[str, Any] = {"transform": curves.transAxes, "clip_on": False, "color": colour, "linewidth": 0.4}
+            curves.plot([1.0, bend, reach], [start, height, height], **line)
+
+
+def _written(result: Race, points: dict[str, pd.DataFrame], results: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves with their costs and ratios of decreases, and below them the results at both budgets."""
     chosen = where(result.tuned, budget="step")[["rule", "seed", "rate"]]
-    ratios = result.ratios.merge(chosen, on=["rule", "seed", "rate"])
-    for rank, rule in enumerate(rules):
-        medians = where(ratios, rule=rule).groupby("step")["ratio"].median().clip(*_RATIOS)
-        style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "markersize": 3}
-        ax.plot(medians.index, medians, color=_tone(rank), markeredgewidth=0, **style)
-    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
-    ax.set_ylim(_RATIOS[0] - 0.05, _RATIOS[1] + 0.05)
-    ax.set_xlabel("gradients")
-    ax.set_title("true / predicted decrease")
+    ratios = result.ratios.merge(chosen, on=["rule", "seed", "rate"]).groupby(["rule", "step"])["ratio"].median()
+    costs = result.losses.groupby(["rule", "step"])[["products", "seconds"]].first()
+    curves = pd.concat([frame.assign(rule=rule) for rule, frame in points.items()], ignore_index=True)
+    curves = curves.join(costs, on=["rule", "step"]).join(ratios.rename("decrease_ratio"), on=["rule", "step"])
+    curves = curves.rename(columns={"step": "gradients", "products": "gradients_and_products"}).assign(panel="curve")
+    dots = [frame.assign(panel=f"same {along}") for along, frame in results.items()]
+    return pd.concat([curves, *dots], ignore_index=True)
 
 
 def _named(rule: str) -> str:
@@ -141,24 +186,23 @@ def _tone(rank: int) -> str:
     return tone(rank) if rank < len(TONES) else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
 
 
-def _curves(ax: Axes, result: Race, rules: list[str], along: str, *, chosen: str = "") -> None:
-    tuned = where(result.tuned, budget=chosen or along)
-    set_y_scale(ax, result.losses["loss"])
+def _points(result: Race, rule: str, along: str, budget: str) -> pd.DataFrame:
+    """Return the means over seeds of a rule's losses at its best rates; a mean needs all seeds."""
+    tuned = where(result.tuned, budget=budget)
+    runs = where(result.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
+    points = seed_means(runs, [along], "loss", logs=True)
+    return points[points["count"] == tuned["seed"].nunique()]
+
+
+def _curves(ax: Axes, result: Race, rules: list[str], along: str) -> None:
+    set_decades(ax, "y")
     for rank, rule in enumerate(rules):
-        runs = where(result.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
-        if len(runs):
-            points = seed_means(runs, [along], "loss", logs=ax.get_yscale() == "log")
-            points = points[points["count"] == tuned["seed"].nunique()]  # a mean needs all seeds
-            style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "alpha": 0.12}
-            draw_interval(ax, points, along, colour=_tone(rank), label=_named(rule), markersize=2.6, **style)
-    shown = result.losses.loc[result.losses["step"] > 0, along]
-    if chosen and along != "step":
-        set_decades(ax, "x")
-        ax.set_xlim(shown.min() / 1.2, shown.max() * 1.2)
-    else:
-        ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * result.budget["seconds"]))
-    if along in result.budget:
-        ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
+        points = _points(result, rule, along, along)
+        style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "alpha": 0.12}
+        draw_interval(ax, points, along, colour=_tone(rank), label=_named(rule), markersize=2.6, **style)
+    furthest = result.losses[along].max() if along == "step" else 2 * result.budget["seconds"]
+    ax.set_xlim(0, 1.02 * furthest)
+    ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
 
 def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> pd.DataFrame:
@@ -184,19 +228,6 @@ def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
         ends = [[row.mean - row.low], [row.high - row.mean]]
         style: dict[str, Any] = {"fmt": _MARKS[rank % len(_MARKS)], "markersize": 3, "color": _tone(rank)}
         ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, **style)
-
-
-def _draw_side_by_side(ax: Axes, results: pd.DataFrame, *, named: bool) -> None:
-    """Draw dots with rates and ratios to their right; only the first panel names the rules at its left."""
-    _draw_dots(ax, results)
-    set_decades(ax, "x")
-    low, high = ax.get_xlim()
-    ax.set_xlim(low, high * (high / low) ** _BESIDE)
-    for rank, row in enumerate(results.itertuples()):
-        words = f"{row.rates}{_ratio(row).replace(chr(10), ' ')}"
-        ax.text(0.99, rank, words, transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize=TINY)
-    ax.set_yticks(range(len(results)), list(map(_named, results["rule"])) if named else [""] * len(results))
-    ax.set_ylim(len(results) - 0.5, -0.5)
 
 
 def _draw_results(ax: Axes, results: pd.DataFrame) -> None:

@@ -68,7 +68,7 @@ def test_slices_draw_losses_expansions_and_departures(tmp_path: Path) -> None:
     np.testing.assert_array_equal(drawn[0].get_xydata(), np.stack([T, T**2 + T**3], axis=1))
     np.testing.assert_array_equal(drawn[1].get_ydata(), T**2)
     assert [line.get_xdata()[0] for line in drawn[2:]] == [0.4, -0.6]
-    assert lines.figure.axes[0].get_title(loc="right") == "u·Hu = 2"
+    assert lines.figure.axes[0].get_title().endswith("largest: u·Hu = 2")
     edge, state = plane.figure.axes[0].lines
     np.testing.assert_array_equal(edge.get_xydata(), PLANE["plane_edge"].T)
     np.testing.assert_array_equal(state.get_xydata(), [[0, 0]])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.labels import variant_words
+from hessfig.figures.parts.colours import part_colour
+from hessfig.figures.parts.labels import symbol, variant_words
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
@@ -55,48 +56,57 @@ def stored(tmp_path: Path, *, exact: bool = True, densities: bool = True, seeds:
     return write_sweep(spectral_table(rows), tmp_path, arrays=entries)
 
 
-def test_sorted_eigenvalues_densities_and_their_errors(tmp_path: Path) -> None:
+def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(tmp_path: Path) -> None:
     found = {page.suffix: page for page in drawn("spectra", stored(tmp_path), width=0.05)}
-    assert list(found) == ["_all1", "_all1_error", "_weights", "_densities", "_table"]
-    axes = np.reshape(found["_all1"].figure.axes, (2, 2))
-    assert [ax.get_title() for ax in axes[0]] == ["softmax", "linear attention"]
-    assert axes[0, 0].get_yscale() == "symlog" and axes[0, 0].get_xscale() == "logit"
-    _, _, outer, *seeds, full = axes[0, 0].lines[:6]
-    np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])  # thin
+    assert list(found) == ["_all1", "_all1_density", "_all1_error", "_weights", "_densities", "_table"]
+    one, other = found["_all1"].figure.axes
+    assert [one.get_title(), other.get_title()] == ["softmax", "linear attention"]
+    assert one.get_yscale() == "symlog" and one.get_xscale() == "logit" and one.get_ylim() == other.get_ylim()
+    outer, *_ = (line for line in one.lines if line.get_color() == part_colour("H_o") and line.get_linewidth() > 0.5)
+    seeds = [line for line in one.lines if line.get_color() == part_colour("H") and line.get_linewidth() < 0.5]
+    (full,) = (line for line in one.lines if line.get_linestyle() == "--")
+    np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])
     np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # their mean
     np.testing.assert_allclose(outer.get_ydata()[-1], 8.0)
-    exact, half = (line for line in axes[1, 0].lines if line.get_linestyle() != "-")
-    truth, _ = of_eigenvalues(WAVE, exact.get_xdata(), Kernel(width=0.05).deviation(-1, 8))
-    np.testing.assert_allclose(exact.get_ydata(), truth)
-    assert half.get_color() != exact.get_color() and axes[1, 0].get_yscale() == "log"
-    assert len(axes[1, 0].patches) == 1 and len(axes[1, 0].collections) == 1
-    assert set(found["_all1"].numbers["panel"]) == {"sorted", "density"}
+    assert [text.get_text() for text in other.texts] == [symbol("H_o"), symbol("H")] and not one.texts
+    assert set(found["_all1"].numbers["panel"]) == {"sorted"}
     inside = found["_all1_error"].numbers
     assert set(inside["panel"]) == {"cumulative"}
     assert (np.abs(inside["lanczos"] - inside["exact"]) <= inside["margin"] + 0.02).mean() > 0.9
-    note = " ".join(text.get_text() for text in found["_all1"].figure.texts)
+
+
+def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(tmp_path: Path) -> None:
+    page = next(page for page in drawn("spectra", stored(tmp_path), width=0.05) if page.suffix == "_all1_density")
+    ax, numbers = page.figure.axes[0], page.numbers[page.numbers["variant"] == VARIANTS[0]]
+    truth, _ = of_eigenvalues(WAVE, numbers["eigenvalue"].to_numpy(), Kernel(width=0.05).deviation(-1, 8))
+    np.testing.assert_allclose(numbers["exact"], truth)
+    area, band = ax.collections
+    assert area.get_paths()[0].vertices[:, 1].max() == pytest.approx(truth.max()) and band.get_alpha() == 0.3
+    (line,) = ax.lines
+    np.testing.assert_allclose(line.get_ydata(), numbers["lanczos"])
+    assert ax.get_yscale() == "log" and "half_the_steps" in numbers
+    note = " ".join(text.get_text() for text in page.figure.texts)
     assert "Student's t" in note and "standard deviation 0.05 of the range" in note and "$" not in note
 
 
 def test_densities_alone_show_what_the_steps_miss(tmp_path: Path) -> None:
     pages = drawn("spectra", stored(tmp_path, exact=False), variance=1e-3)
-    assert [page.suffix for page in pages] == ["_all1", "_densities", "_table"]
-    axes = np.reshape(pages[0].figure.axes, (2, 2))
-    middle = axes[1, 0].lines[0].get_ydata()
-    np.testing.assert_allclose(middle, 0)  # no exact cumulative: the error is that of half the steps
-    assert np.abs(axes[1, 0].lines[1].get_ydata()).max() > 0
-    assert not axes[0, 0].patches and len(axes[0, 0].lines) == 3  # the other seed is faint
+    assert [page.suffix for page in pages] == ["_all1", "_all1_error", "_densities", "_table"]
+    density, errors = pages[0].figure.axes[0], pages[1].figure.axes[0]
+    assert len(density.lines) == len(density.collections) == 1  # no area: nothing is exact
+    middle, half, *_ = errors.lines
+    np.testing.assert_allclose(middle.get_ydata(), 0)  # no exact cumulative: the error is that of half the steps
+    assert np.abs(half.get_ydata()).max() > 0
 
 
 def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
-    page, *_ = drawn("spectra", stored(tmp_path, densities=False), part="H_o")
-    axes = np.reshape(page.figure.axes, (2, 2))  # no panel for the error of a density
-    assert len(axes[1, 0].patches) == 1
+    found = [page.suffix for page in drawn("spectra", stored(tmp_path, densities=False), part="H_o")]
+    assert found == ["_all1", "_all1_density", "_weights", "_densities", "_table"]  # no page for the errors of one
 
 
 def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
     every, some = (drawn("spectra", stored(tmp_path), **options) for options in ({}, {"weights": ["W_V"]}))
-    rows = [{panel.partition(":")[0] for page in pages[2:] for panel in page.panels} for pages in (every, some)]
+    rows = [{panel.partition(":")[0] for page in pages[3:] for panel in page.panels} for pages in (every, some)]
     assert "W_Q1" in rows[0] and rows[1] == {"table"}
 
 
@@ -130,8 +140,8 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     write_sweep(spectral_table([{"value": 1.0}]), tmp_path, arrays=entries)
     (page,) = drawn("heterogeneity", folder)
     one, other, bar = page.figure.axes
-    assert one.get_title(loc="left").splitlines()[0] == "transformer"
-    assert other.get_title(loc="left") == "MLP\nJS⁰ = 0.000 ± 0.000, 3 pairs"
+    assert one.get_title(loc="left").splitlines()[0] == "transformer: 3 pairs"
+    assert other.get_title(loc="left") == "MLP: 3 pairs\nJS⁰ = 0.000 ± 0.000"
     square = one.images[0].get_array()
     assert square.shape == (3, 3) and square[0, 2] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
     assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
@@ -149,6 +159,25 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     assert colour_bar(small) == pytest.approx(colour_bar(page), rel=1e-6)
     room = small.figure.axes[0].get_position(original=True).size * small.figure.get_size_inches()
     assert room[0] == pytest.approx(room[1])  # a map is square: there is no empty space around it
+
+
+def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path: Path) -> None:
+    folder, entries = tmp_path / "spectra", []
+    peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
+    for step in (0, 9):
+        for seed in range(3):
+            blocks = {("W_in", "H"): WAVE, ("W_out", "H"): peaked if step == 0 else 2 * WAVE}
+            entries.append(store_spectrum(folder, blocks, seed=seed, step=step))
+    along = {**config(), "sweep": {"axis": "step"}}
+    write_sweep(spectral_table([{"value": 1.0, "step": 0.0}]), tmp_path, arrays=entries, settings=along)
+    (page,) = drawn("heterogeneity", folder)
+    ax, _ = page.figure.axes
+    square = ax.images[0].get_array()
+    assert square[1, 0] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
+    first, last = (page.numbers[page.numbers["step"] == step]["average"].iloc[0] for step in (0, 9))
+    assert ax.get_title(loc="left") == f"network: 1 pair\nJS⁰ = {first:.3f} ± 0.000 → {last:.3f} ± 0.000"
+    note = " ".join(text.get_text() for text in page.figure.texts)
+    assert "Below the diagonal: step 0; above: step 9." in note
 
 
 def proxy_rows() -> Iterator[dict[str, Any]]:
@@ -169,7 +198,8 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
     table = spectral_table(list(proxy_rows()))
     (page,) = drawn("gauss_newton", write_sweep(table, tmp_path, settings=None))
     upper, lower = page.figure.axes
-    assert words(upper).splitlines()[1:] == ["transformer, softmax", "transformer, linear attention", "MLP"]
+    named = {"transformer, softmax", "transformer, linear attention", "MLP"}
+    assert set(words(upper).split("\n")) == set(words(lower).split("\n")) == named
     lines = [line for line in upper.lines if line.get_marker() in MARKS]
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.5, 0.8, 1.0])
     assert len([line for line in lower.lines if line.get_marker() in MARKS]) == 6
@@ -266,7 +296,7 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
         ("sinks", ["sink_both:eigenvalue", "sink_scores:ratio"]),
         ("weight_norms", ["W_K:condition_number:mlp", "all:largest_eigenvalue:W_Q"]),
         ("gauss_newton", ["eigenvalue"]),
-        ("spectra", ["all1:density:attention_softmax"]),
+        ("spectra", ["all1:sorted:attention_softmax"]),
     ],
 )
 def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, layout: str, panels: list[str]) -> None:
