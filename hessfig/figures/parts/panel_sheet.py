@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hessfig.figures.parts.chart_encoding import CURVES_OF_TABLE, ChartEncoding, MapEncoding
 from hessfig.figures.parts.labels import plain
-from hessfig.figures.parts.lettering import BACKING, TINY, fitting, points, width_of
+from hessfig.figures.parts.lettering import BACKING, TINY, broken, fitting, points, width_of
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
@@ -111,14 +111,7 @@ def whole_note(paper: Paper, note: str) -> str:
 
 def note_lines(paper: Paper, note: str) -> list[str]:
     """Return the note broken into lines that fit the page."""
-    room, lines = paper.inches - 2 * _EDGE, [""]
-    for word in plain(note).split(" ") if note else []:
-        longer = f"{lines[-1]} {word}".strip()
-        if width_of(longer) <= room:
-            lines[-1] = longer
-        else:
-            lines.append(fitting([word], room))
-    return [line for line in lines if line]
+    return broken(plain(note), paper.inches - 2 * _EDGE)
 
 
 def say(ax: Axes, words: str) -> None:
