@@ -87,9 +87,13 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
     """Draw one page per network: rows W_V, W_Q (and other measured weights), columns H_o, H_f, H."""
     for suffix, network in measured.pages():
-        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network))
+        style = SHARED.replace(height=_HEIGHT + _LAYER * max(0, len(network.layers()) - _FEW_LAYERS))
+        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network), style)
         label_parts(sheet, network)
         yield sheet.page(suffix, drawn_numbers(network))
+
+
+_HEIGHT, _LAYER, _FEW_LAYERS = 1.35, 0.11, 2  # inches of a panel and of a further layer in its legend; layers
 
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:

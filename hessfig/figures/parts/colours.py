@@ -1,5 +1,7 @@
 """Colours of weights, of parts of the Hessian, and of all other lines."""
 
+from typing import Any
+
 from matplotlib.colors import to_rgb
 
 from hessfig.terms import Matrix, Part
@@ -33,6 +35,7 @@ _PART_COLOURS = {
 _OTHER = "#b5794a"
 # Colours of networks and of update rules (blues, yellow, black, browns). No weight and no part has one of them.
 TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#003f5c", "#8b1a1a")
+_LIGHTEST = 0.55  # of words; white is 1
 GUIDE = "#808080"
 PUBLISHED = "#222222"
 
@@ -64,7 +67,14 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
     return [_shade(colour, 0.6 - 1.05 * index / (count - 1)) for index in range(count)]
 
 
-def _shade(colour: str, lightness: float) -> tuple[float, float, float]:
+def ink(colour: Any) -> tuple[float, float, float]:
+    """Return a colour for words on white: itself, or darker if it is too light to be read."""
+    red, green, blue = to_rgb(colour)
+    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return _shade(colour, min(0.0, _LIGHTEST / light - 1)) if light > _LIGHTEST else (red, green, blue)
+
+
+def _shade(colour: Any, lightness: float) -> tuple[float, float, float]:
     """Mix a colour with white (lightness > 0) or black (lightness < 0)."""
     target, weight = (1.0, lightness) if lightness > 0 else (0.0, -lightness)
     red, green, blue = (channel + (target - channel) * weight for channel in to_rgb(colour))
