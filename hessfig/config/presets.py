@@ -14,13 +14,14 @@ from hessfig.config.schema import GROUPS, FigureConfig
 from hessfig.config.settings import is_setting
 
 STUDY = "study"
+EVERY_PAGE = "*"  # in ShippedFigure.seen, instead of the suffix of a page
 
 
 @dataclass(frozen=True)
 class ShippedFigure:
     """A figure of conf/figures.yaml; `title` is its line `about`. A study has no sweep.
 
-    `seen` holds what its own table shows, in a sentence, by the suffix of the page; "" stands for every other page.
+    `seen` holds what its own table shows, in a sentence, by the suffix of the page, or by EVERY_PAGE.
     """
 
     name: str
@@ -59,7 +60,7 @@ def figures() -> dict[str, dict[str, Any]]:
 def seen_in(name: str) -> Mapping[str, str]:
     """Return what a shipped figure of its own table shows, as ShippedFigure.seen; empty for a name that is none."""
     seen = figures().get(name, {}).get("seen", {})
-    return {"": seen} if isinstance(seen, str) else seen
+    return {EVERY_PAGE: seen} if isinstance(seen, str) else seen
 
 
 def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, Any]:

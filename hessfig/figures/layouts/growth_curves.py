@@ -16,7 +16,7 @@ from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, seeds_words, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured
+from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, drawn_numbers, read_measured
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.rows import parts_of
 from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
@@ -220,7 +220,7 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
 
 
 _AT_ONE = 0.03  # of a panel: from the line at sigma = 1 to words
-_BESIDE = 1.9  # width in inches of a legend of depths and slopes
+_BESIDE = 1.35  # width in inches of a legend of depths and slopes
 
 
 def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -267,9 +267,12 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
 
 
 def _depth_words(measured: MeasuredCurves, depth: int) -> str:
-    """Return the depth with the slope (or level) of every layer, or the lowest and highest if there are many."""
-    words = [layer_words(measured.of(layer=layer), layer).partition(": ")[2] for layer in measured.layers()]
-    return f"{depth}: {words[0] if len(words) == 1 else f'{min(words)} to {max(words)}'}"
+    """Return the depth with the slope (or level) of its only layer, or the lowest and highest of its layers."""
+    if len(measured.layers()) == 1:
+        return layer_words(measured, depth)
+    telling = measured.levels if measured.printed == LEVEL else measured.telling_slopes()
+    low, high = (f"{end:.3f}".replace("-", "−") for end in telling[measured.printed].agg(["min", "max"]))
+    return f"{depth}: {low} to {high}"
 
 
 _NAME = 0.27  # width in inches of a layer in the legend

@@ -34,9 +34,9 @@ class Paper:
 
     `width` is in inches; None means the width of the style. Without `note` the note is written to a .txt file next to
     the figure. `panels` names the panels to draw; empty for all. `title`, `xlabel`, `ylabel` and `legend` (a location
-    of matplotlib, or none) replace those of the layout. `seen` holds titles by the suffix of the page ("": every other
-    page), which `title` replaces. `changed` lists settings in which the network differs from the preset's; every note
-    then names them.
+    of matplotlib, or none) replace those of the layout. `seen` holds titles by the suffix of the page, or by "*" for
+    every page, which `title` replaces. `changed` lists settings in which the network differs from the preset's; every
+    note then names them.
     """
 
     width: float | None = None
@@ -57,7 +57,7 @@ class Paper:
 
     def labels(self, suffix: str) -> dict[str, str | None]:
         """Return the arguments of `relabel` for the page with this suffix."""
-        title = self.seen.get(suffix.lstrip("_"), self.seen.get("")) if self.title is None else self.title
+        title = self.seen.get(suffix.lstrip("_"), self.seen.get("*")) if self.title is None else self.title
         return {"title": title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
 
     @property

@@ -16,7 +16,7 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, SHARED, Page, Sheet, label_side, say
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import name_ends, reach
 from hessfig.figures.parts.rows import as_written, different, where
 from hessfig.figures.parts.ticks import set_x_scale
@@ -178,6 +178,7 @@ def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> Non
 
 
 _MOST_NAMED = 8  # largest number of values with a tick label
+_ENDS = 0.55  # inches of the names of lines
 
 
 def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -203,7 +204,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     settings = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {settings}{labels.left_out_words(table)}"
-    sheet = Sheet.grid(spec.paper, [names], about, SHARED.replace(height=1.7, across=0.3))
+    sheet = Sheet.grid(spec.paper, [names], about, ONE_SCALE.replace(height=1.7, across=_ENDS, right=_ENDS))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
         _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)
@@ -224,11 +225,15 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     numbers = as_numbers(values)
     setting = shares["variant"].map(dict(zip(variants, numbers or values, strict=True)))
     shares = shares.assign(setting=setting)
-    x, by, title = ("setting", X, axis.symbol) if numbers else (X, "setting", labels.plain(name))
+    x, by = ("setting", X) if numbers else (X, "setting")
+    ends: list[tuple[float, str, Any]] = []
     groups = list(shares.sort_values(x).groupby(by, sort=bool(numbers), dropna=False))
     for tone, (at, group) in zip(shades("#2166ac", len(groups)), groups, strict=True):
         words = at if isinstance(at, str) else f"{at:g}"
         ax.plot(group[x], group["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
+        ends.append(
+            (float(group["mean"].iloc[-1]), f"{axis.symbol} = {words}" if numbers else labels.plain(words), tone)
+        )
         ax.fill_between(group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0)
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))
@@ -236,7 +241,7 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     name_values(ax, [f"{place:g}" for place in places], places)
     ax.set_xticks(places[:: 1 + len(places) // _MOST_NAMED])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda place, _: _as_ratio(place) if numbers else f"{place:g}"))
-    ax.legend(title=f"{title}:", loc="best", alignment="left")
+    name_ends(ax, ends)
 
 
 def _as_ratio(number: float) -> str:
