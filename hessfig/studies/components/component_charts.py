@@ -21,7 +21,7 @@ from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
-from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, label_side, say
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, label_side, say, width_in
 from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
@@ -74,7 +74,8 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     set_decades(ax, "x")
     ax.set_yticks(range(len(variants)), names)
     ax.set_ylim(len(variants) - 0.4, -0.6)
-    ax.set_xlabel("norm of the query block / norm of the value block")
+    words = ["norm of the query block / norm of the value block", "query block / value block"]
+    ax.set_xlabel(fitting(words, width_in(ax)))
     sheet.name_above(ax, long=1.0)
     return sheet.page("", as_written(points, measured.axis), ChartEncoding(panels=("part",), series=("variant",)))
 

@@ -255,7 +255,8 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     of_parts = ratios(table)
     note = (
         f"Geometric mean over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}. Above: seed"
-        f" by seed; 1: the part misses nothing. Below: solid {Part.H.label}, dashed {Part.H_o.label}."
+        " by seed; a ratio of 1 means that the Gauss-Newton part explains the whole eigenvalue."
+        f" Below: solid {Part.H.label}, dashed {Part.H_o.label}."
         f"{labels.made_words(table, axis)}"
     )
     sheet = Sheet.grid(spec.paper, [[_RATIO], ["eigenvalue"]], note, OWN_Y.replace(right=0.1, top=0.12, height=1.5))
