@@ -1,6 +1,6 @@
 """Determines which figure of which sweep is drawn and how, from settings or from an earlier drawing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from hessfig.config.compose.overrides import as_word
 from hessfig.config.compose.provenance import Preset, manifest_of, preset_in, table_folder, unchanged
 from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
-from hessfig.config.presets import names, shipped_figures
-from hessfig.config.schema import Config
+from hessfig.config.presets import STUDY, figures, names, seen_in, shipped_figures
+from hessfig.config.schema import Config, FigureConfig
 from hessfig.errors import UserError, command_line, unknown_name, words_of_command
 from hessfig.figures.parts.labels import changed_words
 from hessfig.figures.parts.page import Paper
@@ -26,6 +26,7 @@ DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
 OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
 _ENCODING = ("x", "colour", "dashes")
 _OF_LAYOUT = ("name", "layout", "options", *_ENCODING, "where")
+_OF_PAGE = tuple(key for key in OF_STUDIES if key != "panels")
 _OF_PAPER = tuple(key for key in OF_STUDIES if key != "formats")
 
 
@@ -43,13 +44,25 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         **{key: getattr(figure, key) for key in (*_ENCODING, "where")},
         resamples=asked.config.resamples,
         preset=unchanged(preset),
-        paper=replace(paper or paper_of(job), changed=changed_settings(preset)),
+        paper=replace(paper or paper_of(job), changed=changed_settings(preset), seen=_seen(job, preset)),
     )
 
 
+def _seen(job: Job, preset: Preset | None) -> Mapping[str, str]:
+    """Return what a shipped figure shows, if figure, fits and table are as shipped: others may show something else."""
+    figure = as_plain(job.config.figure)
+    shipped = {**as_plain(FigureConfig()), **figures().get(figure["name"], {})}
+    is_own_table = preset is not None and preset.is_whole and (preset.name, preset.changed) == (figure["sweep"], [])
+    is_figure = all(figure[key] == shipped[key] for key in figure if key not in _OF_PAGE)
+    others = [key for key in job.given if key.partition(".")[0] not in ("figure", "style", "output_dir")]
+    return seen_in(figure["name"]) if is_own_table and is_figure and not others else {}
+
+
 def paper_of(job: Job) -> Paper:
-    """Return the page setup that the settings request."""
-    return Paper(style=job.config.style, **{key: getattr(job.config.figure, key) for key in OF_STUDIES})
+    """Return the page setup that the settings request; a study, whose numbers are computed, has its own titles."""
+    figure = job.config.figure
+    seen = seen_in(figure.name) if figure.layout == STUDY and not figure.panels else {}
+    return Paper(style=job.config.style, seen=seen, **{key: getattr(figure, key) for key in OF_STUDIES})
 
 
 def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserError]:

@@ -311,7 +311,7 @@ def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
             last = f"0 to {len(pages) - 1}"
             raise UserError("sheet: there is no such sheet", got=sheet, allowed=last, remedy="sheet=0, or other panels")
         figure = pages[sheet].figure
-        relabel(figure, **spec.paper.labels)
+        relabel(figure, **spec.paper.labels(pages[sheet].suffix))
     return shown(figure)
 
 

@@ -14,14 +14,19 @@ from hessfig.config.schema import GROUPS, FigureConfig
 from hessfig.config.settings import is_setting
 
 STUDY = "study"
+EVERY_PAGE = "*"  # in ShippedFigure.seen, instead of the suffix of a page
 
 
 @dataclass(frozen=True)
 class ShippedFigure:
-    """A figure of conf/figures.yaml; `title` is its line `about`. A study has no sweep."""
+    """A figure of conf/figures.yaml; `title` is its line `about`. A study has no sweep.
+
+    `seen` holds what its own table shows, in a sentence, by the suffix of the page, or by EVERY_PAGE.
+    """
 
     name: str
     title: str
+    seen: Mapping[str, str]
     sweep: str
     layout: str
     group: FigureGroup
@@ -42,12 +47,20 @@ def names(group: str, own: Path | None = None) -> list[str]:
 
 @cache
 def figures() -> dict[str, dict[str, Any]]:
-    """Return {name: settings} of the shipped figures, which share a file; `about` is a line about each.
+    """Return {name: settings} of the shipped figures, which share a file.
+
+    `about` is a line about each, `seen` a sentence about its numbers (or one for each page).
 
     A figure draws the sweep of its name unless it names another.
     """
     body = _parsed(files("hessfig.conf").joinpath("figures.yaml").read_text("utf-8"))
     return {name: {"name": name, "sweep": name, **settings} for name, settings in body.items()}
+
+
+def seen_in(name: str) -> Mapping[str, str]:
+    """Return what a shipped figure of its own table shows, as ShippedFigure.seen; empty for a name that is none."""
+    seen = figures().get(name, {}).get("seen", {})
+    return {EVERY_PAGE: seen} if isinstance(seen, str) else seen
 
 
 def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, Any]:
@@ -106,6 +119,7 @@ def _figure(body: Mapping[str, Any]) -> ShippedFigure:
     return ShippedFigure(
         name=body["name"],
         title=body["about"],
+        seen=seen_in(body["name"]),
         sweep=body["sweep"],
         layout=body["layout"],
         group=FigureGroup(body["group"]),

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from hessfig.errors import UserError
 from hessfig.figures.parts.chart_encoding import ChartEncoding
-from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Sheet, label_side
@@ -41,7 +41,7 @@ WHOLE = {
 BLOCKS = {
     "W_Q W_Q": (matrix_colour(Matrix.W_Q), "Q, Q"),
     "W_Q W_K": (matrix_colour(Matrix.W_K), "Q, K"),
-    "W_Q W_V": ("#a6761d", "Q, V"),
+    "W_Q W_V": (tone(0), "Q, V"),
     "W_V W_V": (matrix_colour(Matrix.W_V), "V, V"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from hessfig.analysis.curves import functional_shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.terms import Matrix
-from tests.analysis.synthetic import config, make_table
+from tests.analysis.synthetic import config, make_table, write_sweep
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw, curves, guides, words
 
@@ -90,12 +92,33 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
     networks = [(f"model.temperature={t}", 1) for t in (0.5, 1.0, 4.0)]
     table = make_table(sweep="temperature", networks=networks, sigma=[0.1, 1.0], law=law, noise=0)
     (page,) = pages("ablation", table)
-    outer, functional, share = page.figure.axes[3:6]
-    assert len(curves(outer)) == len(curves(functional)) == 3
-    assert "temperature:" in words(outer) and "0.5" in words(outer)
+    assert page.panels == ("W_V", "W_Q")
+    share = page.figure.axes[1]
+    assert [words(share).splitlines()] == [["σ = 0.1", "σ = 1"]] and share.get_xlabel() == "temperature"
     for container in share.containers:
         np.testing.assert_allclose(container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0])
         np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3 / 7)
+
+
+def test_one_query_key_weight_stands_beside_two_of_the_same_network(pages: Draw, tmp_path: Path) -> None:
+    networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
+    one, two, other = config(query_key="single"), config(query_key="separate"), config(d_model=8)
+    table = make_table(sweep="single", networks=networks, blocks=[("W_QK", "W_QK")], sigma=[0.1, 1.0], law=_constant)
+
+    def lines() -> list[str]:
+        (page,) = pages("ablation", table, settings=one, beside="sigma")
+        containers = page.figure.axes[0].containers
+        assert ("two weights" in str(page.figure.get_label())) == (len(containers) == 3)
+        return [container.lines[0].get_linestyle() for container in containers]
+
+    assert lines() == ["-", "-"]
+    for settings, drawn in ((two, ["-", "-", "--"]), (other, ["-", "-"])):
+        write_sweep(make_table(sigma=[0.1, 1.0], law=_constant), tmp_path, settings=settings)
+        assert lines() == drawn
+
+
+def _constant(block: object, part: str, architecture: object, sigma: float) -> float:
+    return {"H_o": 4.0, "H_f": 1.0, "H": 5.0}[part]
 
 
 def _at_scores(networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0.0) -> pd.DataFrame:

@@ -330,7 +330,7 @@ def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> Non
     own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
     table = make_table(networks=networks, parts=["H"], settings=own)
     (page,) = pages("lines", table, settings=own, colour="scaled_weight")
-    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {"#1b9e77", "#66a61e", "#7570b3"}
+    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {"#1b9e77", "#a6c84c", "#7570b3"}
 
 
 def test_variants_come_in_natural_order() -> None:

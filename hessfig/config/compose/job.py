@@ -282,7 +282,7 @@ def _register_schema() -> None:
 
 @cache
 def _register_figure(name: str) -> None:
-    settings = {key: value for key, value in figures()[name].items() if key != "about"}
+    settings = {key: value for key, value in figures()[name].items() if key not in ("about", "seen")}
     ConfigStore.instance().store(name, settings, group="figure")
 
 

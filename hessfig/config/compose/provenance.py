@@ -1,7 +1,7 @@
 """Compares the settings in a table's manifest with those of the present command."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,13 +176,15 @@ _SHOWN = 8
 class Preset:
     """The sweep on which a run is based, a line about it, and the settings that the run changes.
 
-    `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes.
+    `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes. `is_whole`: no cell of
+    the table is missing.
     """
 
     name: str
     about: str
     changed: Sequence[SettingDifference]
     says_itself: bool = False
+    is_whole: bool = False
 
     @property
     def of_network(self) -> list[SettingDifference]:
@@ -213,7 +215,8 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     words, by_folder = words_of_command(manifest.get("command"), "run"), [f"sweep={folder.name}"]
     for named in (by_folder if words is None else _named(words), by_folder):
         if all(word.removeprefix("sweep=") in names("sweep", own) for word in named):
-            return _preset(words or [], named, own, manifest["config"])
+            preset = _preset(words or [], named, own, manifest["config"])
+            return replace(preset, is_whole=manifest.get("missing_cells") == 0)
     return None
 
 

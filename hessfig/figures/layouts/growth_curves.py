@@ -16,7 +16,7 @@ from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, seeds_words, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured
+from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, drawn_numbers, read_measured
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.rows import parts_of
 from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
@@ -87,9 +87,13 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
     """Draw one page per network: rows W_V, W_Q (and other measured weights), columns H_o, H_f, H."""
     for suffix, network in measured.pages():
-        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network))
+        style = SHARED.replace(height=_HEIGHT + _LAYER * max(0, len(network.layers()) - _FEW_LAYERS))
+        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network), style)
         label_parts(sheet, network)
         yield sheet.page(suffix, drawn_numbers(network))
+
+
+_HEIGHT, _LAYER, _FEW_LAYERS = 1.35, 0.11, 2  # inches of a panel and of a further layer in its legend; layers
 
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:
@@ -216,7 +220,7 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
 
 
 _AT_ONE = 0.03  # of a panel: from the line at sigma = 1 to words
-_BESIDE = 1.9  # width in inches of a legend of depths and slopes
+_BESIDE = 1.35  # width in inches of a legend of depths and slopes
 
 
 def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -263,9 +267,12 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
 
 
 def _depth_words(measured: MeasuredCurves, depth: int) -> str:
-    """Return the depth with the slope (or level) of every layer, or the lowest and highest if there are many."""
-    words = [layer_words(measured.of(layer=layer), layer).partition(": ")[2] for layer in measured.layers()]
-    return f"{depth}: {words[0] if len(words) == 1 else f'{min(words)} to {max(words)}'}"
+    """Return the depth with the slope (or level) of its only layer, or the lowest and highest of its layers."""
+    if len(measured.layers()) == 1:
+        return layer_words(measured, depth)
+    telling = measured.levels if measured.printed == LEVEL else measured.telling_slopes()
+    low, high = (f"{end:.3f}".replace("-", "−") for end in telling[measured.printed].agg(["min", "max"]))
+    return f"{depth}: {low} to {high}"
 
 
 _NAME = 0.27  # width in inches of a layer in the legend

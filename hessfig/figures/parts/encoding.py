@@ -22,7 +22,7 @@ from hessfig.analysis.axis import (
     without,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour, shades
+from hessfig.figures.parts.colours import TONES, matrix_colour, matrix_mark, part_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, symbol, variant_words, weight_words
 from hessfig.figures.parts.lettering import width_of
@@ -151,9 +151,12 @@ class Encoding:
         """Return the marker of each value of the dashes, or of the colours where there are no dashes."""
         name = self.dashes or self.colour
         values = ordered(values_of(page, name))
-        apart = name != WEIGHT and 1 < len(values) <= len(_MARKS)
-        kinds = [{"marker": mark, "markersize": _MARK_SIZE} for mark in _MARKS]
-        return {value: kinds[rank] if apart else {} for rank, value in enumerate(values)}
+        usual = [_MARKS[rank % len(_MARKS)] for rank in range(len(values))]
+        if name == WEIGHT:
+            usual = [matrix_mark(value) or mark for value, mark in zip(values, usual, strict=True)]
+        apart = len(values) > 1 and (name == WEIGHT or len(values) <= len(_MARKS))
+        kinds = [{"marker": mark, "markersize": _MARK_SIZE} if apart else {} for mark in usual]
+        return dict(zip(values, kinds, strict=True))
 
     def style(self, page: pd.DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
         """Return dashes, width and marker of the line of one colour value and one dash value."""

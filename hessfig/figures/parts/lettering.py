@@ -39,6 +39,18 @@ def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
     return _cut(words, keep)
 
 
+def broken(words: str, room: float, size: float = TINY) -> list[str]:
+    """Return a text as lines that fit into `room` inches; a longer word is cut."""
+    lines = [""]
+    for word in words.split(" ") if words else []:
+        longer = f"{lines[-1]} {word}".strip()
+        if width_of(longer, size) <= room:
+            lines[-1] = longer
+        else:
+            lines.append(fitting([word], room, size))
+    return [line for line in lines if line]
+
+
 @cache
 def _renderer() -> RendererAgg:
     return RendererAgg(1, 1, _DOTS)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import Axis, X, along, check_places
+from hessfig.analysis.axis import POINT, Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Architectures, RecordedRun
-from hessfig.analysis.slopes.fit import FitSettings, fit_slopes, own_predictions
+from hessfig.analysis.slopes.fit import GEOMETRIC, FitSettings, fit_slopes, own_predictions
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import interval_words, made_words, seeds_words, setting_words, variant_words
 from hessfig.figures.parts.page import Paper
-from hessfig.figures.parts.rows import as_written, in_order, networks_of, where
+from hessfig.figures.parts.rows import as_written, counted, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
@@ -73,7 +73,8 @@ _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 class MeasuredCurves:
     """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
 
-    The numbers are of one quantity along one axis, whose places are in the column x. Panels print slopes or levels on
+    The numbers are of one quantity along one axis, whose places are in the column x. Means are arithmetic or geometric,
+    as `average` says. Panels print slopes or levels on
     the windows, as `printed` says. `paper` is the figure's page, `config` holds the settings of the run.
     """
 
@@ -131,7 +132,8 @@ class MeasuredCurves:
         dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
-        marks = f"{variant}Dots: mean over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
+        mean = "geometric mean" if self.average == GEOMETRIC else "mean"
+        marks = f"{variant}Dots: {mean} over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
         zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." if (self.table[X] <= 0).any() else ""
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
@@ -161,8 +163,19 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
     levels = window_levels(table, used, **of, average=spec.average) if printed == LEVEL else slopes[:0]
     curves = growth_curves(table, **of)
+    curves = _geometric(curves, table) if spec.average == GEOMETRIC else curves
     of |= {"levels": levels, "printed": printed, "paper": spec.paper, "config": run.config}
     return MeasuredCurves(table, curves, slopes, run.architectures, used, spec.average, **of)
+
+
+def _geometric(curves: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves with geometric means of the positive numbers, and standard errors that are factors of these."""
+    numbers = counted(table)
+    logs = np.log(numbers["value"].where(numbers["value"] > 0)).groupby([numbers[key] for key in POINT], dropna=False)
+    found = curves[POINT].merge(logs.agg(["mean", "sem"]).reset_index(), on=POINT, how="left")
+    mean = np.exp(found["mean"]).set_axis(curves.index)
+    sem = mean * found["sem"].set_axis(curves.index)
+    return curves.assign(mean=mean.fillna(curves["mean"]), sem=sem.where(mean.notna(), curves["sem"]))
 
 
 def fits_of(spec: FigureSpec, run: RecordedRun) -> FitSettings:

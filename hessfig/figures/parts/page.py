@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.transforms import Bbox
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.lettering import LARGEST, SMALL, SMALLEST, TINY
+from hessfig.figures.parts.lettering import LARGEST, SMALL, SMALLEST, TINY, broken
 
 TEXT_WIDTH = 5.5  # inches: the text of an ICLR page
 FORMATS = ("pdf", "png", "svg")
@@ -34,8 +34,9 @@ class Paper:
 
     `width` is in inches; None means the width of the style. Without `note` the note is written to a .txt file next to
     the figure. `panels` names the panels to draw; empty for all. `title`, `xlabel`, `ylabel` and `legend` (a location
-    of matplotlib, or none) replace those of the layout. `changed` lists settings in which the network differs from the
-    preset's; every note then names them.
+    of matplotlib, or none) replace those of the layout. `seen` holds titles by the suffix of the page, or by "*" for
+    every page, which `title` replaces. `changed` lists settings in which the network differs from the preset's; every
+    note then names them.
     """
 
     width: float | None = None
@@ -48,15 +49,16 @@ class Paper:
     xlabel: str | None = None
     ylabel: str | None = None
     legend: str | None = None
+    seen: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in ("title", "xlabel", "ylabel"):
             check_words(f"figure.{key}", getattr(self, key) or "")
 
-    @property
-    def labels(self) -> dict[str, str | None]:
-        """The arguments of `relabel`."""
-        return {"title": self.title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
+    def labels(self, suffix: str) -> dict[str, str | None]:
+        """Return the arguments of `relabel` for the page with this suffix."""
+        title = self.seen.get(suffix.lstrip("_"), self.seen.get("*")) if self.title is None else self.title
+        return {"title": title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
 
     @property
     def inches(self) -> float:
@@ -110,7 +112,7 @@ def styled(paper: Paper | None = None) -> Iterator[None]:
         yield
 
 
-_TITLE = 0.25  # inches
+_TITLE, _TITLE_LINE, _TITLE_SIZE = 0.12, 0.14, 8.5  # inches of a title and of each of its lines, and points
 
 
 class ShownFigure(Figure):
@@ -129,8 +131,9 @@ class ShownFigure(Figure):
 
 def page_box(figure: Figure) -> Bbox | None:
     """Return the area of a figure that is saved. A title stands above the page, so that the area is higher."""
-    width, height = figure.get_size_inches()
-    return Bbox([[0, 0], [width, height + _TITLE]]) if figure.get_suptitle() else None
+    (width, height), title = figure.get_size_inches(), figure.get_suptitle()
+    tall = _TITLE + _TITLE_LINE * (1 + title.count("\n"))
+    return Bbox([[0, 0], [width, height + tall]]) if title else None
 
 
 def shown(figure: Figure) -> ShownFigure:
@@ -150,10 +153,13 @@ def relabel(
 ) -> None:
     """Replace the title, the labels of axes that have one, and the location of legends, as far as they are given.
 
+    A title that is wider than the page is broken into lines.
     Where the y label of a panel names its row, the name stays in front of the user's own label.
     """
     if title is not None:
-        figure.suptitle(title, y=1.0, va="bottom")
+        room = figure.get_figwidth() - 0.1
+        lines = [piece for line in title.split("\n") for piece in broken(line, room, _TITLE_SIZE)]
+        figure.suptitle("\n".join(lines), y=1.0, va="bottom", fontsize=_TITLE_SIZE)
         for above in figure.legends:  # they stay on the page below, which grows upwards when it is saved
             above.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     for ax in figure.axes:

@@ -14,11 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import BboxBase
 from numpy.typing import NDArray
 
 from hessfig.figures.parts.chart_encoding import CURVES_OF_TABLE, ChartEncoding, MapEncoding
 from hessfig.figures.parts.labels import plain
-from hessfig.figures.parts.lettering import BACKING, TINY, fitting, points, width_of
+from hessfig.figures.parts.lettering import BACKING, TINY, broken, fitting, points, width_of
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
@@ -26,7 +27,7 @@ _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # inches from the page's edge to the note, and from a panel to the middle of its y label
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
-_STRETCH = 1.5  # largest factor by which a legend may stretch an axis
+_STRETCH = 2.0  # largest factor by which a legend may stretch an axis
 Cell = tuple[int, int]
 
 
@@ -111,14 +112,7 @@ def whole_note(paper: Paper, note: str) -> str:
 
 def note_lines(paper: Paper, note: str) -> list[str]:
     """Return the note broken into lines that fit the page."""
-    room, lines = paper.inches - 2 * _EDGE, [""]
-    for word in plain(note).split(" ") if note else []:
-        longer = f"{lines[-1]} {word}".strip()
-        if width_of(longer) <= room:
-            lines[-1] = longer
-        else:
-            lines.append(fitting([word], room))
-    return [line for line in lines if line]
+    return broken(plain(note), paper.inches - 2 * _EDGE)
 
 
 def say(ax: Axes, words: str) -> None:
@@ -272,17 +266,23 @@ _BETWEEN = 9  # places on a line between two of its points
 
 
 def _make_room(ax: Axes) -> None:
-    """Stretch the y axis until no curve of means or of single seeds runs below the legend, which keeps its corner.
+    """Stretch the y axis until no curve of means or of single seeds runs below the legend or below words in a corner.
 
-    Guides, which have no markers and are not thin, may run below the legend. A legend that would need an axis much
-    longer than the data stays as it is.
+    These keep their corners. Guides, which have no markers and are not thin, may run below them. Words that would need
+    an axis much longer than the data stay as they are.
     """
-    legend, figure = ax.get_legend(), ax.get_figure(root=True)
+    figure, corners = ax.get_figure(root=True), [text for text in ax.texts if text.get_bbox_patch() is not None]
     lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
-    if legend is None or not lines or not ax.get_visible() or figure is None:
+    if not lines or not ax.get_visible() or figure is None:
         return
     FigureCanvasAgg(figure)
-    box = legend.get_window_extent().transformed(ax.transAxes.inverted())
+    for words in (ax.get_legend(), *corners):
+        if words is not None:
+            _clear(ax, words.get_window_extent().transformed(ax.transAxes.inverted()), lines)
+
+
+def _clear(ax: Axes, box: BboxBase, lines: Sequence[Line2D]) -> None:
+    """Stretch the y axis until the lines are above or below a box in axes coordinates."""
     with np.errstate(invalid="ignore", divide="ignore"):
         places = np.concatenate([_along(ax, line) for line in lines])
     across = (places[:, 0] > box.x0) & (places[:, 0] < box.x1) & (places[:, 1] > 0) & (places[:, 1] < 1)

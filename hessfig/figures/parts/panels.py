@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
-from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.colours import GUIDE, ink
 from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
@@ -229,7 +229,7 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
     raised, lowered = np.maximum.accumulate(free), np.minimum.accumulate(free[::-1])[::-1]
     for height, (_, words, colour) in zip((raised + lowered) / 2 + steps, ends, strict=True):
         place = (1.0, height / _inches_high(ax))
-        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": colour}
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": ink(colour)}
         ax.annotate(words, place, (4, 0), xycoords="axes fraction", annotation_clip=False, **style)
 
 

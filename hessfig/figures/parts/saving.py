@@ -68,7 +68,7 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
     if not page.figure.get_visible():
         return []
     stem = file_words(f"fig{name}{page.suffix}")
-    relabel(page.figure, **paper.labels)
+    relabel(page.figure, **paper.labels(page.suffix))
     files: dict[Path, str | bytes] = {**_pictures(page.figure, folder / stem, paper.formats)}
     if not paper.note and page.figure.get_label():
         files[folder / f"{stem}.txt"] = f"{page.figure.get_label()}\n"

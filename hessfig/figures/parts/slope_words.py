@@ -30,7 +30,7 @@ def how(measured: MeasuredCurves) -> str:
         dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
         predicted = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"]
         several = predicted.agg(lambda powers: len(set(powers)) > 1)
-        layers = " Beside powers: their layers." if several.any() else ""
+        layers = " In brackets: the layers for which a power is predicted." if several.any() else ""
     return f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}{dagger}{layers}"
 
 
@@ -45,7 +45,8 @@ def window_words(measured: MeasuredCurves) -> list[str]:
     rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
         return [f"{measured.printed} {number_of(rows[0], measured)}", *_published(rows[0], measured)]
-    return [f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}" for row in rows]
+    named = [(f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}", row) for row in rows]
+    return [line for words, row in named for line in (words, *_published(row, measured))]
 
 
 def _published(row: Any, measured: MeasuredCurves) -> list[str]:

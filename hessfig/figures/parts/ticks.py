@@ -15,6 +15,7 @@ _WIDE_X, _WIDE_Y = 8, 30  # ratios of largest to smallest value from which a sca
 _LETTER = 0.045  # width in inches of a digit in the label of a tick
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _APART = 0.11  # inches between the middles of two labels of a y axis
+_STEPS, _MOST_DECADES, _CLOSE = (1, 2, 5, 10, 20, 50, 100, 1000), 6, 1e-9  # decades from tick to tick; ticks
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -76,9 +77,20 @@ def set_decades(ax: Axes, which: str) -> None:
     ax.set(**{f"{which}scale": "log"})
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")
-        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_major_locator(Decades())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+class Decades(LogLocator):
+    """Places of ticks on a logarithmic axis: every decade, or every 2nd, 5th, 10th ... if these were too many."""
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        """Return the places between two positive ends."""
+        low, high = (math.log10(end) for end in sorted((vmin, vmax)))
+        powers = range(math.ceil(low - _CLOSE), math.floor(high + _CLOSE) + 1)
+        step = next(step for step in _STEPS if len([power for power in powers if power % step == 0]) <= _MOST_DECADES)
+        return [10.0**power for power in powers if power % step == 0]
 
 
 def between_decades(ax: Axes, which: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures that compare components: predicted and fitted exponents, and centred softmax before and after training."""
+"""Figures that compare components: exponents, ratios of norms, and centred softmax before and after training."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import last_word, settings_of
+from hessfig.analysis.axis import X, last_word, settings_of
 from hessfig.analysis.claims.effects import diagonal_rows, gaps, in_logs, norms
 from hessfig.analysis.claims.rule import Evidence
-from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.intervals import geometric_interval, student_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
@@ -21,7 +21,7 @@ from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
-from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, label_side, say
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, label_side, say, width_in
 from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
@@ -32,23 +32,69 @@ from hessfig.terms import Block, Matrix, Part
 _LINE = 0.135  # height in inches of the line of a network
 _LONGEST = 1.7  # largest width in inches of the name of a network
 _BASE = "base"
-_PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
 
 
 def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the exponents in sigma by component: open circles are predictions, dots with bars are fits; then the curves.
+    """Draw the exponents in sigma by component: open circles are predictions, dots with bars are fits.
 
     How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
     block. Where the dot lies in the circle, counting powers of the input explains the growth of the block. A line
-    without circle has no predicted power there; `= 0` is a block that vanishes identically.
+    without circle has no predicted power there; `= 0` is a block that vanishes identically. With the option `ratios`,
+    dots are instead the norm of the query block over that of the value block, one for each sigma; bars are 95 %
+    intervals.
     Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
     first window of sigma is drawn, with a page for every further one.
     """
     measured, part = read_measured(spec, source), Part(spec.choice("part", tuple(Part), Part.H))
+    if spec.switch("ratios", False):
+        yield _ratios(measured, part)
+        return
     for number, window in enumerate(measured.windows):
         yield _exponents(spec, measured, part, window, f"_window{number + 1}" if number else "")
-    yield from _curves(spec, measured, part)
+
+
+def _ratios(measured: MeasuredCurves, part: Part) -> Page:
+    """Draw the ratio of the two norms for every network, a dot for each sigma."""
+    numbers = where(measured.table, part=part)
+    variants, sigmas = list(dict.fromkeys(numbers["variant"])), sorted(numbers[X].unique())
+    names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
+    style = ONE_SCALE.replace(left=0.1 + max(map(width_of, names)), top=0.3, height=_LINE * len(variants) + 0.1)
+    about = f"{labels.part_words(part)}. Dots: geometric mean over {labels.seeds_words(measured.table)}"
+    note = f"{about}; bars: 95% interval (Student's t).{measured.setting}"
+    sheet = Sheet.grid(measured.paper, [["ratio"]], note, style)
+    ax, points = sheet.first, _ratio_points(numbers)
+    for rank, (sigma, colour) in enumerate(zip(sigmas, shades(tone(0), len(sigmas)), strict=True)):
+        here = points[points[X] == sigma]
+        reach = np.abs(here[["low", "high"]].sub(here["mean"], axis=0)).T.fillna(0).to_numpy()
+        look: dict[str, Any] = {"fmt": "so^D"[rank % 4], "color": colour, "markersize": 3.5, "elinewidth": 0.8}
+        ax.errorbar(here["mean"], here["variant"].map(variants.index), xerr=reach, label=f"σ = {sigma:g}", **look)
+    _stripe(ax, len(variants))
+    ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=1)
+    set_decades(ax, "x")
+    ax.set_yticks(range(len(variants)), names)
+    ax.set_ylim(len(variants) - 0.4, -0.6)
+    words = ["norm of the query block / norm of the value block", "query block / value block"]
+    ax.set_xlabel(fitting(words, width_in(ax)))
+    sheet.name_above(ax, long=1.0)
+    return sheet.page("", as_written(points, measured.axis), ChartEncoding(panels=("part",), series=("variant",)))
+
+
+def _ratio_points(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return the geometric mean over seeds of the ratio, with its interval, for every network and sigma."""
+    of_block = [where(numbers, row=name, col=name) for name in _PAIR]
+    value, query = (rows.groupby(["variant", X, "seed"], sort=False)["value"].mean() for rows in of_block)
+    points = []
+    for (variant, sigma), ratios in (query / value).groupby(level=["variant", X], sort=False):
+        found = geometric_interval(ratios)
+        points.append({"variant": variant, X: sigma, "part": numbers["part"].iloc[0], **found.found})
+    return pd.DataFrame(points)
+
+
+def _stripe(ax: Axes, count: int) -> None:
+    """Shade every second line."""
+    for place in range(0, count, 2):
+        ax.axhspan(place - 0.5, place + 0.5, color="#f4f4f4", zorder=0)
 
 
 def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: Window, suffix: str) -> Page:
@@ -74,8 +120,7 @@ def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: W
 
 def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str) -> None:
     places = {variant: place for place, variant in enumerate(variants)}
-    for place in range(0, len(variants), 2):
-        ax.axhspan(place - 0.5, place + 0.5, color="#f4f4f4", zorder=0)
+    _stripe(ax, len(variants))
     for row in slopes.itertuples():
         here = places[str(row.variant)]
         if row.is_zero:
@@ -103,32 +148,6 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
     base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
     known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
     return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
-
-
-def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[Page]:
-    """Draw the norms of the value and the query block of every network in a small panel per network."""
-    for number, variants in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
-        lines = [list(line) for line in in_rows(variants, _ACROSS)]
-        names = [[name_of(variant) for variant in line] for line in lines]
-        note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
-        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.replace(down=0.26, narrowest=0.6))
-        for row, column, ax in sheet:
-            _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
-        shown = where(measured.curves, part=part)
-        panels.set_log_range(sheet.axes, shown[shown["row"].isin(_PAIR)], measured.axis)
-        yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
-
-
-def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
-    ax.set_title(fitting([name_of(variant)], 1.0), fontsize=6)
-    drawn = [measured.of(row=name, col=name) for name in _PAIR]
-    if not any(panels.positive(block.curves).any() for block in drawn):
-        say(ax, panels.why_no_line(measured.curves))
-        return
-    panels.mark_one(ax, measured.axis)
-    for name, block in zip(_PAIR, drawn, strict=True):
-        if panels.positive(block.curves).any():
-            panels.draw_curve(ax, block.curves, block.table, colour=matrix_colour(name))
 
 
 # Words for values of settings, by the last word of the setting and by value; "" matches any value, which replaces {}.

@@ -4,6 +4,6 @@ from hessfig.figures.parts.figure_spec import STEPS, FigureLayout
 
 _CHARTS = "hessfig.studies.components.component_charts"
 LAYOUTS = {
-    "components": FigureLayout(f"{_CHARTS}:components", ("quantity", "part")),
+    "components": FigureLayout(f"{_CHARTS}:components", ("quantity", "part", "ratios")),
     "centred": FigureLayout(f"{_CHARTS}:centred", (), (STEPS,)),
 }

@@ -4,6 +4,6 @@ from hessfig.figures.parts.figure_spec import FigureLayout
 
 _SHARES = "hessfig.studies.paper_claims.part_shares"
 LAYOUTS = {
-    "ablation": FigureLayout(f"{_SHARES}:ablation", ("sigmas",)),
+    "ablation": FigureLayout(f"{_SHARES}:ablation", ("sigmas", "beside")),
     "score_split": FigureLayout(f"{_SHARES}:score_split", ()),
 }

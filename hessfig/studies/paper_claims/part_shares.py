@@ -1,6 +1,7 @@
 """Figures of the share of the functional part, for splits at the outputs and at the scores, by a varied setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,60 +10,82 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hessfig.analysis.axis import Axis, X, as_numbers, varied_setting
 from hessfig.analysis.curves import functional_shares, score_shares
+from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
-from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, say
-from hessfig.figures.parts.panels import draw_curve, mark_one, positive, reach, set_log_range, why_empty
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, label_side, say
+from hessfig.figures.parts.panels import name_ends, reach
 from hessfig.figures.parts.rows import as_written, different, where
 from hessfig.figures.parts.ticks import set_x_scale
-from hessfig.terms import AT_SCORES, Part
+from hessfig.record import BLOCK, NETWORK, TABLE
+from hessfig.terms import AT_SCORES, Matrix, Part
 
 _SHOWN = 3
-_COLUMNS = (Part.H_o.value, Part.H_f.value, "share")
+_MARKS = "s^Dvo"
+_PANEL, _NAMES = 2.6, 0.95  # inches of a panel with its names of lines, and of these names
 
 
 def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw, for every block, H_o and H_f along the axis for each value of the varied setting, and their share.
+    """Draw the share of the functional part of every block, ||H_f|| / (||H_o|| + ||H_f||).
 
-    How to read it: the left and middle panels are growth curves, darker for later values. The right panel
-    shows which part dominates: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
-    another axis; dots: mean over seeds, bars: 95 % interval). Above 1/2 the functional part is larger. A setting that
-    is not a number has one line per value, along the axis.
-    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
+    How to read it: above 1/2, the dotted line, the functional part is the larger. The x axis has the varied setting,
+    with a line for each of a few sigmas (or places on another axis); for a setting that is not a number it has sigma,
+    with a line for each value. Dots: mean over seeds, bars: 95 % interval. Norms of H_o and H_f are in the CSV file.
+    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the places). The option
+    `beside` names a sweep of the same network with two weights W_Q and W_K, whose W_Q is drawn next to W_QK.
     """
     measured = read_measured(spec, source)
     pages = measured.curves[["num_layers", "layer"]].drop_duplicates().sort_values(["num_layers", "layer"])
+    beside = _beside(spec, source)
     for depth, layer in pages.itertuples(index=False):
         suffix = f"_depth{depth}_layer{layer}" if len(pages) > 1 or depth > 1 else ""
-        yield draw_ablation(measured.of(num_layers=depth, layer=layer), spec, suffix=suffix)
+        of_layer = where(beside, num_layers=depth, layer=layer)
+        yield draw_ablation(measured.of(num_layers=depth, layer=layer), spec, of_layer, suffix=suffix)
 
 
-def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "") -> Page:
-    """Draw one layer with one row per block and the columns ||H_o||, ||H_f|| and share of H_f."""
+def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, beside: pd.DataFrame, *, suffix: str = "") -> Page:
+    """Draw one layer with one panel per block; the shares `beside` are a further line, in panels along the axis."""
     shares = functional_shares(measured.table, measured.axis)
     blocks, null = _split_blocks(measured)
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
-    axis = measured.axis.symbol
-    numbers = as_numbers(varied_setting(list(measured.curves["variant"].unique()))[1])
-    words = "Shares: mean over seeds of the ratio, bars: 95% interval"
-    words += f"; lighter for smaller {axis}" if numbers else ""
-    words += f". Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else "."
-    names = [[f"{labels.block_name(*block)}:{column}" for column in _COLUMNS] for block in blocks]
-    note, style = f"{measured.how(guides=False)} {words}", APART.replace(height=1.5, across=0.38, down=0.42)
-    sheet = Sheet.grid(measured.paper, names, note, style)
-    for row, (name, col) in enumerate(blocks):
-        block, panels = measured.of(row=name, col=col), {column: ax for i, column, ax in sheet if i == row}
-        if 2 in panels:
-            _draw_shares(panels.pop(2), where(shares, row=name, col=col), block, places)
-        _draw_curves(panels, block)
-    rows, short = ([words(*block) for block in blocks] for words in (labels.norm_label, labels.block_words))
-    sheet.label("", _titles(), rows, short)
-    written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
+    words = f" Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else ""
+    marks = "Share of the functional part: its norm over the sum of both. Dots: mean over"
+    marks += f" {labels.seeds_words(measured.table)}; bars: 95% interval of the mean; dotted: 1/2."
+    if len(beside):
+        words += f" Dashed: W_Q of the network with two weights, {int(beside['count'].max())} seeds."
+    note = f"{marks}{labels.made_words(measured.table, measured.axis, measured.setting)}{words}"
+    room = measured.paper.inches - ONE_SCALE.left - len(blocks) * _PANEL
+    style = ONE_SCALE.replace(height=1.8, right=max(_NAMES, room), across=_NAMES)
+    sheet = Sheet.grid(measured.paper, [[labels.block_name(*block) for block in blocks]], note, style)
+    for _, column, ax in sheet:
+        row, col = blocks[column]
+        _draw_shares(ax, where(shares, row=row, col=col), measured.of(row=row, col=col), places, beside)
+    share = f"share of {labels.symbol(Part.H_f)}"
+    titles = [f"{labels.block_words(*block)} block" for block in blocks]
+    sheet.label("", titles, [share], [""], share)
+    written = as_written(pd.concat([shares, beside]).assign(part="H_f/(H_o+H_f)"), measured.axis)
     numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
     return sheet.page(suffix, numbers)
+
+
+def _beside(spec: FigureSpec, source: Source) -> pd.DataFrame:
+    """Return the shares of W_Q of the sweep that the option `beside` names; none if it was not run or differs."""
+    folder, none = source.folder.parent / str(spec.options.get("beside", "")), pd.DataFrame(columns=[*NETWORK, *BLOCK])
+    if "beside" not in spec.options or not (folder / TABLE).is_file():
+        return none
+    other, settings = read_run(folder), [source.run.config, read_run(folder).config]
+    alike = [{**(one.get("model") or {}), "query_key": "", "attention": ""} for one in settings]
+    if (
+        alike[0] != alike[1]
+        or settings[0].get("task") != settings[1].get("task")
+        or len(set(other.table["variant"])) > 1
+    ):
+        return none
+    shares = functional_shares(other.table, other.axis)
+    return where(shares, row=Matrix.W_Q.value, col=Matrix.W_Q.value)
 
 
 def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list[str]]:
@@ -82,43 +105,6 @@ def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
     return diagonal + [pair for pair in present if pair not in diagonal]
 
 
-def _titles() -> list[tuple[str, ...]]:
-    outer, functional = (labels.symbol(part) for part in (Part.H_o, Part.H_f))
-    share = rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$"
-    return [
-        (labels.part_title(Part.H_o), outer),
-        (labels.part_title(Part.H_f), functional),
-        (f"share {share}", "share"),
-    ]
-
-
-def _draw_curves(panels: Mapping[int, Axes], block: MeasuredCurves) -> None:
-    """Draw the curves of H_o (panel 0) and H_f (panel 1), as far as the panels are shown."""
-    if not panels:
-        return
-    variants = list(block.curves["variant"].unique())
-    name, values = varied_setting(variants)
-    tones = shades(matrix_colour(block.curves["row"].iloc[0]), len(variants))
-    axes = list(panels.values())
-    axes[0].sharey(axes[-1])
-    set_log_range(axes, block.curves[block.curves["part"] != Part.H], block.axis)
-    for column, ax in panels.items():
-        of_part = block.of(part=(Part.H_o, Part.H_f)[column])
-        mark_one(ax, block.axis)
-        ax.set_xlim(axes[0].get_xlim())
-        ax.set_xlabel(block.axis.symbol)
-        widths = np.linspace(1.8, 0.8, len(variants))  # so that coinciding curves remain visible
-        for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
-            curve = of_part.of(variant=variant)
-            label = labels.variant_words(variant) if as_numbers(values) is None else labels.plain(value)
-            draw_curve(ax, curve.curves, curve.table, colour=tone, label=label, linewidth=width)
-        if not positive(of_part.curves).any():
-            say(ax, why_empty(of_part))
-    if any(values):
-        title, columns = f"{labels.plain(name)}:", 1 + len(values) // 5
-        axes[0].legend(title=title, loc="upper left", ncols=columns, alignment="left", columnspacing=0.6)
-
-
 def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: MeasuredCurves) -> list[float]:
     """Return the places nearest to the wanted ones; by default the lowest, middle and highest (sigma: up to 1)."""
     known = np.sort(shares[X].unique())
@@ -131,37 +117,54 @@ def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: M
     return sorted({float(known[np.abs(np.log(known / target)).argmin()]) for target in targets})
 
 
-def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float]) -> None:
+def _draw_shares(
+    ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float], beside: pd.DataFrame
+) -> None:
+    """Draw the shares of one block, with names at the ends of the lines."""
     variants = list(block.curves["variant"].unique())
     name, values = varied_setting(variants)
     numbers = as_numbers(values)
-    ax.set_ylim(-0.03, 1.08)
-    if not numbers:
-        _draw_share_lines(ax, shares, block, variants)
-        return
-    ax.set_xlabel(labels.plain(name))
-    if shares.empty or (shares["mean"] == 0).all():
+    ax.set_ylim(-0.03, 1.03)
+    ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
+    if shares.empty or ((shares["mean"] == 0).all() and beside.empty):
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
-        places = []
-    place = dict(zip(variants, numbers or range(len(values)), strict=True))
-    for tone, at in zip(shades("#555555", len(places)), places, strict=True):
+        places, variants = [], []
+    if numbers:
+        lines = _by_place(shares, block.axis, places, dict(zip(variants, numbers, strict=False)))
+        ax.set_xlabel(labels.plain(name))
+        name_values(ax, values, numbers)
+    else:
+        lines = _by_variant(shares, block, variants, beside)
+        set_x_scale(ax, block.curves[X])
+        ax.set_xlabel(block.axis.symbol)
+    ends = []
+    for words, here, style in lines:
+        ax.errorbar(here["x"], here["mean"], np.nan_to_num(reach(here, logs=False)), elinewidth=0.8, **style)
+        ends.append((float(here.sort_values("x")["mean"].iloc[-1]), words, style["color"]))
+    name_ends(ax, ends)
+
+
+_Line = tuple[str, pd.DataFrame, dict[str, Any]]  # its name, its points in the columns x and mean, its style
+
+
+def _by_place(shares: pd.DataFrame, axis: Axis, places: list[float], settings: Mapping[str, float]) -> Iterator[_Line]:
+    """Yield a line per place on the axis against the setting of each variant, darker for later places."""
+    for rank, (tone, at) in enumerate(zip(shades("#555555", len(places)), places, strict=True)):
         here = shares[np.isclose(shares[X], at)]
-        x, error = here["variant"].map(place), np.nan_to_num(reach(here, logs=False))
-        words = f"{at:.2g}" if block.axis.is_sigma else f"{at:g}"
-        ax.errorbar(x, here["mean"], error, fmt="o-", color=tone, elinewidth=0.8, label=words)
-    name_values(ax, values, numbers)
-    if places:
-        ax.legend(title=f"{block.axis.symbol}:", loc="best", alignment="left")
+        words = f"{axis.symbol} = {at:{'.2g' if axis.is_sigma else 'g'}}"
+        yield words, here.assign(x=here["variant"].map(settings)), {"fmt": f"{_MARKS[rank % 5]}-", "color": tone}
 
 
-def _draw_share_lines(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]) -> None:
-    """Draw shares along the axis, with one line per value of a setting that is not a number."""
-    mark_one(ax, block.axis)
-    set_x_scale(ax, block.curves[X])
-    for tone, variant in zip(shades(matrix_colour(block.curves["row"].iloc[0]), len(variants)), variants, strict=True):
-        here = where(shares, variant=variant)
-        ax.errorbar(here[X], here["mean"], np.nan_to_num(reach(here, logs=False)), fmt="o-", color=tone, elinewidth=0.8)
-    ax.set_xlabel(block.axis.symbol)
+def _by_variant(
+    shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str], beside: pd.DataFrame
+) -> Iterator[_Line]:
+    """Yield a line per variant along the axis, and that of W_Q beside W_QK."""
+    row = str(block.curves["row"].iloc[0])
+    for rank, (tone, variant) in enumerate(zip(shades(matrix_colour(row), len(variants)), variants, strict=True)):
+        words = f"{labels.weight_words(row)}, {labels.variant_words(variant)}"
+        yield words, where(shares, variant=variant), {"fmt": f"{_MARKS[rank % 5]}-", "color": tone}
+    if len(beside) and row == Matrix.W_QK:
+        yield f"{labels.weight_words(Matrix.W_Q)}, softmax", beside, {"fmt": "o--", "color": matrix_colour(Matrix.W_Q)}
 
 
 def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
@@ -175,6 +178,7 @@ def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> Non
 
 
 _MOST_NAMED = 8  # largest number of values with a tick label
+_ENDS = 0.55  # inches of the names of lines
 
 
 def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -200,7 +204,7 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     settings = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {settings}{labels.left_out_words(table)}"
-    sheet = Sheet.grid(spec.paper, [names], about, SHARED.replace(height=1.7, across=0.3))
+    sheet = Sheet.grid(spec.paper, [names], about, ONE_SCALE.replace(height=1.7, across=_ENDS, right=_ENDS))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
         _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)
@@ -221,11 +225,15 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     numbers = as_numbers(values)
     setting = shares["variant"].map(dict(zip(variants, numbers or values, strict=True)))
     shares = shares.assign(setting=setting)
-    x, by, title = ("setting", X, axis.symbol) if numbers else (X, "setting", labels.plain(name))
+    x, by = ("setting", X) if numbers else (X, "setting")
+    ends: list[tuple[float, str, Any]] = []
     groups = list(shares.sort_values(x).groupby(by, sort=bool(numbers), dropna=False))
     for tone, (at, group) in zip(shades("#2166ac", len(groups)), groups, strict=True):
         words = at if isinstance(at, str) else f"{at:g}"
         ax.plot(group[x], group["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
+        ends.append(
+            (float(group["mean"].iloc[-1]), f"{axis.symbol} = {words}" if numbers else labels.plain(words), tone)
+        )
         ax.fill_between(group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0)
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))
@@ -233,7 +241,7 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     name_values(ax, [f"{place:g}" for place in places], places)
     ax.set_xticks(places[:: 1 + len(places) // _MOST_NAMED])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda place, _: _as_ratio(place) if numbers else f"{place:g}"))
-    ax.legend(title=f"{title}:", loc="best", alignment="left")
+    name_ends(ax, ends)
 
 
 def _as_ratio(number: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from scipy import stats
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
-from tests.analysis.synthetic import SIGMA, config, make_table
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.measured import read_measured
+from tests.analysis.synthetic import SIGMA, config, make_table, write_sweep
 from tests.figures.conftest import Draw, curves, guides, words
 
 EXPONENTS = {(0, 0): 2, (0, 2): 2, (1, 0): 6, (1, 1): 5, (1, 2): 5}
@@ -201,3 +204,17 @@ def test_a_table_of_pairs_alone_says_what_is_not_measured(pages: Draw, layout: s
     table = make_table(seeds=2, sigma=[0.1, 0.3, 1.0], blocks=[("W_K", "W_Q")])
     for page in pages(layout, table):
         assert all(words(ax).startswith("(not measured)") for ax in page.figure.axes)
+
+
+def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(tmp_path: Path) -> None:
+    table = make_table(seeds=6, sigma=SIGMA[:4], noise=0.5)
+    folder, fields = write_sweep(table, tmp_path), {"average": "geometric", "resamples": 20}
+    measured = read_measured(FigureSpec("6", "sigma", "growth", [(None, 1.0)], **fields), Source(folder))
+    values = table[(table["row"] == "W_Q") & (table["part"] == "H")].groupby("sigma")["value"]
+    logs = values.agg(lambda of_sigma: np.log(of_sigma).mean())
+    query = measured.of(row="W_Q", part="H").curves
+    np.testing.assert_allclose(query["mean"], np.exp(logs))
+    errors = values.agg(lambda of_sigma: np.log(of_sigma).sem())
+    np.testing.assert_allclose(query["sem"], np.exp(logs) * errors)
+    zero = measured.of(row="W_V", part="H_f").curves
+    assert (zero["mean"] == 0).all() and "geometric mean over 6 seeds" in measured.how()

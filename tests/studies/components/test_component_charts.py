@@ -13,7 +13,7 @@ from hessfig.errors import UserError
 from hessfig.studies.components.rules import tuned_losses
 from scripts.claim_power import trainings
 from tests.analysis.claim_tables import block, of
-from tests.analysis.synthetic import CONFIG, write_sweep
+from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw
 from tests.studies.components.test_rules import WHOLE
@@ -89,3 +89,14 @@ def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages: Draw, tmp_pa
     write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
         pages("centred", as_measured(trainings(WHOLE, noise=0.001, draw=0, best=4)), settings=ALONG)
+
+
+def test_ratios_are_geometric_means_of_the_seeds_own(pages: Draw) -> None:
+    networks = [("", 1), ("model.attention=linear", 1)]
+    table = make_table(networks=networks, parts=["H"], sigma=[0.1, 1.0], seeds=3)
+    (page,) = pages("components", table, ratios=True)
+    values = table.pivot_table(index=["variant", "sigma", "seed"], columns="row", values="value")
+    expected = np.exp(np.log(values["W_Q"] / values["W_V"]).groupby(level=[0, 1], sort=False).mean())
+    found = page.numbers.set_index(["variant", "sigma"])["mean"]
+    np.testing.assert_allclose(found, expected.reindex(found.index))
+    assert len(page.figure.axes[0].containers) == 2 and page.figure.axes[0].get_xlabel()
