@@ -20,6 +20,7 @@ from hessfig.curvature.batched import is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, fault
 from hessfig.curvature.large.graphs import Graphs
+from hessfig.curvature.large.labels import Labels, LabelSearch
 from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
 from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
 from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyReadout
@@ -33,9 +34,10 @@ from hessfig.terms import Part
 
 @dataclass(frozen=True)
 class Head:
-    """The last linear map of a network, whose outputs are those of the network."""
+    """The last linear map of a network, whose outputs are those of the network, and the labels of these outputs."""
 
     module: nn.Linear
+    labels: Labels
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -70,27 +72,34 @@ def head_of(objective: Objective) -> Head | None:
     """Return the linear map whose outputs are those of the network, under cross-entropy; None if there is none.
 
     The map is called once in a forward pass of each batch, and the outputs of the network are its outputs or a view of
-    them.
+    them. A loss of the user is compared with cross-entropy by value (LabelSearch).
     """
-    if type(objective.loss) is not CrossEntropy or objective.loss.smoothing:
-        return None
-    head, *others = [_last_linear(objective.network, batch.inputs) for batch in objective.batches]
-    return Head(head) if head is not None and all(other is head for other in others) else None
+    loss, found = objective.loss, None
+    is_known, search = type(loss) is CrossEntropy and not loss.smoothing, LabelSearch(loss)
+    for batch in objective.batches:
+        module, outputs = _last_linear(objective.network, batch.inputs)
+        if module is None or found not in (None, module):
+            return None
+        found = module
+        if not is_known:
+            search.see(outputs, batch.targets)
+    labels = Labels() if is_known else search.labels
+    return Head(found, labels) if found is not None and labels is not None else None
 
 
-def _last_linear(network: nn.Module, inputs: Tensor) -> nn.Linear | None:
-    """Return the linear map whose outputs are those of the network for one batch, or None."""
+def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, Tensor]:
+    """Return the linear map whose outputs are those of the network for one batch, or None, and the outputs."""
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
     with evaluating(network), _noted(network, calls):
         outputs = network(inputs).detach()
     last = [module for module, _, made in calls if _is_view(outputs, made)]
     calls = [call for call in calls if last and call[0] is last[-1]]
     if len(calls) != 1:
-        return None
+        return None, outputs
     module, features, _ = calls[0]
     mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
     is_same = norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
-    return module if is_same else None
+    return module if is_same else None, outputs
 
 
 @contextmanager
@@ -214,17 +223,16 @@ class LargeNetwork:
         if self.head is None:
             outputs: Tensor = call()
             return outputs
-        features, kept = self.head.inputs_of(call).flatten(0, -2), batch.targets.flatten() != IGNORED
+        features, kept = self.head.inputs_of(call).flatten(0, -2), self.head.labels.of(batch.targets) != IGNORED
         features = features if kept.all() else features[kept]
         return F.pad(features, (0, 1), value=1.0) if len(self.unembedding) > 1 else features
 
     def _readout(self, batch: Batch, share: float) -> Readout:
         if self.head is None:
             return OutputReadout(lambda outputs: share * self.problem.loss(outputs, batch.targets))
-        targets = batch.targets.flatten()
-        counted = targets[targets != IGNORED]
+        labels = self.head.labels.of(batch.targets)
         matrix = side_by_side([one.detach() for one in self.unembedding])
-        return VocabularyReadout(matrix, counted, len(counted) / share)
+        return VocabularyReadout(matrix, labels[labels != IGNORED], self.head.labels.divisor(labels) / share)
 
     def _check_same(self, number: int, features: Tensor) -> None:
         size = norm(features)

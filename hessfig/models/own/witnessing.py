@@ -45,15 +45,15 @@ def witnessed(asked: Asked, dtype: str) -> Objective:
     names that do not fit, and if no problem reproduces the user's function.
     """
     with differentiating(), kept_draws(), made_on(asked.device):
-        return Witnessing(asked).measured(getattr(torch, dtype)).problem
+        return replace(Witnessing(asked).measured(getattr(torch, dtype)).problem, memory=asked.memory)
 
 
 def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     """Return the result of a factory as a checked problem. Raises UserError for results of another form."""
     if hasattr(returned, "network") and hasattr(returned, "targets"):
-        outputs = getattr(returned, "outputs", None)
-        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, outputs)
-    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6) or not isinstance(returned[0], nn.Module):
+        others = (getattr(returned, name, None) for name in ("outputs", "memory"))
+        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, *others)
+    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6, 7) or not isinstance(returned[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
             got=shape_of(returned),
