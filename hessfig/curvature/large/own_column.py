@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from hessfig.curvature.batched import is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
-from hessfig.curvature.double_backward import DoubleBackward, fault
+from hessfig.curvature.double_backward import DoubleBackward, fault, length
 from hessfig.curvature.large.graphs import Graphs
 from hessfig.curvature.large.labels import Labels, LabelSearch
 from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
@@ -27,7 +27,7 @@ from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyR
 from hessfig.curvature.losses import IGNORED, CrossEntropy
 from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
 from hessfig.curvature.rounding import OUTPUTS, norm
-from hessfig.curvature.samples import first_samples
+from hessfig.curvature.samples import few_samples, first_samples
 from hessfig.errors import UserError, plain
 from hessfig.terms import Part
 
@@ -146,6 +146,7 @@ class LargeNetwork:
         self.problem, self.head, self._kept, self.expected = objective, head, kept, expected
         self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
         self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
+        self._lengths = dict[int, Tensor]()  # of checked products with H_o, by the number of samples
 
     @classmethod
     def of(cls, objective: Objective) -> LargeNetwork:
@@ -246,23 +247,59 @@ class LargeNetwork:
             )
 
     def holds(self, part: Part) -> bool:
-        """Whether the products of a part agree with plain double backward on the first batch; warns once if not."""
+        """Whether the products of a part agree with plain double backward on the first batch; warns once if not.
+
+        Its first samples are enough if products on them are finite and do not vanish (samples.few_samples).
+        """
         if part not in self._verdicts:
             self._verdicts[part] = self._agrees(part)
         return self._verdicts[part]
 
     def _agrees(self, part: Part) -> bool:
-        first = replace(self.problem, more=())
-        named = self._parameters()
-        suffix = first.suffix(first.layout.weights)
-        reliable, outer = (DoubleBackward(suffix, one, list(named.values())) for one in (part, Part.H_o))
-        network = LargeNetwork(first, self.head, kept=1)
-        own, computed_in = _PartOf(LargeProducts(network, named), part), network.graphs(0, named).computed_in
-        other = outer if part == Part.H_f else reliable
-        why = fault(own, reliable, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
+        first, why, count = replace(self.problem, more=()), None, few_samples(self.problem)
+        if count:
+            with suppress(Exception):  # a function that takes the whole batch alone
+                why = self._fault(part, first_samples(first, count), count)
+        why = self._fault(part, first) if why is None else why
         if why:
             warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
         return not why
+
+    def _fault(self, part: Part, objective: Objective, count: int = 0) -> str | None:
+        """Return what is wrong with the products on one batch; None if `count` samples of it say nothing."""
+        named, suffix = self._parameters(), objective.suffix(objective.layout.weights)
+        reliable, outer = (partial(_Reliable, suffix, one, list(named.values())) for one in (part, Part.H_o))
+        products = LargeProducts(LargeNetwork(objective, self.head, kept=1), named)
+        own, computed_in = _PartOf(products, part), products.graphs(0).computed_in
+        truth, known = reliable(), self._lengths.get(count)
+        other = truth if part != Part.H_f else outer() if known is None else _OfLengths(known)
+        why = fault(own, truth, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
+        if part == Part.H_o:
+            self._lengths[count] = truth.lengths
+        return None if count and not truth.says_something else why
+
+
+class _Reliable(DoubleBackward):
+    """Plain double backward of a part; the lengths of its products, (1, k), are noted."""
+
+    lengths = torch.zeros(1, 1)
+
+    def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        products = super().__matmul__(columns)
+        self.lengths = torch.tensor([[length(one[..., k] for one in products) for k in range(columns[0].shape[-1])]])
+        self.says_something = bool((self.lengths > 0).all() and all(bool(one.isfinite().all()) for one in products))
+        return products
+
+
+class _OfLengths:
+    """Products of which no more than the lengths are known."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self._lengths = lengths
+
+    def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        del columns
+        return [self._lengths]
 
 
 class _PartOf:

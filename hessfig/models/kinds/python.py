@@ -91,7 +91,7 @@ def product_bytes(config: Config) -> float | None:
     if config.estimator.products != Products.linearised or not LargeNetwork.can_take(objective):
         return None
     memory = LargeNetwork(objective, head_of(objective)).memory()
-    return memory and memory.peak(max(len(batch.inputs) for batch in objective.batches))
+    return None if memory is None else memory.peak(max(len(batch.inputs) for batch in objective.batches))
 
 
 def axes(config: Config) -> frozenset[str]:

@@ -61,7 +61,7 @@ def open_request(
     loss: Any,
     weights: Any = None,
     outputs: str | int | None = None,
-    memory: str | None = None,
+    memory: Any = None,
 ) -> Asked:
     """Return the request of a user; a wrapper of another library is replaced by the network inside.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -53,6 +54,13 @@ class OwnFunction:
     @cached_property
     def _read(self) -> Reading:
         return self.call.reading(self.asked.meant_loss)
+
+    def first(self, count: int) -> OwnFunction:
+        """Return the function of the first `count` samples of the first batch."""
+        few, call = OwnFunction(self.asked), copy.copy(self.call)
+        call.given = [self.call.given[0].first(count)]
+        few.__dict__.update(call=call, directions=self.directions)
+        return few
 
     def values(self) -> list[float]:
         """Return the loss of every batch."""
