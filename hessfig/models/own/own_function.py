@@ -49,7 +49,7 @@ class OwnFunction:
     def call(self) -> ForeignCall:
         """The network with its batches, from which the loss follows."""
         with self._kept():
-            return ForeignCall(self.asked, self.network, self.dtype)
+            return ForeignCall(self.asked, self.network, self.dtype, most=1)
 
     @cached_property
     def _read(self) -> Reading:

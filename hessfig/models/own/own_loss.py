@@ -62,16 +62,18 @@ def loss_module(loss: Any, real: torch.dtype) -> nn.Module:
 class ForeignCall:
     """A network and the batches it is called with: its `results`, and which function follows from them.
 
+    If `most` is given, results of no more batches are computed and held.
+
     Labels are handed to a network whose forward() names them, or takes any word and does not fail at this; not to one
     that takes a single tensor.
     """
 
-    def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype) -> None:
+    def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype, *, most: int | None = None) -> None:
         self.network, self.outputs = network, asked.outputs
         given = read_batches(asked.inputs, asked.targets, real)
         takes = not asked.is_plain and _takes_labels(network, given[0])
         self.given = [_with_labels(network, batch) for batch in given] if takes else given
-        self.results = [_called(network, batch) for batch in self.given]
+        self.results = [_called(network, batch) for batch in self.given[:most]]
 
     def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
         """Return the network as a function of rows, the targets of every batch, and the loss.

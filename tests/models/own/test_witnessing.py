@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.curvature import batched
 from hessfig.models.own import witnessing
+from hessfig.models.own.border import open_request
+from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.witnessing import factory_objective
 from tests.odd_functions import REFUSED, RIGHT, Odd
 
@@ -183,6 +185,13 @@ def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
     for block, right in blocks.items():
         operator = problem(RIGHT[name](torch.float64)).operator(block)
         assert torch.allclose(operator.dense(), right, rtol=1e-8, atol=1e-10), block
+
+
+def test_outputs_of_further_batches_are_not_held() -> None:
+    """They are as large as the logits of all data."""
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    own = OwnFunction(open_request(Reader(), [*x.split(4)], [*y.split(4)], "cross_entropy"))
+    assert len(own.values()) == 3 and len(own.call.results) == 1
 
 
 class Reader(nn.Module):
