@@ -186,7 +186,7 @@ def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
     peak = place.once(lambda: operator @ vector)[1]["peak_gib"]
     found = {"held_gib": before, "peak_gib": peak, "taken_gib": peak - before, "estimated_gib": estimated / 2**30}
     checks = {"comparison_gib": built["peak_gib"] - start, "check_gib": checked["peak_gib"] - before}
-    return {**found, **checks, "estimated_over_taken": found["estimated_gib"] / found["taken_gib"]}
+    return {**found, **checks, "estimated_over_taken": found["estimated_gib"] / max(found["taken_gib"], 1e-9)}
 
 
 def largest_eigenvalue(place: Place, batches: int = 16) -> Run:
