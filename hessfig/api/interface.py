@@ -125,14 +125,14 @@ class Problem:
             For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
             be measured as it is.
         """
-        from hessfig.config.machine import bytes_of
         from hessfig.models.own.border import open_request
         from hessfig.models.own.witnessing import witnessed
 
         real = one_of("dtype", dtype, DType)
-        memory = None if self.memory is None else bytes_of(self.memory)
-        asked = open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs)
-        return replace(witnessed(asked, real), memory=memory)
+        asked = open_request(
+            self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, self.memory
+        )
+        return witnessed(asked, real)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())

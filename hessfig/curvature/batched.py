@@ -5,9 +5,10 @@ Forward mode is not used, because torch would import its compiler for it (second
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,7 @@ from hessfig.curvature.double_backward import (
     of_second_order,
     summed,
 )
+from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.problem import Layered, Objective, Scalar
 from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.errors import UserError
@@ -31,6 +33,7 @@ from hessfig.terms import Part
 from hessfig.weights import SMALL
 
 AT_ONCE = 256  # vectors per batched backward pass
+KEPT_BYTES = 2**26  # graphs of several batches that are kept between products, unless memory= gives another bound
 
 
 def is_small(network: nn.Module) -> bool:
@@ -50,11 +53,13 @@ class SmallNetwork:
     """The Hessian of a small network of a user in all of its parameters; all columns share the same graphs.
 
     The products of a part are checked once, for all parameters together: they must be symmetric and agree with plain
-    double backward. If they do not, or if a backward pass cannot be batched, `holds` is false for the part.
+    double backward. If they do not, or if a backward pass cannot be batched, `holds` is false for the part. Graphs of
+    the first batch are kept, and those of further batches up to a bound.
     """
 
     def __init__(self, objective: Objective) -> None:
         self._suffix = objective.suffix(objective.layout.weights)
+        self._bound = KEPT_BYTES if objective.memory is None else objective.memory
         self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
         self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
         self.holds, self.graphs = cache(self._holds), cache(self._graphs)
@@ -68,13 +73,17 @@ class SmallNetwork:
     def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return A V in the parameters `rows`, (k, *shape) each; `columns` has the nonzero entries of V, likewise."""
         with torch.enable_grad(), differentiable_twice():
-            return summed(graph.products(columns, rows) for graph in self.graphs(part))
+            return self.graphs(part).products(columns, rows)
 
-    def _graphs(self, part: Part) -> list[_Curved | _Outer]:
-        kind = _Outer if part == Part.H_o else _Curved
-        with torch.enable_grad(), differentiable_twice():
-            terms = enumerate(self._suffix.terms(part))
-            return [kind(self._outputs(number, start), self.at, scalar) for number, (start, scalar) in terms]
+    def _graphs(self, part: Part) -> _Graphs:
+        kind, terms = _Outer if part == Part.H_o else _Curved, self._suffix.terms(part)
+
+        def graph(number: int) -> _Curved | _Outer:
+            start, scalar = terms[number]
+            with torch.enable_grad(), differentiable_twice():
+                return kind(self._outputs(number, start), self.at, scalar)
+
+        return _Graphs(graph, [start for start, _ in terms], list(self.at.values()), self._bound)
 
     def _outputs(self, number: int, start: Tensor) -> Tensor:
         outputs = self._suffix.at(self.at, start)
@@ -90,6 +99,32 @@ class SmallNetwork:
             raise
         except Exception:
             return False  # ColumnOperator raises the error that says why
+
+
+class _Graphs:
+    """The graphs of a part for every batch: the first ones are kept, the others are created anew for every product."""
+
+    def __init__(
+        self, graph: Callable[[int], _Curved | _Outer], inputs: list[Tensor], at: list[Tensor], bound: float
+    ) -> None:
+        self._graph, self._sizes = graph, [len(one) for one in inputs]
+        self._kept, self._count = list[_Curved | _Outer](), 1
+        if len(inputs) > 1:
+            _, size = live_bytes(lambda: self._kept.append(graph(0)), [*inputs, *at])
+            most = bound * self._sizes[0] / max(size, 1)  # samples
+            self._count = max(1, sum(samples <= most for samples in accumulate(self._sizes)))
+
+    def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
+        """Return the sum of the products of all batches in `rows`; no graph is held while the next one is created."""
+        return summed(self._of(number).products(columns, rows) for number in range(len(self._sizes)))
+
+    def _of(self, number: int) -> _Curved | _Outer:
+        if number < len(self._kept):
+            return self._kept[number]
+        graph = self._graph(number)
+        if number < self._count:
+            self._kept.append(graph)
+        return graph
 
 
 class _Whole:

@@ -1,5 +1,6 @@
 """Products by double backward, correct for every twice differentiable network, and checks of other products."""
 
+import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -351,28 +352,32 @@ def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequ
     Rows that are small, even compared with an equal share of the whole or of the derivatives `beside` it, are compared
     with FLOOR times that share, the size of rounding.
     """
+    sizes = {name: (length([first[name]]), length([other[name]])) for name in first}
+    whole = max(*(math.hypot(*(pair[k] for pair in sizes.values())) for k in range(2)), length(beside))
     count = sum(piece.numel() for piece in first.values()) or 1
-    share = FLOOR * max(length(first.values()), length(other.values()), length(beside)) / count**0.5
-    off = {name: _off(first[name], other[name], share * first[name].numel() ** 0.5) for name in first}
+    floors = {name: FLOOR * whole * (piece.numel() / count) ** 0.5 for name, piece in first.items()}
+    off = {name: _off(first[name], other[name], max(*pair, floors[name])) for name, pair in sizes.items()}
     return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
-def _off(first: Tensor, other: Tensor, floor: float) -> float:
-    """Return |a - b| / max(|a|, |b|, floor); entries that are not finite in both are left out."""
-    same = first.isfinite() & other.isfinite()
-    if not bool(same.all()):
-        alike = bool(torch.equal(first.isfinite(), other.isfinite()))
-        return _off(first[same], other[same], floor) if alike else float("inf")
-    size = max(length([first]), length([other]), floor)
-    return length([first.double() - other.double().to(first.device)]) / size if size else 0.0
+def _off(first: Tensor, other: Tensor, size: float) -> float:
+    """Return |a - b| / size; entries that are not finite in both are left out."""
+    difference = first.double() - other.double().to(first.device)
+    if not bool(difference.isfinite().all()):
+        same = first.isfinite() & other.isfinite()
+        if not torch.equal(first.isfinite(), other.isfinite()):
+            return float("inf")
+        difference = difference[same]
+    return length([difference]) / size if size else 0.0
 
 
 def length(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all finite entries, without under- or overflow."""
-    parts = [tensor.detach().double() for tensor in tensors if tensor.numel()]
-    plain_norm = float(torch.stack([torch.linalg.vector_norm(part).cpu() for part in parts]).norm()) if parts else 0.0
+    parts = [tensor.detach() for tensor in tensors if tensor.numel()]
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64).cpu() for part in parts]
+    plain_norm = float(torch.stack(norms).norm()) if parts else 0.0
     if _SAFE < plain_norm < 1 / _SAFE:
         return plain_norm
-    kept = [part[part.isfinite()] for part in parts]
+    kept = [part.double()[part.isfinite()] for part in parts]
     largest = max((float(part.abs().max()) for part in kept if part.numel()), default=0.0)
     return largest * sum(float((part / largest).square().sum()) for part in kept) ** 0.5 if largest else 0.0

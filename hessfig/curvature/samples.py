@@ -53,6 +53,21 @@ def first_samples(objective: Objective, count: int) -> Objective:
     return replace(objective, network=network, batch=Batch(inputs, targets, batch.scored), more=())
 
 
+_SHARE = 8  # a check takes at most every eighth sample
+
+
+def few_samples(objective: Objective) -> int:
+    """Return the number of first samples on which derivatives of a large network are checked; 0 for all samples.
+
+    With a bound of memory it is a single sample. All samples are taken if the first ones may lack what others have: the
+    padding word of an embedding that treats it in its own way.
+    """
+    sizes = [len(batch.inputs) for batch in objective.batches]
+    count = 1 if objective.memory is not None else min(sizes[0], -(-sum(sizes) // _SHARE))
+    has_padding = any(getattr(module, "padding_idx", None) is not None for module in objective.network.modules())
+    return 0 if has_padding or count == sum(sizes) else count
+
+
 @dataclass(frozen=True)
 class Counted:
     """The loss of a batch as sum_i weights_i l_i / divisor, with the loss l_i of sample i alone.

@@ -67,7 +67,8 @@ class NetworkKind:
     it in model.sha256, and other files are refused later. `source` is a hash of code and files of the user, for keys of
     cells. `is_own` is true if the user's code creates network, data and loss; a cell is then reused only if that code
     returns the same objects (see sweep.own_content). `about` describes how the data are stored, for previews and
-    manifests. `completed` fills in settings of locations, before any file is read.
+    manifests; `product_bytes` estimates the memory of a product, for previews (None: not known). `completed` fills in
+    settings of locations, before any file is read.
 
     Facts about the kind: `data` is the task.data it takes, and `also_takes` lists further data. `place` is the setting
     with the source of the network, for kinds that bring their own sizes ("" if sizes are settings). `matrices` returns
@@ -87,6 +88,7 @@ class NetworkKind:
     source: Callable[[Config], str] = lambda config: ""
     is_own: bool = False
     about: Callable[[Config], str] = lambda config: ""
+    product_bytes: Callable[[Config], float | None] = lambda config: None
     completed: Callable[[Config], Config] = lambda config: config
     data: Data = Data.addition
     also_takes: tuple[Data, ...] = ()

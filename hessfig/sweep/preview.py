@@ -62,7 +62,8 @@ def status_lines(job: Job, sweep: Sweep) -> list[str]:
     from hessfig.config.compose.provenance import title  # takes Hydra
 
     plan = describe_plan(sweep, title=title(job))
-    return [plan, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
+    products = _product_lines(sweep.variants) if sweep.unfinished(sweep.cells) else []
+    return [plan, *products, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
 
 
 def _table_there(job: Job, sweep: Sweep) -> str:
@@ -222,6 +223,14 @@ def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     ends = {f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])}  # one, where they are equal
     where = " to ".join(f"{size} ({network})" for size, network in reversed(ends.items()))
     return [f"memory: about {where} a worker (a guess)"]
+
+
+def _product_lines(variants: Sequence[Variant]) -> list[str]:
+    """Return the memory of a product of the smallest and the largest network, if their kind estimates it."""
+    sizes = (kind(variant.config.model.kind).product_bytes(variant.config) for variant in variants)
+    known = sorted(size for size in sizes if size is not None)
+    ends = dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1])) if known else {}
+    return [f"memory of a product: about {' to '.join(ends)}"] if ends else []
 
 
 def _network(variant: Variant) -> str:

@@ -160,6 +160,10 @@ def accuracy(place: Place, name: str) -> Run:
     vectors = _vectors(network, inputs, targets)
     truths = {kind: exact(vector.double()) for kind, vector in vectors.items()}
     found: Run = {"parameters": len(vectors["constant"])}
+    rounded = _doubly(partial(loss_of, network, inputs, targets), list(network.parameters()))
+    for kind, vector in vectors.items():  # what float32 allows
+        off = rounded(vector).double() - truths[kind]
+        found[f"{PLAIN} in float32, {kind}"] = max(_by_parameter(network, off, truths[kind]))[0]
     for dtype in ("float32", "float64"):
         operator = hessfig.Problem(network, inputs, targets).operator("all", dtype=dtype)
         for kind, vector in vectors.items():
@@ -175,11 +179,14 @@ def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
     network, tokens = real_networks.language_model(replace(shape, sequences=4 * batches), place.device)
     estimated = _estimated(_problem(network, tokens[:4], 1), place.device, 4)
     problem = replace(_problem(network, tokens, batches), memory=_text(estimated))  # of one batch, however many
-    operator = problem.operator("all", dtype="float32", device=place.device)
-    vector, before = _vector(network), place.held()
-    operator @ vector  # which is checked, and builds the graphs that are kept
+    vector, start = _vector(network), place.held()
+    operator, built = place.once(lambda: problem.operator("all", dtype="float32", device=place.device))
+    before = place.held()
+    checked = place.once(lambda: operator @ vector)[1]  # which builds the graphs that are kept
     peak = place.once(lambda: operator @ vector)[1]["peak_gib"]
-    return {"held_gib": before, "peak_gib": peak, "taken_gib": peak - before, "estimated_gib": estimated / 2**30}
+    found = {"held_gib": before, "peak_gib": peak, "taken_gib": peak - before, "estimated_gib": estimated / 2**30}
+    checks = {"comparison_gib": built["peak_gib"] - start, "check_gib": checked["peak_gib"] - before}
+    return {**found, **checks, "estimated_over_taken": found["estimated_gib"] / max(found["taken_gib"], 1e-9)}
 
 
 def largest_eigenvalue(place: Place, batches: int = 16) -> Run:

@@ -2,7 +2,8 @@
 
     python scripts/pages/real_sizes.py [--write | --check]
 
-The records are docs/benchmarks/real_cpu*.json and real_cuda*.json; several of one kind are joined.
+The records are docs/benchmarks/real_cpu*.json and real_cuda*.json; several of one kind are joined, and a row that was
+measured again replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def parts(_: Path | None = None) -> Iterator[Part]:
 
 def tables(records: list[Row]) -> str:
     """Return where records come from, their products, and what else they measure."""
-    rows = [row for record in records for row in record["rows"]]
+    measured = [row for record in records for row in record["rows"]]
+    rows = [*{row["row"]: row for row in sorted(measured, key=lambda row: "failed" not in row)}.values()]
     has_card = any("card" in record for record in records)
     products = [_product(row, has_card) for row in rows if "gradients" in row]
     others = [(row["row"], _told(row)) for row in rows if "gradients" not in row]

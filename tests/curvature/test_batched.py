@@ -16,6 +16,7 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature import batched
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.large.own_column import OwnColumn
 from hessfig.curvature.problem import Objective
 from hessfig.models.routes import Engines
@@ -102,6 +103,32 @@ def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch: pytes
     assert isinstance(engine(problem, Products.curvlinops).column(0, "0.weight", [block]), ColumnOperator)
     monkeypatch.setattr(batched, "SMALL", 25)  # of 26 parameters
     assert isinstance(engine(problem).column(0, "0.weight", [block]), OwnColumn)
+
+
+def pictures(count: int, memory: str | None = None) -> Objective:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(32, 4)]
+    x, y = torch.randn(4 * count, 3, 8, 8), torch.arange(4 * count) % 4
+    return drawn(hessfig.Problem(nn.Sequential(*layers), list(x.split(4)), list(y.split(4)), memory=memory))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part: Part) -> None:
+    """Products are the same, and more batches take no more memory."""
+    taken = []
+    for count in (3, 12):
+        whole, bounded = SmallNetwork(pictures(count)), SmallNetwork(pictures(count, "1KB"))
+        names = list(whole.at)
+        columns = {name: torch.ones(2, *one.shape, dtype=torch.float64) for name, one in whole.at.items()}
+        given = [*bounded.at.values(), *(start for start, _ in bounded._suffix.data)]
+        taken.append(live_bytes(lambda: bounded.products(part, columns, names), given)[0])  # noqa: B023
+        for mine, truth in zip(
+            bounded.products(part, columns, names), whole.products(part, columns, names), strict=True
+        ):
+            torch.testing.assert_close(mine, truth, rtol=0, atol=0)
+        assert len(whole.graphs(part)._kept) == count and len(bounded.graphs(part)._kept) == 1
+    added = 9 * 2 * 8 * sum(one.numel() for one in whole.at.values())  # products of every batch, before they are added
+    assert taken[1] <= 1.02 * taken[0] + 2 * added
 
 
 def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:

@@ -64,7 +64,7 @@ class LargeProducts:
         """Return the sums of the products of the batches `numbers`, for columns (*shape, k), one per parameter."""
         sums = {part: Totals(columns) for part in wanted}
         for number in numbers:
-            graphs = self._graphs(number)
+            graphs = self.graphs(number)
             if wanted == [Part.H] and graphs.paths:
                 self._add_whole(sums[Part.H], columns, graphs)
             else:
@@ -72,7 +72,7 @@ class LargeProducts:
             del graphs  # before those of the next batch are created
         return sums
 
-    def _graphs(self, number: int) -> Graphs:
+    def graphs(self, number: int) -> Graphs:
         """Return the graphs of a batch: those that were kept, or new ones."""
         if number in self._kept:
             return self._kept[number]

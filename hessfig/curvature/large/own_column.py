@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -18,24 +18,26 @@ from torch.nn import functional as F
 
 from hessfig.curvature.batched import is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
-from hessfig.curvature.double_backward import DoubleBackward, fault
+from hessfig.curvature.double_backward import DoubleBackward, fault, length
 from hessfig.curvature.large.graphs import Graphs
+from hessfig.curvature.large.labels import Labels, LabelSearch
 from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
 from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
 from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyReadout
 from hessfig.curvature.losses import IGNORED, CrossEntropy
 from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
 from hessfig.curvature.rounding import OUTPUTS, norm
-from hessfig.curvature.samples import first_samples
+from hessfig.curvature.samples import few_samples, first_samples
 from hessfig.errors import UserError, plain
 from hessfig.terms import Part
 
 
 @dataclass(frozen=True)
 class Head:
-    """The last linear map of a network, whose outputs are those of the network."""
+    """The last linear map of a network, whose outputs are those of the network, and the labels of these outputs."""
 
     module: nn.Linear
+    labels: Labels
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -70,27 +72,34 @@ def head_of(objective: Objective) -> Head | None:
     """Return the linear map whose outputs are those of the network, under cross-entropy; None if there is none.
 
     The map is called once in a forward pass of each batch, and the outputs of the network are its outputs or a view of
-    them.
+    them. A loss of the user is compared with cross-entropy by value (LabelSearch).
     """
-    if type(objective.loss) is not CrossEntropy or objective.loss.smoothing:
-        return None
-    head, *others = [_last_linear(objective.network, batch.inputs) for batch in objective.batches]
-    return Head(head) if head is not None and all(other is head for other in others) else None
+    loss, found = objective.loss, None
+    is_known, search = type(loss) is CrossEntropy and not loss.smoothing, LabelSearch(loss)
+    for batch in objective.batches:
+        module, outputs = _last_linear(objective.network, batch.inputs)
+        if module is None or found not in (None, module):
+            return None
+        found = module
+        if not is_known:
+            search.see(outputs, batch.targets)
+    labels = Labels() if is_known else search.labels
+    return Head(found, labels) if found is not None and labels is not None else None
 
 
-def _last_linear(network: nn.Module, inputs: Tensor) -> nn.Linear | None:
-    """Return the linear map whose outputs are those of the network for one batch, or None."""
+def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, Tensor]:
+    """Return the linear map whose outputs are those of the network for one batch, or None, and the outputs."""
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
     with evaluating(network), _noted(network, calls):
         outputs = network(inputs).detach()
     last = [module for module, _, made in calls if _is_view(outputs, made)]
     calls = [call for call in calls if last and call[0] is last[-1]]
     if len(calls) != 1:
-        return None
+        return None, outputs
     module, features, _ = calls[0]
     mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
     is_same = norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
-    return module if is_same else None
+    return module if is_same else None, outputs
 
 
 @contextmanager
@@ -137,6 +146,7 @@ class LargeNetwork:
         self.problem, self.head, self._kept, self.expected = objective, head, kept, expected
         self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
         self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
+        self._lengths = dict[int, Tensor]()  # of checked products with H_o, by the number of samples
 
     @classmethod
     def of(cls, objective: Objective) -> LargeNetwork:
@@ -214,17 +224,16 @@ class LargeNetwork:
         if self.head is None:
             outputs: Tensor = call()
             return outputs
-        features, kept = self.head.inputs_of(call).flatten(0, -2), batch.targets.flatten() != IGNORED
+        features, kept = self.head.inputs_of(call).flatten(0, -2), self.head.labels.of(batch.targets) != IGNORED
         features = features if kept.all() else features[kept]
         return F.pad(features, (0, 1), value=1.0) if len(self.unembedding) > 1 else features
 
     def _readout(self, batch: Batch, share: float) -> Readout:
         if self.head is None:
             return OutputReadout(lambda outputs: share * self.problem.loss(outputs, batch.targets))
-        targets = batch.targets.flatten()
-        counted = targets[targets != IGNORED]
+        labels = self.head.labels.of(batch.targets)
         matrix = side_by_side([one.detach() for one in self.unembedding])
-        return VocabularyReadout(matrix, counted, len(counted) / share)
+        return VocabularyReadout(matrix, labels[labels != IGNORED], self.head.labels.divisor(labels) / share)
 
     def _check_same(self, number: int, features: Tensor) -> None:
         size = norm(features)
@@ -238,23 +247,59 @@ class LargeNetwork:
             )
 
     def holds(self, part: Part) -> bool:
-        """Whether the products of a part agree with plain double backward on the first batch; warns once if not."""
+        """Whether the products of a part agree with plain double backward on the first batch; warns once if not.
+
+        Its first samples are enough if products on them are finite and do not vanish (samples.few_samples).
+        """
         if part not in self._verdicts:
             self._verdicts[part] = self._agrees(part)
         return self._verdicts[part]
 
     def _agrees(self, part: Part) -> bool:
-        first = replace(self.problem, more=())
-        named = self._parameters()
-        suffix = first.suffix(first.layout.weights)
-        reliable, outer = (DoubleBackward(suffix, one, list(named.values())) for one in (part, Part.H_o))
-        network = LargeNetwork(first, self.head, kept=1)
-        own, computed_in = _PartOf(LargeProducts(network, named), part), network.graphs(0, named).computed_in
-        other = outer if part == Part.H_f else reliable
-        why = fault(own, reliable, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
+        first, why, count = replace(self.problem, more=()), None, few_samples(self.problem)
+        if count:
+            with suppress(Exception):  # a function that takes the whole batch alone
+                why = self._fault(part, first_samples(first, count), count)
+        why = self._fault(part, first) if why is None else why
         if why:
             warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
         return not why
+
+    def _fault(self, part: Part, objective: Objective, count: int = 0) -> str | None:
+        """Return what is wrong with the products on one batch; None if `count` samples of it say nothing."""
+        named, suffix = self._parameters(), objective.suffix(objective.layout.weights)
+        reliable, outer = (partial(_Reliable, suffix, one, list(named.values())) for one in (part, Part.H_o))
+        products = LargeProducts(LargeNetwork(objective, self.head, kept=1), named)
+        own, computed_in = _PartOf(products, part), products.graphs(0).computed_in
+        truth, known = reliable(), self._lengths.get(count)
+        other = truth if part != Part.H_f else outer() if known is None else _OfLengths(known)
+        why = fault(own, truth, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
+        if part == Part.H_o:
+            self._lengths[count] = truth.lengths
+        return None if count and not truth.says_something else why
+
+
+class _Reliable(DoubleBackward):
+    """Plain double backward of a part; the lengths of its products, (1, k), are noted."""
+
+    lengths = torch.zeros(1, 1)
+
+    def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        products = super().__matmul__(columns)
+        self.lengths = torch.tensor([[length(one[..., k] for one in products) for k in range(columns[0].shape[-1])]])
+        self.says_something = bool((self.lengths > 0).all() and all(bool(one.isfinite().all()) for one in products))
+        return products
+
+
+class _OfLengths:
+    """Products of which no more than the lengths are known."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self._lengths = lengths
+
+    def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        del columns
+        return [self._lengths]
 
 
 class _PartOf:

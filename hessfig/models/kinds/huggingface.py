@@ -161,6 +161,7 @@ KIND = NetworkKind(
     files=files,
     source=STORED.source,
     about=_about,
+    product_bytes=lambda config: STORED.plan(config).bytes,
     completed=completed,
     data=Data.tokens,
     also_takes=(Data.masked_tokens,),

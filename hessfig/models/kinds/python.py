@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.enums import Data
+from hessfig.config.enums import Data, Products
 from hessfig.config.schema import Config
 from hessfig.config.user.user_code import code_hash, find, guarded, reading
 from hessfig.errors import UserError
@@ -83,6 +83,17 @@ def _source(config: Config) -> str:
     return config.model.sha256 or source_of(config)
 
 
+def product_bytes(config: Config) -> float | None:
+    """Return the bytes of a product of a large network, measured on its first samples on the CPU; None for others."""
+    from hessfig.curvature.large.own_column import LargeNetwork, head_of
+
+    objective = draw(config, None, config.first_seed)
+    if config.estimator.products != Products.linearised or not LargeNetwork.can_take(objective):
+        return None
+    memory = LargeNetwork(objective, head_of(objective)).memory()
+    return None if memory is None else memory.peak(max(len(batch.inputs) for batch in objective.batches))
+
+
 def axes(config: Config) -> frozenset[str]:
     """Return which of the arguments sigma and seed the factory takes."""
     return frozenset({"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters))
@@ -92,6 +103,7 @@ KIND = NetworkKind(
     layout=layout,
     draw=draw,
     axes=axes,
+    product_bytes=product_bytes,
     files=source_of,
     source=_source,
     is_own=True,

@@ -105,6 +105,7 @@ KIND = NetworkKind(
     files=files,
     source=STORED.source,
     about=STORED.about,
+    product_bytes=lambda config: STORED.plan(config).bytes,
     data=Data.tokens,
     place=KEY,
     reads={

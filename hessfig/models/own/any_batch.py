@@ -45,6 +45,14 @@ class Given:
 
         return replace(self.mapped(chosen), size=len(rows))
 
+    def first(self, count: int) -> Given:
+        """Return the first samples, along the likeliest axes; targets may have several rows for each sample."""
+        axes = tuple(_axes_of(tensor, self.size)[0] for _, tensor in self.tensors)
+        device = next((tensor.device for _, tensor in self.tensors), torch.device("cpu"))
+        few = self.rows(torch.arange(count, device=device), axes)
+        rows = len(self.targets) // self.size if isinstance(self.targets, Tensor) and self.targets.ndim else 0
+        return replace(few, targets=self.targets[: count * rows]) if rows > 1 else few
+
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """Return the batch with every tensor replaced by its image."""
 
@@ -130,11 +138,9 @@ class Rows(Shell):
 
     def of_first_samples(self, count: int) -> tuple[Rows, Tensor]:
         """Return the network for the first samples of the first batch, along the likeliest axes, and its inputs."""
-        given = self.given[0]
-        axes = tuple(_axes_of(tensor, given.size)[0] for _, tensor in given.tensors)
-        device = next((tensor.device for _, tensor in given.tensors), torch.device("cpu"))
-        network = Rows(self._inside[0], [given.rows(torch.arange(count, device=device), axes)], self._read)
-        return network, network.inputs[0].to(device)
+        given = self.given[0].first(count)
+        network = Rows(self._inside[0], [given], self._read)
+        return network, network.inputs[0].to(next((one.device for _, one in given.tensors), torch.device("cpu")))
 
     def _outputs(self, one: Given) -> Tensor:
         own = one.mapped(torch.clone)  # a network may change what it is given

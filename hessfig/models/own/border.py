@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessfig.config.machine import bytes_of
 from hessfig.curvature.double_backward import differentiating
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.own.batches import is_plain, read_batches
@@ -19,7 +20,10 @@ from hessfig.rng import kept_draws
 
 @dataclass(frozen=True)
 class Asked:
-    """The request of a user: a network, its batches, the loss and the names of weights, as they were given."""
+    """The request of a user: a network, its batches, the loss and the names of weights, as they were given.
+
+    `memory` are the bytes that products may take, if the user bounds them.
+    """
 
     network: nn.Module
     inputs: Any
@@ -27,6 +31,7 @@ class Asked:
     loss: Any
     weights: Any = None
     outputs: str | int | None = None
+    memory: float | None = None
 
     @property
     def device(self) -> torch.device:
@@ -50,12 +55,19 @@ class Asked:
 
 
 def open_request(
-    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: str | int | None = None
+    network: Any,
+    inputs: Any,
+    targets: Any,
+    loss: Any,
+    weights: Any = None,
+    outputs: str | int | None = None,
+    memory: Any = None,
 ) -> Asked:
     """Return the request of a user; a wrapper of another library is replaced by the network inside.
 
-    Raises UserError if the network cannot be measured.
+    Raises UserError if the network cannot be measured, and for a `memory` that is no size.
     """
+    most = None if memory is None else bytes_of(memory)
     network = checked_network(network)
     is_found = isinstance(weights, str) and weights == FOUND
     opener = opener_of(network)
@@ -67,4 +79,4 @@ def open_request(
         elif is_found:
             batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
             weights = find_weights(network, inputs=batch.words or batch.arguments)
-    return Asked(network, inputs, targets, loss, weights, outputs)
+    return Asked(network, inputs, targets, loss, weights, outputs, most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -48,11 +49,18 @@ class OwnFunction:
     def call(self) -> ForeignCall:
         """The network with its batches, from which the loss follows."""
         with self._kept():
-            return ForeignCall(self.asked, self.network, self.dtype)
+            return ForeignCall(self.asked, self.network, self.dtype, most=1)
 
     @cached_property
     def _read(self) -> Reading:
         return self.call.reading(self.asked.meant_loss)
+
+    def first(self, count: int) -> OwnFunction:
+        """Return the function of the first `count` samples of the first batch."""
+        few, call = OwnFunction(self.asked), copy.copy(self.call)
+        call.given = [self.call.given[0].first(count)]
+        few.__dict__.update(call=call, directions=self.directions)
+        return few
 
     def values(self) -> list[float]:
         """Return the loss of every batch."""

@@ -62,16 +62,18 @@ def loss_module(loss: Any, real: torch.dtype) -> nn.Module:
 class ForeignCall:
     """A network and the batches it is called with: its `results`, and which function follows from them.
 
+    If `most` is given, results of no more batches are computed and held.
+
     Labels are handed to a network whose forward() names them, or takes any word and does not fail at this; not to one
     that takes a single tensor.
     """
 
-    def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype) -> None:
+    def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype, *, most: int | None = None) -> None:
         self.network, self.outputs = network, asked.outputs
         given = read_batches(asked.inputs, asked.targets, real)
         takes = not asked.is_plain and _takes_labels(network, given[0])
         self.given = [_with_labels(network, batch) for batch in given] if takes else given
-        self.results = [_called(network, batch) for batch in self.given]
+        self.results = [_called(network, batch) for batch in self.given[:most]]
 
     def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
         """Return the network as a function of rows, the targets of every batch, and the loss.
@@ -176,12 +178,16 @@ class ForeignCall:
         """Return the batches without labels, if the outputs do not depend on these."""
         words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
         bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
+        pairs = zip(bare, self.results, strict=True)
+        return bare if all(self._is_output_of(batch, result) for batch, result in pairs) else self.given
+
+    def _is_output_of(self, batch: Given, result: Any) -> bool:
+        """Whether a batch gives the output in `result`; a decoder needs labels, from which it makes its inputs."""
         try:
-            outputs = [self._selected(_called(self.network, batch)) for batch in bare]
-        except UserError:  # a decoder needs labels, from which it makes its inputs
-            return self.given
-        pairs = zip(outputs, map(self._selected, self.results), strict=True)
-        return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
+            output, shown = self._selected(_called(self.network, batch)), self._selected(result)
+        except UserError:
+            return False
+        return output is not None and shown is not None and _is_equal(output, shown)
 
 
 def _is_equal(first: Tensor, other: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessfig.curvature.double_backward import differentiating
+from hessfig.curvature.batched import is_small
+from hessfig.curvature.double_backward import FLOOR, differentiating, length
 from hessfig.curvature.problem import Objective, Witness
 from hessfig.curvature.rounding import CAST, ROWS
+from hessfig.curvature.samples import few_samples, first_samples
 from hessfig.curvature.witness import (
     DIFFERENCES,
     Derivatives,
@@ -45,15 +48,15 @@ def witnessed(asked: Asked, dtype: str) -> Objective:
     names that do not fit, and if no problem reproduces the user's function.
     """
     with differentiating(), kept_draws(), made_on(asked.device):
-        return Witnessing(asked).measured(getattr(torch, dtype)).problem
+        return replace(Witnessing(asked).measured(getattr(torch, dtype)).problem, memory=asked.memory)
 
 
 def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     """Return the result of a factory as a checked problem. Raises UserError for results of another form."""
     if hasattr(returned, "network") and hasattr(returned, "targets"):
-        outputs = getattr(returned, "outputs", None)
-        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, outputs)
-    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6) or not isinstance(returned[0], nn.Module):
+        others = (getattr(returned, name, None) for name in ("outputs", "memory"))
+        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, *others)
+    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6, 7) or not isinstance(returned[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
             got=shape_of(returned),
@@ -149,6 +152,9 @@ class Witnessing:
 
     def _witness(self, built: Built) -> Witness | str:
         """Return the comparison of a problem with the user's function: a witness, or the difference in words."""
+        few = self._of_few(built)
+        if few is not None:
+            return few
         try:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
@@ -170,6 +176,38 @@ class Witnessing:
         refusal = self._refusal(built.problem, here)
         has_gradient = refusal is None or refusal.remedy == DIFFERENCES
         return Witness(self.route.words, off, no_split=no_split, refusal=refusal, has_gradient=has_gradient)
+
+    def _of_few(self, built: Built) -> Witness | None:
+        """Return the comparison of a large network on its first samples, and by the values of all batches.
+
+        None if something differs or cannot be evaluated; then all samples are compared, which decides.
+        """
+        problem = replace(built.problem, memory=self.asked.memory)
+        count = 0 if self.route.is_whole or is_small(problem.network) or 0 not in built.shares else few_samples(problem)
+        if not count:
+            return None
+        with suppress(Exception):  # a function that takes all samples alone
+            own, objective = self.own.first(count), first_samples(problem, count)
+            if own.reads_more():
+                return None
+            whole = {0: 1.0}
+            seen = self._compared(objective, _Own(own.derivatives(whole, 2), *own.beside(whole, 2)))
+            off = {**seen.off, "value, all samples": self._apart_in_value(built, seen.here)}
+            if not _is_usual(seen.here) or max(off.values()) > max(map(ROWS.of, (problem.dtype, self.own.dtype))):
+                return None
+            here = seen.here
+            del own, seen  # as large as several networks
+            return None if self._refusal(objective, here) else Witness(self.route.words, off)
+        return None
+
+    def _apart_in_value(self, built: Built, here: Derivatives) -> float:
+        """Return the relative difference of the losses of all batches; for rounding, see witness.apart."""
+        objective, shares = built.problem, built.shares
+        mine = sum(float(term().detach()) for term in terms_of(objective, leaves_of(objective, self.own.parameters)))
+        values = self.own.values()
+        own = sum(share * values[batch] for batch, share in shares.items())
+        size = max(abs(mine), abs(own), FLOOR * self.own.directions.ratio * length(here.slopes.values()))
+        return abs(mine - own) / size if size else 0.0
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
         """Whether a problem differs from the user's function by rounding alone.
@@ -219,6 +257,13 @@ class Witnessing:
     @cached_property
     def _reads_more(self) -> bool:
         return self.own.reads_more()
+
+
+def _is_usual(here: Derivatives) -> bool:
+    """Whether derivatives are finite and do not vanish, so that a comparison says something."""
+    lengths = [length(one.values()) for one in (here.slopes, *here.products)]
+    finite = (one.isfinite().all() for some in (here.slopes, *here.products) for one in some.values())
+    return bool(here.products) and min(lengths) > 0 and bool(here.value.isfinite()) and all(map(bool, finite))
 
 
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import hessfig
-from hessfig.curvature.large import own_column
+from hessfig.curvature.large import own_column, readouts
+from hessfig.curvature.large.labels import Labels, LabelSearch
 from hessfig.curvature.large.own_column import head_of
+from hessfig.curvature.losses import Called
 from hessfig.terms import PARTS
 from tests.curvature.large.large_networks import column_of, products
 
@@ -188,13 +191,130 @@ def test_no_head_is_found_where_something_follows_it(name: str) -> None:
     assert column.network.head is None and all(map(column.network.holds, PARTS))
 
 
-@pytest.mark.parametrize("loss", ["mse", nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss()])
-def test_losses_other_than_cross_entropy_by_name_have_no_head(loss: object) -> None:
+def flat(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.view(-1, outputs.size(-1)), targets.view(-1))
+
+
+def classes_second(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.transpose(1, 2), targets)
+
+
+def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs[:, :-1].reshape(-1, WORDS), targets[:, 1:].reshape(-1))
+
+
+def padded(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.where(targets >= 0, 3).flatten(), ignore_index=3)
+
+
+def by_module(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.CrossEntropyLoss()(outputs.flatten(0, 1), targets.flatten())
+
+
+def masked(outputs: Tensor, targets: Tensor) -> Tensor:
+    each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+    return each.sum() / (targets != -100).sum()
+
+
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+class OfRows(nn.CrossEntropyLoss):
+    """A loss module that flattens what it is given."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(outputs.flatten(0, -2), targets.flatten())
+
+
+SPELLINGS = {
+    "function of rows": flat,
+    "classes second": classes_second,
+    "next token": next_token,
+    "padding": padded,
+    "module inside": by_module,
+    "masked": masked,
+    "summed by a function": summed,
+    "module of rows": OfRows(),
+    "sum": OfRows(reduction="sum"),
+    "ignored": OfRows(ignore_index=7),
+}
+OTHERS = {
+    "smoothing": OfRows(label_smoothing=0.1),
+    "class weights": OfRows(weight=torch.linspace(0.5, 2, WORDS).double()),
+    "weighted rows": lambda outputs, targets: (by_rows(outputs, targets) * torch.arange(len(outputs) * 5)).mean(),
+    "every row": lambda outputs, targets: by_rows(outputs, targets).mean(),
+    "a penalty of outputs": lambda outputs, targets: flat(outputs, targets) + 1e-6 * outputs.square().mean(),
+    "scaled": lambda outputs, targets: 3 * flat(outputs, targets),
+    "temperature": lambda outputs, targets: flat(outputs / 2, targets),
+    "focal": lambda outputs, targets: (by_rows(outputs, targets) * (1 - (-by_rows(outputs, targets)).exp())).mean(),
+}
+
+
+def by_rows(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+
+
+def of_loss(loss: object, *, flattened: bool = False) -> hessfig.Problem:
+    """Return the problem of a loss; a loss that ignores 7 is given 7 in place of -100."""
     inputs, targets = tokens()
-    given = F.one_hot(targets.clamp(0), WORDS).double() if loss == "mse" else targets.flatten()
-    network = Body().double() if loss == "mse" else nn.Sequential(Body(), nn.Flatten(0, 1)).double()
-    objective = hessfig.Problem(network, inputs, given, loss).objective("float64")  # type: ignore[arg-type]
-    assert head_of(objective) is None
+    targets = targets.where(targets >= 0, getattr(loss, "ignore_index", -100))
+    network = nn.Sequential(Body(), nn.Flatten(0, 1)) if flattened else Body()
+    return hessfig.Problem(network.double(), inputs, targets.flatten() if flattened else targets, loss)  # type: ignore
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_of_cross_entropy_have_a_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are those of the user's own function, in chunks and without logits."""
+    monkeypatch.setattr(readouts, "CHUNK_BYTES", 8 * WORDS * 2)
+    check_same_without(of_loss(SPELLINGS[name]), monkeypatch)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy])
+def test_a_plain_module_or_function_has_a_head_where_classes_are_the_last_axis(
+    loss: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_same_without(of_loss(loss, flattened=True), monkeypatch)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_losses_of_classes_have_no_head(name: str) -> None:
+    column = column_of(of_loss(OTHERS[name]))
+    assert column.network.head is None and all(map(column.network.holds, PARTS))
+
+
+def test_squared_errors_have_no_head() -> None:
+    inputs, targets = tokens()
+    problem = hessfig.Problem(Body().double(), inputs, F.one_hot(targets.clamp(0), WORDS).double(), "mse")
+    assert head_of(problem.objective("float64")) is None
+
+
+def test_a_target_that_one_batch_ignores_and_another_counts_has_no_labels() -> None:
+    search, outputs = LabelSearch(Called(ignoring_the_first)), torch.randn(4, 5, dtype=torch.float64)
+    search.see(outputs, torch.tensor([2, 0, 1, 4]))
+    assert search.labels == Labels(ignored=(2,))
+    search.see(outputs, torch.tensor([3, 0, 2, 4]))
+    assert search.labels is None
+
+
+def ignoring_the_first(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs[1:], targets[1:])
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples: int) -> None:
+    for name in ("next token", "padding", "sum"):
+        problem = of_loss(SPELLINGS[name])
+        whole = column_of(problem)
+        memory = whole.network.memory()
+        assert memory is not None
+        bound = f"{(memory.peak(samples) + memory.each / 2) / 1e3:.3f}KB"
+        column = column_of(replace(problem, memory=bound))
+        assert len(column.network) > 1 and column.network.head is not None
+        vectors = torch.randn(column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        truth = products(whole, vectors, *PARTS)
+        for part, one in products(column, vectors, *PARTS).items():
+            torch.testing.assert_close(one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
 
 
 def test_a_head_that_is_last_for_some_batches_alone_is_none() -> None:

@@ -143,7 +143,7 @@ def test_a_wrong_engine_is_noticed_and_replaced(name: str, monkeypatch: pytest.M
     """The warning names engine and parameter; the products are then those of ColumnOperator."""
     owner, method, wrong, parts, parameter = PLANTED[name]
     x, y = data()
-    loss = nn.CrossEntropyLoss() if owner is OutputReadout else "cross_entropy"
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1) if owner is OutputReadout else "cross_entropy"
     problem = hessfig.Problem(mlp(), x, y, loss)
     truth = {part: problem.operator("all", str(part), products="curvlinops") @ torch.ones(68_904) for part in parts}
     monkeypatch.setattr(owner, method, wrong)

@@ -13,7 +13,6 @@ import torch
 from hessfig.config.enums import Data, Scored
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
-from hessfig.curvature.problem import Problem
 from hessfig.curvature.large.headed_column import HeadedColumn
 from hessfig.models.kinds.huggingface import STORED
 from hessfig.models.stored import causal_model
@@ -28,7 +27,7 @@ task = TaskConfig(data=Data.tokens, scored=Scored.all, length={length}, batch_si
 model = ModelConfig("huggingface", architecture="{name}", n_layers=4, n_heads=4, d_model=96, vocabulary={words})
 config = Config(task=task, model=model, blocks=["{block}"], memory="1TB")
 before = held("VmRSS")
-problem = Problem.of(drawn(config, sigma=None, seed=0))
+problem = drawn(config, sigma=None, seed=0)
 name, _, layer = "{block}".partition("@")
 column = HeadedColumn(problem, int(layer or 0), name, [name])
 column.split_matmat(torch.randn(column.dim, 2, dtype=problem.dtype), [Part.H_o, Part.H_f])

@@ -12,8 +12,9 @@ from hessfig.config.enums import Data, Kind
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.errors import UserError
-from hessfig.models.kinds.python import find_factory
+from hessfig.models.kinds.python import draw, find_factory
 from hessfig.models.protocol import kind, kinds
+from hessfig.sweep import preview
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.variant import Variant
@@ -27,6 +28,11 @@ def make(seed=0, width=5):
     network = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
     weights = {"W@1": "0.weight", "half@1": ("0.weight", numpy.s_[:2, :]), "W@2": "2.weight"}
     return network, torch.randn(6, 4), torch.randint(0, 2, (6,)), "cross_entropy", weights
+
+def large(memory=None):
+    import hessfig
+    network = nn.Sequential(nn.Linear(260, 260), nn.Tanh(), nn.Linear(260, 2))
+    return hessfig.Problem(network, torch.randn(6, 260), torch.randint(0, 2, (6,)), memory=memory)
 
 def with_sigma(sigma):
     return make()[0], sigma * torch.ones(3, 4), torch.zeros(3, dtype=torch.long), "cross_entropy"
@@ -96,6 +102,21 @@ def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -
         there = [row for row in rows if row["seed"] == str(seed)]
         assert [float(row["value"]) for row in there] == here["value"].tolist()
         assert [float(row["error"]) for row in there] == here["error"].tolist()
+
+
+def test_the_preview_states_what_a_product_of_a_large_network_takes(folder: Path) -> None:
+    variants = [Variant("", config(f"mynet.py:{name}")) for name in ("make", "large")]
+    size = kind(Kind.python).product_bytes(variants[1].config)
+    made = find_factory(variants[1].config)()
+    assert size == made.operator("all", dtype=variants[1].config.dtype).memory
+    assert size is not None and 8 * 68_382 < size < 20 * 8 * 68_382
+    assert preview._product_lines(variants) == [f"memory of a product: about {size / 1e9:.2g} GB"]
+    assert preview._product_lines(variants[:1]) == []
+
+
+def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder: Path) -> None:
+    bounded = config("mynet.py:large", options={"memory": "3MB"})
+    assert draw(bounded, None, 3).memory == 3e6 and draw(config("mynet.py:large"), None, 3).memory is None
 
 
 def test_a_factory_that_takes_sigma_is_swept(folder: Path) -> None:

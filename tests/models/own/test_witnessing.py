@@ -13,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
+from hessfig.curvature import batched
+from hessfig.models.own import witnessing
+from hessfig.models.own.border import open_request
+from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.witnessing import factory_objective
 from tests.odd_functions import REFUSED, RIGHT, Odd
 
@@ -160,6 +164,72 @@ def test_what_has_no_hessian_is_refused_by_name(name: str, real: str) -> None:
         hessfig.measure(problem(one), blocks=["all"], parts="H")
     with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
         problem(one).operator("all").dense()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_first_samples_are_enough_to_refuse_what_has_no_hessian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derivatives of large networks are compared on a few samples; what differs there is compared on all of them."""
+    monkeypatch.setattr(batched, "SMALL", 0)
+    make, remedy = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
+        problem(make(torch.float64)).operator("all").dense()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched, "SMALL", 0)
+    blocks = truth(RIGHT[name](torch.float64))
+    for block, right in blocks.items():
+        operator = problem(RIGHT[name](torch.float64)).operator(block)
+        assert torch.allclose(operator.dense(), right, rtol=1e-8, atol=1e-10), block
+
+
+def test_outputs_of_further_batches_are_not_held() -> None:
+    """They are as large as the logits of all data."""
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    own = OwnFunction(open_request(Reader(), [*x.split(4)], [*y.split(4)], "cross_entropy"))
+    assert len(own.values()) == 3 and len(own.call.results) == 1
+
+
+class Reader(nn.Module):
+    def __init__(self, rows: int = 8, *, samples: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.samples = nn.Linear(4, rows), nn.Linear(rows, 3), samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.samples in (None, len(x))
+        return self.last(self.first(x).tanh())
+
+
+@pytest.mark.parametrize(("samples", "memory", "few"), [(16, None, 2), (16, "1GB", 1), (5, None, 1), (1, None, None)])
+def test_an_eighth_of_the_samples_is_compared(
+    samples: int, memory: str | None, few: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, first = [], witnessing.first_samples
+    monkeypatch.setattr(batched, "SMALL", 0)
+    monkeypatch.setattr(witnessing, "first_samples", lambda one, count: seen.append(count) or first(one, count))
+    x, y = torch.randn(samples, 4), torch.arange(samples) % 3
+    witness = hessfig.Problem(Reader(), x, y, memory=memory).objective("float64").witness
+    assert witness is not None and ("value, all samples" in witness.off) == (few is not None)
+    assert seen == ([] if few is None else [few])
+
+
+def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "SMALL", 0)
+    problem = hessfig.Problem(Reader(samples=16), torch.randn(16, 4), torch.arange(16) % 3)
+    witness = problem.objective("float64").witness
+    assert witness is not None and "value, all samples" not in witness.off and not witness.not_taken
+
+
+def test_samples_that_do_not_count_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "SMALL", 0)
+    targets = torch.tensor([-100, -100, *[1] * 14])
+    witness = hessfig.Problem(Reader(), torch.randn(16, 4), targets).objective("float64").witness
+    assert witness is not None and "value, all samples" not in witness.off
 
 
 CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
