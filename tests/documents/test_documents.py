@@ -381,7 +381,8 @@ def test_the_version_is_one() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
     wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/tutorial.md")))
-    assert {hessfig.__version__, project["version"], latest} == {cited["version"]} == wheels
+    (bibtex,) = re.findall(r"version = \{([\d.]+)\}", text_of("docs/reproduce.md"))
+    assert {hessfig.__version__, project["version"], latest, bibtex} == {cited["version"]} == wheels
     assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
     assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
     paper = cited["preferred-citation"]
