@@ -34,7 +34,7 @@ from hessfig.analysis.claims.ledger import all_claims
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.config.enums import FigureGroup, Published
-from hessfig.config.presets import ShippedFigure, figures, natural, shipped_figures
+from hessfig.config.presets import ShippedFigure, natural, shipped_figures
 from hessfig.errors import UserError
 from hessfig.record import MANIFEST, TABLE
 
@@ -61,7 +61,7 @@ landscape_subspace influence approximations_addition language_course sinks_train
 WITH_EVERY_PAGE = ("eq5", "6", "7", "component_ratios")  # figures whose pages say more than the first of them
 
 
-ALSO_READ = {"centred": ["centring"]}  # sweeps that a layout reads besides that of its figure
+ALSO_READ = {"centring_training": ["centring"], "single_matrix": ["sigma"]}  # sweeps that a figure reads besides its own
 
 
 def main() -> None:
@@ -190,7 +190,7 @@ def _save(drawings: list[pictures.Drawing], outputs: Path, manifest: dict[str, A
 
 
 def _sweeps_of(figure: ShippedFigure) -> list[str]:
-    return [figure.sweep, *ALSO_READ.get(figure.layout, ())] if figure.sweep else []
+    return [figure.sweep, *ALSO_READ.get(figure.name, ())] if figure.sweep else []
 
 
 def _problem(figure: ShippedFigure, outputs: Path) -> str:
@@ -270,8 +270,7 @@ def _title(figure: ShippedFigure) -> str:
 
 def _seen(figure: ShippedFigure) -> list[str]:
     """Return the sentence on what to see, where conf/figures.yaml has one."""
-    seen = figures()[figure.name].get("seen")
-    return [seen] if seen else []
+    return [f"{sentence.rstrip('.')}." for sentence in dict.fromkeys(figure.seen.values())]
 
 
 def _alt(figure: ShippedFigure, picture: str) -> str:

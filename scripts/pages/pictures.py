@@ -40,7 +40,7 @@ IMAGES = ROOT / "docs" / "img"
 MANIFEST = IMAGES / "manifest.json"
 CHUNK = "hessfig"  # the key of the record in the text chunks of a PNG
 Record = dict[str, Any]
-_TEXTS = ("name", "about", "seen", "group", "order")  # of an entry: where and under which words a figure is shown
+_TEXTS = ("name", "about", "group", "order")  # of an entry: where and under which words a figure is shown
 _STUDY_FIGURES, _STUDY_TABLES = "hessfig.figures.study_figures", "hessfig.theory.studies"
 _LAYOUTS = ("hessfig.figures.layouts.", "hessfig.studies.")
 
