@@ -61,7 +61,10 @@ landscape_subspace influence approximations_addition language_course sinks_train
 WITH_EVERY_PAGE = ("eq5", "6", "7", "component_ratios")  # figures whose pages say more than the first of them
 
 
-ALSO_READ = {"centring_training": ["centring"], "single_matrix": ["sigma"]}  # sweeps that a figure reads besides its own
+ALSO_READ = {
+    "centring_training": ["centring"],
+    "single_matrix": ["sigma"],
+}  # sweeps that a figure reads besides its own
 
 
 def main() -> None:
