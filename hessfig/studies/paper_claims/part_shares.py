@@ -55,7 +55,8 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, beside: pd.DataFra
     marks = "Share of the functional part: its norm over the sum of both. Dots: mean over"
     marks += f" {labels.seeds_words(measured.table)}; bars: 95% interval of the mean; dotted: 1/2."
     if len(beside):
-        words += f" Dashed: W_Q of the network with two weights, {int(beside['count'].max())} seeds."
+        seeds = int(beside["count"].max())
+        words += f" Dashed: the query weight of the network with two weights, {seeds} seeds."
     note = f"{marks}{labels.made_words(measured.table, measured.axis, measured.setting)}{words}"
     room = measured.paper.inches - ONE_SCALE.left - len(blocks) * _PANEL
     style = ONE_SCALE.replace(height=1.8, right=max(_NAMES, room), across=_NAMES)
