@@ -40,9 +40,13 @@ def tables(records: list[Row]) -> str:
     rows = [*{row["row"]: row for row in sorted(measured, key=lambda row: "failed" not in row)}.values()]
     has_card = any("card" in record for record in records)
     products = [_product(row, has_card) for row in rows if "gradients" in row]
-    others = [(row["row"], _told(row)) for row in rows if "gradients" not in row]
+    kinds = [row["row"].partition(", ")[0] for row in rows if "gradients" not in row and "failed" not in row]
+    repeated = [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 2]
+    others = [(row["row"], _told(row)) for row in rows if "gradients" not in row and _kind(row) not in repeated]
     found = [*dict.fromkeys(f"- {_origin(record)}" for record in records), ""]
     found += [*markdown_table(HEADS, products), ""] * bool(products)
+    for kind in repeated:
+        found += [*_compared(kind, [row for row in rows if _kind(row) == kind]), ""]
     found += [*markdown_table(("measured", "numbers"), others), ""] * bool(others)
     return "\n".join(found)
 
@@ -60,13 +64,30 @@ def _product(row: Row, has_card: bool) -> list[str]:
     return [row["row"], *(f"{row[name]:.3g}" for name in ("seconds", "gradients", "peak_gib")), share, agrees]
 
 
+def _kind(row: Row) -> str:
+    """Return the first words of a row's name, which rows of one table share."""
+    return str(row["row"]).partition(", ")[0]
+
+
+def _compared(kind: str, rows: list[Row]) -> list[str]:
+    """Return a table of rows of one kind: a column for every number that all of them have."""
+    done = [row for row in rows if "failed" not in row]
+    names = [name for name in done[0] if all(type(row.get(name)) in (int, float) for row in done)]
+    cells = [[row["row"].partition(", ")[2], *(_number(row[name]) for name in names)] for row in done]
+    cells += [
+        [row["row"].partition(", ")[2], row["failed"], *("" for _ in names[1:])] for row in rows if "failed" in row
+    ]
+    return markdown_table((kind, *(name.replace("_", " ") for name in names)), cells)
+
+
 def _told(row: Row) -> str:
     """Return the numbers of a row with their names, or why there are none."""
     found = {name.replace("_", " "): value for name, value in row.items() if type(value) in (int, float)}
-    numbers = (
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()
-    )
-    return row.get("failed") or "; ".join(numbers)
+    return row.get("failed") or "; ".join(f"{name} {_number(value)}" for name, value in found.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":
