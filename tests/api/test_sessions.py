@@ -109,8 +109,8 @@ def test_a_title_is_in_the_file_that_is_saved(swept: Path, tmp_path: Path) -> No
         hessfig.read(swept).plot("3a", title=title, width=4.0).savefig(tmp_path / "mine.png", dpi=100)
         pictures.append(image.imread(tmp_path / "mine.png")[:, :, :3])
     plain, titled = pictures
-    assert titled.shape == (len(plain) + 25, 400, 3)
-    assert (titled[25:] == plain).all() and titled[:25].min() < 0.5
+    assert titled.shape == (len(plain) + 26, 400, 3)
+    assert (titled[26:] == plain).all() and titled[:26].min() < 0.5
 
 
 def test_titles_and_labels_are_settings_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:

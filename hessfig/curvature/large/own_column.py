@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import debug_unwrap, functional_call
 from torch.nn import functional as F
 
 from hessfig.curvature.batched import is_small
@@ -107,7 +107,7 @@ def _noted(network: nn.Module, calls: list[tuple[nn.Linear, Tensor, Tensor]]) ->
     """Append module, input and output of every call of a plain linear map."""
 
     def note(module: nn.Linear, given: tuple[Any, ...], made: Any) -> None:
-        if len(given) == 1 and isinstance(made, Tensor):
+        if len(given) == 1 and isinstance(made, Tensor) and debug_unwrap(made) is made:  # not inside vmap, grad
             calls.append((module, given[0].detach(), made.detach()))
 
     plain = [one for one in network.modules() if isinstance(one, nn.Linear) and _is_plain(one)]

@@ -40,9 +40,8 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
     block. Where the dot lies in the circle, counting powers of the input explains the growth of the block. A line
-    without circle has no predicted power there; `= 0` is a block that vanishes identically. With the option `ratios`,
-    dots are instead the norm of the query block over that of the value block, one for each sigma; bars are 95 %
-    intervals.
+    without circle has no predicted power there; `= 0` is a block that vanishes identically. Ratios, if asked
+    for, are the norm of the query block over that of the value block, a dot for each sigma; bars are 95 % intervals.
     Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
     first window of sigma is drawn, with a page for every further one.
     """
