@@ -261,8 +261,9 @@ def section(figure: ShippedFigure, manifest: dict[str, Any]) -> str:
     shown = [path.name for path in pictures.pictures_of(figure.name, IMAGES)]
     images = [f"![{_alt(figure, name)}](img/{name})" for name in shown]
     old = [OLD] if set(shown) & set(manifest["old"]) else []
-    costs = "; ".join(manifest["costs"].get(sweep, "not measured yet") for sweep in _sweeps_of(figure))
-    command = f"`make figure-{figure.name}`: {costs or 'computed in seconds'}."
+    costs = "; ".join(manifest["costs"][sweep] for sweep in _sweeps_of(figure) if sweep in manifest["costs"])
+    unknown = "its cost is not on record" if figure.sweep else "computed in seconds"
+    command = f"`make figure-{figure.name}`: {costs or unknown}."
     parts = [f"### {_title(figure)}", *images, *old, *_seen(figure), *says(figure.name), command]
     return "\n\n".join(parts) + "\n"
 
@@ -301,7 +302,7 @@ def _others() -> list[str]:
     return [
         "## Other figures",
         "",
-        "`make figure-NAME` measures and draws one.",
+        f"`make figure-{listed[0].name}` measures and draws the first of them, and so on.",
         "",
         *markdown_table(("NAME", "figure"), rows),
         "",

@@ -143,7 +143,7 @@ def test_tables_show_value_and_error_first() -> None:
 def test_arrays_of_a_measured_table_are_drawn() -> None:
     torch.manual_seed(0)
     problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
-    for quantity, layout, panels in (("density", "spectra", 2), ("spectrum", "spectra", 2), ("slices", "slices", 5)):
+    for quantity, layout, panels in (("density", "spectra", 1), ("spectrum", "spectra", 1), ("slices", "slices", 3)):
         table = hessfig.measure(problem, blocks=["all"], parts=["H"], quantities=[quantity])
         assert len(hessfig.plot(table, layout=layout).axes) == panels
 
