@@ -260,10 +260,14 @@ class Witnessing:
 
 
 def _is_usual(here: Derivatives) -> bool:
-    """Whether derivatives are finite and do not vanish, so that a comparison says something."""
-    lengths = [length(one.values()) for one in (here.slopes, *here.products)]
-    finite = (one.isfinite().all() for some in (here.slopes, *here.products) for one in some.values())
-    return bool(here.products) and min(lengths) > 0 and bool(here.value.isfinite()) and all(map(bool, finite))
+    """Whether derivatives are finite and reach every parameter, so that a comparison says something of each."""
+    tensors = (here.slopes, *here.products)
+    lengths = [length(one.values()) for one in tensors]
+    finite = (one.isfinite().all() for some in tensors for one in some.values())
+    reached = all(any(bool(some[name].any()) for some in tensors if name in some) for name in here.slopes)
+    return (
+        bool(here.products) and min(lengths) > 0 and bool(here.value.isfinite()) and all(map(bool, finite)) and reached
+    )
 
 
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:

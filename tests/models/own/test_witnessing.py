@@ -232,6 +232,47 @@ def test_samples_that_do_not_count_say_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert witness is not None and "value, all samples" not in witness.off
 
 
+class Once(torch.autograd.Function):
+    """2 tanh x, whose second derivative takes a value that forward has kept for a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.slope = 2 * (1 - x.tanh().square())
+        return 2 * x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, *sent: torch.Tensor) -> torch.Tensor:
+        slope: torch.Tensor = sent[0] * ctx.slope
+        return slope
+
+
+class Routed(nn.Module):
+    """Samples with a large first entry alone pass the second of two experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x[:, 0] > 5).nonzero().flatten()
+        others = (x[:, 0] <= 5).nonzero().flatten()
+        hidden = x.new_zeros(len(x), 5).index_put((others,), self.first(x[others]).tanh())
+        if len(chosen):
+            hidden = hidden.index_put((chosen,), Once.apply(self.second(x[chosen])))
+        return self.last(hidden)
+
+
+def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batched, "SMALL", 0)
+    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    x[12:, 0] += 10
+    with pytest.raises(ValueError, match=r"second\.weight"):
+        hessfig.Problem(Routed(), x, y).operator("all").dense()
+
+
 CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
     "the loss": lambda scale: lambda out, y: scale["by"] * torch.nn.functional.cross_entropy(out, y)
 }
