@@ -20,10 +20,10 @@ from hessfig.curvature.batched import is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, fault, length
 from hessfig.curvature.large.graphs import Graphs
-from hessfig.curvature.large.labels import Labels, LabelSearch
 from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
 from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
 from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyReadout
+from hessfig.curvature.large.row_labels import Labels, LabelSearch
 from hessfig.curvature.losses import IGNORED, CrossEntropy
 from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
 from hessfig.curvature.rounding import OUTPUTS, norm

@@ -13,8 +13,8 @@ from torch.nn.utils import parametrizations
 
 import hessfig
 from hessfig.curvature.large import own_column, readouts
-from hessfig.curvature.large.labels import Labels, LabelSearch
 from hessfig.curvature.large.own_column import head_of
+from hessfig.curvature.large.row_labels import Labels, LabelSearch
 from hessfig.curvature.losses import Called
 from hessfig.terms import PARTS
 from tests.curvature.large.large_networks import column_of, products
