@@ -249,7 +249,7 @@ class LargeNetwork:
     def holds(self, part: Part) -> bool:
         """Whether the products of a part agree with plain double backward on the first batch; warns once if not.
 
-        Its first samples are enough if products on them are finite and do not vanish (samples.few_samples).
+        Its first samples are enough if products on them are finite and reach every parameter (samples.few_samples).
         """
         if part not in self._verdicts:
             self._verdicts[part] = self._agrees(part)
@@ -287,7 +287,7 @@ class _Reliable(DoubleBackward):
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         products = super().__matmul__(columns)
         self.lengths = torch.tensor([[length(one[..., k] for one in products) for k in range(columns[0].shape[-1])]])
-        self.says_something = bool((self.lengths > 0).all() and all(bool(one.isfinite().all()) for one in products))
+        self.says_something = all(bool(one.isfinite().all() and one.any()) for one in products)
         return products
 
 

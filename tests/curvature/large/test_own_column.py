@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hessfig
 from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.large.graphs import Totals
 from hessfig.curvature.large.large_column import LargeProducts
 from hessfig.curvature.large.own_column import OwnColumn
 from hessfig.curvature.large.readouts import OutputReadout, VocabularyReadout, _Slope
@@ -154,6 +155,30 @@ def test_a_wrong_engine_is_noticed_and_replaced(name: str, monkeypatch: pytest.M
         with pytest.warns(RuntimeWarning, match=said):
             made = products(column, torch.ones(68_904, 1), part)[part][:, 0]
         torch.testing.assert_close(made, truth[part].to(made), rtol=1e-12, atol=0)
+
+
+class Late(nn.Module):
+    """A network with a layer that the first samples do not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.late, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(3, 3), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).tanh()
+        late = (x[:, :1] > 0) * self.late(hidden[:, :3]).tanh()
+        return self.head(hidden + torch.nn.functional.pad(late, (0, WIDTH - 3)))
+
+
+def test_rows_that_the_first_samples_do_not_reach_are_compared_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, y = data(16)
+    x[:, 0] = torch.where(torch.arange(16) < 8, -1.0, 1.0)
+    right = Totals.tensors
+    monkeypatch.setattr(Totals, "tensors", lambda self: [(1 + (k == 2)) * one for k, one in enumerate(right(self))])
+    column = column_of(hessfig.Problem(Late(), x, y, "cross_entropy"))
+    with pytest.warns(RuntimeWarning, match=r"in the rows of late\.weight; plain double backward"):
+        assert not column.network.holds(Part.H)
 
 
 def test_an_engine_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
