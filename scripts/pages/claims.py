@@ -52,20 +52,25 @@ def measured(outputs: Path) -> dict[str, Judged]:
 
 def summary(numbers: str, details: str) -> str:
     """Return a line for every claim from the tables of verdicts and parts: its statement, verdict and result."""
-    by_verdict: dict[str, dict[str, list[str]]] = {}
-    for claim, part, *_, verdict, _ in _lines(details):
-        by_verdict.setdefault(claim, {}).setdefault(verdict, []).append(part)
-    rows = [[*line[:2], line[5], _result(line, by_verdict.get(line[0], {}))] for line in _lines(numbers)]
+    shares = parts_by_verdict(details)
+    rows = [[*line[:2], line[5], _result(line, shares.get(line[0], []))] for line in _lines(numbers)]
     return "\n".join([*markdown_table(SUMMARY_HEADS, []), *map(_row, rows), ""])
 
 
-def _result(line: Cells, by_verdict: dict[str, list[str]]) -> str:
+def parts_by_verdict(details: str) -> dict[str, list[str]]:
+    """Return for every claim with parts each verdict and the parts that have it, as "holds: along the depth"."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for claim, part, *_, verdict, _ in _lines(details):
+        found.setdefault(claim, {}).setdefault(verdict, []).append(part)
+    return {claim: [f"{word}: {', '.join(one)}" for word, one in words.items()] for claim, words in found.items()}
+
+
+def _result(line: Cells, shares: list[str]) -> str:
     """Return the effect in words with its interval, and which parts hold where the claim holds in some alone."""
     name, _, _, effect, interval, verdict, words, _ = line
     if not effect:
         return words
     result = f"{markdown_text(all_claims()[name].effect_words)}: {effect} {interval}"
-    shares = [f"{word}: {', '.join(names)}" for word, names in by_verdict.items()]
     return "; ".join([result, *(shares if verdict == ClaimVerdict.holds_only_if else [])])
 
 

@@ -123,10 +123,11 @@ def proxy_misfit(evidence: Evidence) -> str:
     rows = evidence.at_step(-1).numbers("largest_eigenvalue", "model.kind", "model.attention", row="all")
     wide = rows.pivot_table(index=["model.kind", "model.attention", "seed"], columns="part", values="value")
     misfit = np.log(wide["H_o"] / wide["H"]).abs()
-    lines = [
-        (f"{kind}, {attention}", _interval(student_interval(one)))
+    named = {  # an MLP has no attention: one network
+        "mlp" if kind == "mlp" else f"{kind}, {attention}": one
         for (kind, attention), one in misfit.groupby(level=[0, 1], sort=False)
-    ]
+    }
+    lines = [(name, _interval(student_interval(one))) for name, one in named.items()]
     return _lines(("network", "misfit of H_o"), lines)
 
 
@@ -172,9 +173,7 @@ def _raced(evidence: Evidence, reference: str) -> str:
             ratio = f"{row['ratio']:.2g} [{row['ratio_low']:.2g}, {row['ratio_high']:.2g}]"
         rates = ", ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
         lines.append(("gradients" if budget == "step" else "seconds", rule, rates, loss, ratio))
-    return _lines(
-        ("same", "rule", "rates (* end of the grid)", "loss", f"over {reference or 'the plain optimiser'}"), lines
-    )
+    return _lines(("equal", "rule", "learning rates", "loss", f"over {reference or 'the plain optimiser'}"), lines)
 
 
 @finding("studies/spectra.md", "weight_norms", "weight_norms_whole")

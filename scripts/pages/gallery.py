@@ -30,6 +30,7 @@ import pictures
 from contact_sheet import write_contact_sheets
 from pictures import IMAGES, ROOT
 
+from hessfig.analysis.claims.judges import ClaimVerdict
 from hessfig.analysis.claims.ledger import all_claims
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import markdown_table, markdown_text, marked
@@ -42,10 +43,12 @@ PAGE = ROOT / "docs" / "gallery.md"
 HEADINGS = ["Figures of the paper", "Figures of the paper's claims", "Beyond the paper", "Follow-ups", "Theory alone"]
 HEAD = """# Gallery
 
-All figures worth a look, drawn from tables measured at full size (20 values of sigma, 20 seeds, d_model 128 and 64
-sequences unless the title says otherwise) on 2 cores without a GPU. The tables are in `docs/tables`, and
-`python scripts/pages/gallery.py --draw` redraws the pictures from them. Verdicts are those of [claims.md](claims.md);
-[figures.md](figures.md) explains how to read the figures.
+The figures that come with the package, each with one sentence on what it shows; [the last section](#other-figures)
+lists further ones by their commands. They are drawn from tables measured at full size (20 values of sigma, 20 seeds,
+width 128, batches of 64 sequences, unless the title or the picture says otherwise) on 2 cores without a GPU. The tables
+are in `docs/tables`, and `python scripts/pages/gallery.py --draw` redraws the pictures from them. A time is the wall
+time of the sweep with two workers; "of computing" is the sum over its cells, where the last run reused some of them.
+Verdicts are those of [claims.md](claims.md); [figures.md](figures.md) explains how to read the figures.
 """
 OLD = "This picture was drawn by an earlier version: its sweep was not measured again."
 # What the page shows: one message each; every other figure is listed below them with its command.
@@ -286,13 +289,18 @@ def _alt(figure: ShippedFigure, picture: str) -> str:
 
 def says(name: str) -> Iterator[str]:
     """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claim-rules.md."""
-    page = marked(claims_page.RULES.read_text(), "verdicts", claims_page.COMMAND)
-    verdicts = {cells[0].removeprefix("| "): cells[5] for line in page.splitlines() if (cells := line.split(" | "))[5:]}
+    verdicts, details = (
+        marked(claims_page.RULES.read_text(), part, claims_page.COMMAND) for part in ("verdicts", "parts")
+    )
+    shares = claims_page.parts_by_verdict(details)
+    lines = (line.removeprefix("| ").split(" | ") for line in verdicts.splitlines())
+    found = {cells[0]: cells[5] for cells in lines if cells[5:]}
     for claim in all_claims().values():
-        verdict = verdicts.get(claim.id, claims_page.NOT_YET)
+        verdict = found.get(claim.id, claims_page.NOT_YET)
         if claim.figure == name and verdict != claims_page.NOT_YET:
             statement = markdown_text(claim.statement[0].upper() + claim.statement[1:])
-            yield f"*{statement}* ({claim.source}): **{verdict}**."
+            parts = f" ({'; '.join(shares[claim.id])})" if verdict == ClaimVerdict.holds_only_if else ""
+            yield f"*{statement}* ({claim.source}): **{verdict}**{parts}."
 
 
 def _others() -> list[str]:
