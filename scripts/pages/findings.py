@@ -230,18 +230,19 @@ def bound_over_true(evidence: Evidence) -> str:
     return _lines(("distance", "direction", "smallest", "largest"), lines)
 
 
-@finding("studies/landscape.md", "landscape_integrals", "stationarity", "data_size")
+@finding("studies/landscape.md", "landscape_integrals", "stationarity", "data_size_batches")
 def sample_exponents(integrals: Evidence, gradients: Evidence, subsets: Evidence) -> str:
-    """Exponents in the number of samples k >= 10 beside those that chance gives."""
+    """Exponents in the number of samples k >= 10 next to those of chance; of H_k over batches, each a mean of seeds."""
     asked = [
-        *((integrals, name, f"{name} at w*") for name in ("delta_1", "delta_2")),
-        (gradients.at_step(-1), "stationarity_rms", "length of the gradient after the training"),
-        *((subsets, name, words) for name, words in _SUBSETS.items()),
+        *((integrals, "seed", name, f"{name} at w*") for name in ("delta_1", "delta_2")),
+        (gradients.at_step(-1), "seed", "stationarity_rms", "length of the gradient after the training"),
+        *((subsets, "task.seed", name, words) for name, words in _SUBSETS.items()),
     ]
     lines = []
-    for evidence, name, words in asked:
-        rows = evidence.numbers(name)
-        for row, one in exponents(rows, "index", "row", window=(10.0, 1_024.0)).groupby(level="row"):
+    for evidence, repeat, name, words in asked:
+        settings = [repeat] if repeat != "seed" else []
+        slopes = exponents(evidence.numbers(name, *settings), "index", "row", *settings, window=(10.0, 1_024.0))
+        for row, one in slopes.groupby(level=["row", repeat]).mean().groupby(level="row"):
             lines.append((words, str(row), _interval(student_interval(one))))
     return _lines(("number", "block", "exponent in k"), lines)
 
