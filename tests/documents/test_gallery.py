@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from hessfig.config.presets import shipped_figures
+from hessfig.config.presets import EVERY_PAGE, shipped_figures
 from hessfig.errors import UserError
 from hessfig.record import MANIFEST, TABLE
 from tests.pages import ROOT
@@ -83,6 +83,14 @@ def test_the_page_shows_or_lists_every_figure_in_45_sections(modules: dict[str, 
     listed = [figure.name for figure in gallery.all_figures() if figure.name in gallery.LISTED_ONLY]
     assert re.findall(r"^\| `(\w+)` \| .+ \|$", text, flags=re.MULTILINE) == listed
     assert len(listed) + len(titles) == len([figure for figure in FIGURES.values() if figure.group.value != "own"])
+
+
+def test_every_sentence_on_what_is_seen_belongs_to_a_page(modules: dict[str, ModuleType]) -> None:
+    """A page that was renamed would lose its title without a word."""
+    shown = {path.stem.removeprefix("fig") for path in IMAGES.glob("fig*.png")}
+    for figure in modules["gallery"].gallery_figures():
+        pages = {f"{figure.name}_{suffix}" for suffix in figure.seen if suffix != EVERY_PAGE}
+        assert pages <= shown, figure.name
 
 
 def test_kept_tables_are_small_and_those_of_the_manifest(modules: dict[str, ModuleType]) -> None:
