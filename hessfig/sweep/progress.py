@@ -91,6 +91,7 @@ class Reporter:
         self._told: dict[str, float] = {}
         self._errors = Console(stderr=True, highlight=False)
         self._started, self._reused_before = time.perf_counter(), reused
+        self._first_cell = self._started  # or the end of the last training before it: rates are those of cells alone
         self._in_notebook, self._ended = in_notebook(), Event()
         self._is_watched = self._in_notebook or sys.stderr.isatty()
         self._bar = NotebookBar() if self._in_notebook else _terminal_bar(name, is_drawn=self._is_watched)
@@ -138,6 +139,10 @@ class Reporter:
         self._bar.update(self._task, advance=1, note=f"{self._note()}{left}")
 
     @property
+    def _measuring(self) -> float:
+        return time.perf_counter() - self._first_cell
+
+    @property
     def _todo(self) -> int:
         return self._total - self._reused_before
 
@@ -151,7 +156,7 @@ class Reporter:
     def _left(self) -> str:
         """Return the estimated remaining time, if any time was spent so far."""
         done = sum(self.counts.values()) - self._reused_before
-        seconds = self.seconds / done * (self._todo - done) if done else 0.0
+        seconds = self._measuring / done * (self._todo - done) if done else 0.0
         words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
         return f", about {words or f'{seconds / 3600:.1f} h'} left" if 0 < done < self._todo else ""
 
@@ -159,6 +164,8 @@ class Reporter:
         self.peak = max(self.peak, outcome.peak)
         self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
         last_line, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
+        if not self.counts["measured"]:
+            self._first_cell = now
         if outcome.kind == "trained" or (not self._is_watched and now - last_line > TELL_EVERY):
             self._told[str(outcome.cell)] = now
             self._say(f"{outcome.cell}: {outcome.cause}")
@@ -167,7 +174,7 @@ class Reporter:
         self._errors.print(plain_lines(words), markup=False, soft_wrap=True)
 
     def _note(self) -> str:
-        done, seconds = self.counts["measured"], self.seconds
+        done, seconds = self.counts["measured"], self._measuring
         rate = f", {done / seconds:.2f} cells/s" if done else ""
         return f"{self.counts['reused']} reused, {self.counts['failed']} failed{rate}"
 

@@ -32,6 +32,22 @@ def test_a_piped_run_tells_how_it_goes(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[-1].startswith("toy: done: 10 of 10 cells, 4 reused, 3 failed")
 
 
+def test_the_time_left_does_not_count_trainings_before_the_cells(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    with Reporter("toy", 12, 0, every=0.02) as reporter:
+        clock[0] = 1000.0
+        reporter.show(outcome("trained", "trained to step 10"))
+        clock[0] = 1010.0
+        for _ in range(2):
+            reporter.show(outcome("measured"))
+        time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert "toy: 2 of 12 cells, 0 reused, 0 failed, 0.20 cells/s, about 50 s left" in lines
+
+
 def test_nothing_is_said_where_nothing_is_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter("toy", 4, 4, every=0.01):
         time.sleep(0.05)
