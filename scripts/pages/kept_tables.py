@@ -152,11 +152,15 @@ def _measured(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
         yield _place(row, row["config"])
 
 
+_WITHOUT_ROWS = ("preconditioned_eigenvalue", 0)  # Adam has no second moments before its first update
+
+
 def _is_measured(cell: Cell, measured: set[tuple[str, ...]], with_arrays: set[tuple[str, ...]]) -> bool:
     labels = cell.labels
     return (
         _place(labels, cell.variant.short_hash(cell.quantity)) in measured
         or _place(labels, cell.quantity) in with_arrays
+        or (cell.quantity, cell.step) == _WITHOUT_ROWS
     )
 
 
