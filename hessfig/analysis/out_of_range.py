@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hessfig.errors import first_few
 from hessfig.predictions.architecture import COUNTED
 from hessfig.record import FROBENIUS, MANIFEST, Status, read_checked
 
@@ -43,10 +44,8 @@ def _knows_zeros(table: Path) -> bool:
 
 def _where(bad: Iterable[Row], rows: Iterable[Row]) -> str:
     """Return the places of the bad rows, network by network and quantity by quantity."""
-    return ", ".join(
-        f"{_places(_of_group(bad, group), _of_group(rows, group))} ({group})"
-        for group in dict.fromkeys(map(_group, bad))
-    )
+    groups = dict.fromkeys(map(_group, bad))
+    return first_few([f"{_places(_of_group(bad, group), _of_group(rows, group))} ({group})" for group in groups])
 
 
 def _group(row: Row) -> str:

@@ -25,6 +25,7 @@ DERIVED = (
     *("comparison.csv", "comparison_curves.csv", "comparison_ratios.csv"),
 )
 _NAMED, KIND = 5, "table"
+_DIVERGED = "Diverged"  # the name of the exception in states.training.loop, with which a cause begins
 Launch = Callable[[list[Cell], CellStore], Generator[CellOutcome, None, None]]
 
 
@@ -87,7 +88,7 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
         gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
         table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
         is_written = len(gathered.missing) < len(sweep.cells)
-        notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(table, gathered.missing, sweep.cells)]
+        notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(sweep, gathered.missing, sweep.cells)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
@@ -131,17 +132,34 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
         stale = [name for name in DERIVED if not remove_own(path.with_name(name))]
         notes += [f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table" for name in stale]
-    written = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
+    counts = {"missing_cells": len(gathered.missing), "diverged_cells": len(_diverged(sweep, gathered.missing))}
+    written = {**counts, "arrays": gathered.arrays, "table_sha256": gathered.sha256}
     texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **written})}
     publish(texts, KIND, known=trusted_hashes(sweep.folder))
     return notes
 
 
-def _lacks(table: Path, missing: list[Cell], planned: Sequence[Cell]) -> list[str]:
-    """Return a note about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
-    if not missing:
-        return []
-    if len(missing) == len(planned):
+def _diverged(sweep: Sweep, missing: Sequence[Cell]) -> list[Cell]:
+    """Return the cells that have no number because their training diverged, which it would do again."""
+    causes = sweep.failures.causes(cell.key for cell in missing)
+    return [cell for cell in missing if causes.get(cell.key, "").startswith(_DIVERGED)]
+
+
+def _lacks(sweep: Sweep, missing: list[Cell], planned: Sequence[Cell]) -> list[str]:
+    """Return notes about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
+    table = sweep.folder / TABLE
+    if missing and len(missing) == len(planned):
         return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
-    named = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
-    return [f"{len(missing)} of {len(planned)} cells are not in the table ({named}): run the same command again"]
+    diverged = _diverged(sweep, missing)
+    keys = {cell.key for cell in diverged}
+    others = [cell for cell in missing if cell.key not in keys]
+    kinds = ((diverged, "their trainings diverged"), (others, "run the same command again"))
+    return [
+        f"{len(cells)} of {len(planned)} cells are not in the table ({_first(cells)}): {words}"
+        for cells, words in kinds
+        if cells
+    ]
+
+
+def _first(cells: Sequence[Cell]) -> str:
+    return "; ".join(map(str, cells[:_NAMED])) + f"; and {len(cells) - _NAMED} more" * (len(cells) > _NAMED)

@@ -38,11 +38,11 @@ def test_sentences_are_short_and_without_names_of_the_code() -> None:
             assert 20 < len(words) <= LONGEST and not _IDENTIFIER.search(words) and words[-1] != ".", words
 
 
-def manifested(folder: Path, *words: str, missing: int = 0) -> Path:
+def manifested(folder: Path, *words: str, **counts: int) -> Path:
     """Write outputs/sigma with a table and the manifest of a run with these words; return outputs."""
     settings = in_manifest(compose(["sweep=sigma", *words]).first)
     place = write_sweep(make_table(seeds=2), folder, settings=settings) / MANIFEST
-    place.write_text(json.dumps({**json.loads(place.read_text()), "missing_cells": missing}))
+    place.write_text(json.dumps({**json.loads(place.read_text()), "missing_cells": 0, **counts}))
     return folder
 
 
@@ -65,7 +65,12 @@ def test_a_table_of_other_settings_is_not(words: list[str], tmp_path: Path) -> N
 
 
 def test_a_table_with_missing_cells_is_not(tmp_path: Path) -> None:
-    assert title(manifested(tmp_path, missing=3)) is None
+    assert title(manifested(tmp_path, missing_cells=3)) is None
+
+
+def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path: Path) -> None:
+    assert title(manifested(tmp_path / "all", missing_cells=3, diverged_cells=3))
+    assert title(manifested(tmp_path / "some", missing_cells=3, diverged_cells=2)) is None
 
 
 @pytest.mark.parametrize(

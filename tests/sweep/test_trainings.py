@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hessfig.config.enums import Method
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.config.training_settings import StateConfig
+from hessfig.record import MANIFEST
 from hessfig.states.training.loop import Progress
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe_plan
@@ -77,6 +79,11 @@ def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: py
     assert summary.failed >= 2 and summary.measured >= 1 and not summary.is_complete
     assert "diverged: the training has no state at step" in said
     assert "step=20, seed=1234: Diverged: the training has no state at step" in said
+    manifest = json.loads(summary.table.with_name(MANIFEST).read_text())
+    assert manifest["diverged_cells"] == manifest["missing_cells"] == summary.missing
+    assert [note.rpartition(": ")[2] for note in summary.notes if "not in the table" in note] == [
+        "their trainings diverged"
+    ]
     assert "0" in {row["step"] for row in table(tmp_path)}
 
 

@@ -177,7 +177,7 @@ class Preset:
     """The sweep on which a run is based, a line about it, and the settings that the run changes.
 
     `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes. `is_whole`: no cell of
-    the table is missing.
+    the table is missing, but those whose trainings diverged.
     """
 
     name: str
@@ -216,7 +216,8 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     for named in (by_folder if words is None else _named(words), by_folder):
         if all(word.removeprefix("sweep=") in names("sweep", own) for word in named):
             preset = _preset(words or [], named, own, manifest["config"])
-            return replace(preset, is_whole=manifest.get("missing_cells") == 0)
+            is_whole = manifest.get("missing_cells") == manifest.get("diverged_cells", 0)
+            return replace(preset, is_whole=is_whole)
     return None
 
 
