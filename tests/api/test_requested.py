@@ -38,10 +38,10 @@ def test_sentences_are_short_and_without_names_of_the_code() -> None:
             assert 20 < len(words) <= LONGEST and not _IDENTIFIER.search(words) and words[-1] != ".", words
 
 
-def manifested(folder: Path, *words: str, **counts: int) -> Path:
+def manifested(folder: Path, *words: str, sweep: str = "sigma", **counts: int) -> Path:
     """Write outputs/sigma with a table and the manifest of a run with these words; return outputs."""
-    settings = in_manifest(compose(["sweep=sigma", *words]).first)
-    place = write_sweep(make_table(seeds=2), folder, settings=settings) / MANIFEST
+    settings = in_manifest(compose([f"sweep={sweep}", *words]).first)
+    place = write_sweep(make_table(seeds=2).assign(sweep=sweep), folder, settings=settings) / MANIFEST
     place.write_text(json.dumps({**json.loads(place.read_text()), "missing_cells": 0, **counts}))
     return folder
 
@@ -66,6 +66,13 @@ def test_a_table_of_other_settings_is_not(words: list[str], tmp_path: Path) -> N
 
 def test_a_table_with_missing_cells_is_not(tmp_path: Path) -> None:
     assert title(manifested(tmp_path, missing_cells=3)) is None
+
+
+def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(tmp_path: Path) -> None:
+    (seen,) = [figure.seen for figure in shipped_figures() if figure.name == "trained_transformers"]
+    for path, expected in (("outputs/trained/albert/sequences.txt", seen), ("mine.txt", {})):
+        outputs = manifested(tmp_path / path, f"task.path={path}", sweep="trained_transformers")
+        assert figure_spec(compose(["figure=trained_transformers", f"output_dir={outputs}"])).paper.seen == expected
 
 
 def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path: Path) -> None:

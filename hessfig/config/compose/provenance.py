@@ -252,7 +252,16 @@ def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, record
     job = compose(named, own)
     sweep, says_itself = job.config.sweep, any(word.startswith("sweep.about=") for word in words)
     about = str(recorded["sweep"].get("about") or "") if says_itself else sweep.about
-    return Preset(sweep.name, about, setting_differences(recorded, job), says_itself)
+    changed = [one for one in setting_differences(recorded, job) if not _is_filled(one, recorded)]
+    return Preset(sweep.name, about, changed, says_itself)
+
+
+def _is_filled(setting: SettingDifference, recorded: Mapping[str, Any]) -> bool:
+    """Whether a plan set this value, with a file in the folder of the model, since the preset leaves it open."""
+    if setting.key not in _FILLED or setting.asked is not None:
+        return False
+    folders = _values(recorded, "model.path")
+    return str(Path(setting.made).parent) in (folders if isinstance(folders, list) else [folders])
 
 
 def _named(words: Sequence[str]) -> list[str]:
