@@ -139,5 +139,6 @@ def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
     words = labels.note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
-    tail = "the rms scatters, for its largest losses rule it"
+    words = words.replace("orders, ", "").replace("probes", "orders of the samples")
+    tail = "a few large losses dominate the rms. r, b: correlation and slope of the 2nd order with the truth"
     return f"{words} Slopes: {window}; chance has slope −1 whatever the network; {tail}."
