@@ -131,7 +131,7 @@ def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) 
     (shown,) = [block for block in blocks if "tl_parameters" in block]
     folder = tmp_path / "lens"
     folder.mkdir()
-    exec(shown.replace("DIR", str(folder)), {"model": bridge, "json": json, "torch": torch, "Path": Path})
+    exec(shown.replace("DIR", str(folder)), {"bridge": bridge, "json": json, "torch": torch, "Path": Path})
     problem = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0)
     own = model(problem.batch.inputs).logits.detach()
     torch.testing.assert_close(problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12)
