@@ -88,7 +88,9 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
         gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
         table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
         is_written = len(gathered.missing) < len(sweep.cells)
-        notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(sweep, gathered.missing, sweep.cells)]
+        diverged = _diverged(sweep, gathered.missing)
+        run["diverged_cells"] = len(diverged)
+        notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(sweep, gathered.missing, diverged)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
@@ -132,8 +134,7 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
         stale = [name for name in DERIVED if not remove_own(path.with_name(name))]
         notes += [f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table" for name in stale]
-    counts = {"missing_cells": len(gathered.missing), "diverged_cells": len(_diverged(sweep, gathered.missing))}
-    written = {**counts, "arrays": gathered.arrays, "table_sha256": gathered.sha256}
+    written = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
     texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **written})}
     publish(texts, KIND, known=trusted_hashes(sweep.folder))
     return notes
@@ -145,12 +146,11 @@ def _diverged(sweep: Sweep, missing: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in missing if causes.get(cell.key, "").startswith(_DIVERGED)]
 
 
-def _lacks(sweep: Sweep, missing: list[Cell], planned: Sequence[Cell]) -> list[str]:
+def _lacks(sweep: Sweep, missing: list[Cell], diverged: list[Cell]) -> list[str]:
     """Return notes about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
-    table = sweep.folder / TABLE
+    table, planned = sweep.folder / TABLE, sweep.cells
     if missing and len(missing) == len(planned):
         return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
-    diverged = _diverged(sweep, missing)
     keys = {cell.key for cell in diverged}
     others = [cell for cell in missing if cell.key not in keys]
     kinds = ((diverged, "their trainings diverged"), (others, "run the same command again"))

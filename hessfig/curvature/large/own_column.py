@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from hessfig.curvature.batched import is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, fault, length
+from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.large.graphs import Graphs
 from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
 from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
@@ -276,18 +277,27 @@ class LargeNetwork:
         why = fault(own, truth, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
         if part == Part.H_o:
             self._lengths[count] = truth.lengths
-        return None if count and not truth.says_something else why
+        return None if count and not (truth.says_something and _reach(objective, named, truth.reached)) else why
+
+
+def _reach(objective: Objective, names: Iterable[str], reached: Sequence[bool]) -> bool:
+    """Whether samples reach every parameter, by products or by the gradient (H_f has no row of an output's bias)."""
+    if all(reached):
+        return True
+    gradient = LossGradient(objective).gradient
+    return all(is_reached or bool(gradient[name].any()) for name, is_reached in zip(names, reached, strict=True))
 
 
 class _Reliable(DoubleBackward):
-    """Plain double backward of a part; the lengths of its products, (1, k), are noted."""
+    """Plain double backward of a part; the lengths of its products, (1, k), and whose rows vanish are noted."""
 
     lengths = torch.zeros(1, 1)
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         products = super().__matmul__(columns)
         self.lengths = torch.tensor([[length(one[..., k] for one in products) for k in range(columns[0].shape[-1])]])
-        self.says_something = all(bool(one.isfinite().all() and one.any()) for one in products)
+        self.says_something = bool((self.lengths > 0).all() and all(bool(one.isfinite().all()) for one in products))
+        self.reached = [bool(one.any()) for one in products]
         return products
 
 
