@@ -27,7 +27,8 @@ from hessfig.rng import stream
 
 _AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
 _ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this share, there is no kink between them
-_NEARER = 1e-3  # the second step relative to the first, small enough to exclude most kinks
+# The second step relative to the first: small enough to exclude most kinks, large enough for rounding of the type.
+_NEARER = {torch.float64: 1e-3, torch.float32: 0.1}
 _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
@@ -196,8 +197,8 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
     """Return an error if the second derivatives by autograd are not those of the loss.
 
     `here` contains the derivatives, with products by the random and the constant vector in `vectors`; they are compared
-    with differences in float64. Parameters that autograd does not reach are constants. Near a kink of the loss nothing
-    is refused.
+    with differences in float64, or in the type of the loss if it cannot be evaluated in float64 (it closes over data of
+    its own). Parameters that autograd does not reach are constants. Near a kink of the loss nothing is refused.
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
@@ -205,19 +206,30 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
     least = rounding * length(vectors[0].values()) / _ASYMMETRY  # shorter products may consist of rounding errors
     if (off := asymmetry(vectors, here.products, least)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
-    ray = _Ray(objective.cast(torch.float64), here.reached, vectors[0])
-    near = ray.differences(1.0)
+    ray, near = _differences(objective, here.reached, vectors[0])
     product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
     beside = [torch.tensor(rounding / (_AGREE * FLOOR))]
     name, off = worst(near, {name: one.double() for name, one in product.items()}, beside)
     if off > _AGREE:
-        nearer, wrong = ray.differences(_NEARER)[name], length([near[name] - product[name]])
+        nearer, wrong = ray.differences(_NEARER[ray.problem.dtype])[name], length([near[name] - product[name]])
         if length([nearer - near[name]]) <= _ALIKE * wrong:
             other = _Ray(ray.problem, here.reached, vectors[1])
             is_symmetric = asymmetry([ray.vector, other.vector], [near, other.differences(1.0)]) <= _AGREE
             remedy = DIFFERENCES if is_symmetric else _NO_GRADIENT
             return _refused("has another derivative than autograd says", f"{name}: off by {off:.2g}", remedy)
     return None
+
+
+def _differences(objective: Objective, reached: frozenset[str], vector: Tensors) -> tuple[_Ray, Tensors]:
+    """Return the ray along a vector, in float64 where the loss allows it, and H v there by differences."""
+    ray = _Ray(objective.cast(torch.float64), reached, vector)
+    try:
+        return ray, ray.differences(1.0)
+    except (RuntimeError, TypeError, ValueError):
+        if objective.dtype == torch.float64:
+            raise
+        ray = _Ray(objective, reached, vector)
+        return ray, ray.differences(1.0)
 
 
 def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
@@ -231,8 +243,8 @@ class _Ray:
 
     def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors) -> None:
         self.problem, self._at = objective, leaves_of(objective, vector)
-        double = {name: one.double() for name, one in vector.items()}
-        self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in double.items()}
+        along = {name: one.to(self._at[name]) for name, one in vector.items()}
+        self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in along.items()}
         flat = [torch.cat([one.detach().flatten() for one in some.values()]) for some in (self._at, self.vector)]
         self._step = step(*flat) if reached else 1.0
 

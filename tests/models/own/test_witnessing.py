@@ -273,6 +273,40 @@ def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
         hessfig.Problem(Routed(), x, y).operator("all").dense()
 
 
+@pytest.mark.parametrize("width", [8, 260])
+def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width: int) -> None:
+    """It closes over the network and over float32 data, so that differences in float64 cannot be taken."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
+    x, y = torch.randn(32, width), torch.arange(32) % 5
+
+    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(out, target) + 0.1 * network(x).square().mean()
+
+    operator = hessfig.Problem(network, x, y, loss).operator("all", dtype="float32")
+    held = [*network.parameters()]
+    vectors = [torch.randn_like(p) for p in held]
+    slopes = torch.autograd.grad(loss(network(x), y), held, create_graph=True)
+    pairs = zip(slopes, vectors, strict=True)
+    products = torch.autograd.grad(sum((slope * one).sum() for slope, one in pairs), held)
+    rows = (operator @ torch.cat([one.flatten() for one in vectors])).split([p.numel() for p in held])
+    for row, product in zip(rows, products, strict=True):
+        torch.testing.assert_close(row, product.flatten(), rtol=0, atol=2e-6 * float(product.norm()), check_dtype=False)
+
+
+def test_wrong_second_derivatives_are_refused_in_float32_alone() -> None:
+    torch.manual_seed(0)
+    body, last, x = nn.Linear(8, 8), nn.Linear(8, 5), torch.randn(32, 8)
+    network = nn.Sequential(body, last)
+
+    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        kept = last(Once.apply(body(x)))
+        return torch.nn.functional.cross_entropy(kept, target) + 0.1 * out.square().mean()
+
+    with pytest.raises(ValueError, match="has another derivative than autograd says"):
+        hessfig.Problem(network, x, torch.arange(32) % 5, loss).operator("all", dtype="float32").dense()
+
+
 CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
     "the loss": lambda scale: lambda out, y: scale["by"] * torch.nn.functional.cross_entropy(out, y)
 }
