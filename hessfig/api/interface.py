@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,7 @@ class Problem:
         wanted = Measure([block], [part], ["approximations"], method, seed=seed)
         config, problem, single = self._single(wanted, chosen)
         request = asked_of(quantity("approximations"), [single], At(config, seed=config.first_seed))
-        with undisturbed(problem):
+        with undisturbed(problem), _kept(self):
             product = approximation_of(problem, request)
         return ApproximatedBlock(name, single, product, Entries(problem, single.layer, single.col))
 
@@ -249,7 +250,7 @@ class Problem:
         config = wanted.config()
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(wanted.device or "cpu")
-        with differentiating():
+        with differentiating(), _kept(self):
             problem = self.objective(config.dtype).on(place)
             config, blocks = checked_request(config, problem, str(config.parts[0]))
         if len(blocks) > 1:
@@ -381,7 +382,7 @@ def measure(
         blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
     )
     place, config = device_of(device), wanted.config()
-    with differentiating():
+    with differentiating(), _kept(problem):
         objective = problem.objective(config.dtype)  # refuses objects that are no networks
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
@@ -389,6 +390,13 @@ def measure(
             asked = {name: asked_of(quantity(name), named, at) for name in config.quantities}
             measured = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
     return _frame(measured, config.first_seed, objective.witness)
+
+
+def _kept(problem: Problem) -> AbstractContextManager[None]:
+    """Return a context after which lists and dictionaries that hooks and losses fill are as before."""
+    from hessfig.models.own.preserved import preserved
+
+    return preserved(problem.network, problem.loss, numbers=False)
 
 
 def checked_request(

@@ -28,7 +28,7 @@ from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.problem import Layered, Objective, Scalar
 from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.errors import UserError
-from hessfig.rng import made_on, one_thread
+from hessfig.rng import kept_draws, made_on, one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
 
@@ -43,9 +43,9 @@ def is_small(network: nn.Module) -> bool:
 
 @contextmanager
 def undisturbed(objective: Objective) -> Iterator[None]:
-    """Enable gradients whatever mode the caller is in, and evaluate small networks on one thread."""
-    device = next(objective.network.parameters()).device
-    with differentiating(), made_on(device), one_thread() if is_small(objective.network) else nullcontext():
+    """Enable gradients whatever mode the caller is in, keep random generators, and use one thread if small."""
+    device, threads = next(objective.network.parameters()).device, nullcontext()
+    with differentiating(), kept_draws(), made_on(device), one_thread() if is_small(objective.network) else threads:
         yield
 
 

@@ -347,7 +347,14 @@ FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all 
 
 
 def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
-    """Return the parameter with the largest difference, and the difference relative to the larger of the two norms.
+    """Return the parameter with the largest difference, and this difference (see `differing`)."""
+    return max(differing(first, other, beside).items(), key=lambda pair: pair[1], default=("", 0.0))
+
+
+def differing(
+    first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()
+) -> dict[str, float]:
+    """Return the difference of each parameter's rows, relative to the larger of the two norms.
 
     Rows that are small, even compared with an equal share of the whole or of the derivatives `beside` it, are compared
     with FLOOR times that share, the size of rounding.
@@ -356,8 +363,7 @@ def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequ
     whole = max(*(math.hypot(*(pair[k] for pair in sizes.values())) for k in range(2)), length(beside))
     count = sum(piece.numel() for piece in first.values()) or 1
     floors = {name: FLOOR * whole * (piece.numel() / count) ** 0.5 for name, piece in first.items()}
-    off = {name: _off(first[name], other[name], max(*pair, floors[name])) for name, pair in sizes.items()}
-    return max(off.items(), key=lambda pair: pair[1], default=("", 0.0))
+    return {name: _off(first[name], other[name], max(*pair, floors[name])) for name, pair in sizes.items()}
 
 
 def _off(first: Tensor, other: Tensor, size: float) -> float:

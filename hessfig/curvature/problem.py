@@ -169,6 +169,13 @@ Data = list[tuple[Tensor, Tensor]]
 Scalar = Callable[[Tensor], Tensor]
 
 
+def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
+    """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision."""
+    if tensor.is_complex():
+        return tensor.detach().to(real.to_complex(), copy=True)
+    return tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
 @dataclass(frozen=True)
 class Batch:
     """A batch of samples: inputs of the network and targets of the loss.
@@ -356,12 +363,14 @@ class Objective:
         return replace(self, network=copy.deepcopy(self.network)).to(device)
 
     def cast(self, dtype: torch.dtype) -> Objective:
-        """Return the same problem in another floating-point type, with a copy of the network."""
+        """Return the same problem in another floating-point type, with a copy of the network and of its loss."""
         if self.dtype == dtype:
             return self
-        more = tuple(batch.cast(dtype) for batch in self.more)
-        network = copy.deepcopy(self.network).to(dtype)
-        return replace(self, network=network, batch=self.batch.cast(dtype), more=more)
+        more, change = tuple(batch.cast(dtype) for batch in self.more), partial(cast, real=dtype)
+        network = copy.deepcopy(self.network)._apply(change)
+        has_tensors = any(True for _ in (*self.loss.parameters(), *self.loss.buffers()))
+        loss = copy.deepcopy(self.loss)._apply(change) if has_tensors else self.loss
+        return replace(self, network=network, batch=self.batch.cast(dtype), loss=loss, more=more)
 
     def weight(self, layer: int, name: str) -> nn.Parameter:
         """Return the parameter that is the weight `name` of `layer`."""

@@ -24,6 +24,10 @@ _NOISE = 1e3  # allowed rounding errors in the gradient of a parameter, relative
 class BySample(Protocol):
     """A network with arguments of several kinds that knows which axis of each argument runs over samples."""
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the output for some samples is one number, the sum over these."""
+
     def by_sample(self) -> nn.Module:
         """Return the same network as a function of any of the samples. Raises UserError if samples interact."""
 
@@ -40,7 +44,12 @@ def by_sample(objective: Objective) -> Objective:
     if not isinstance(objective.network, BySample):
         return objective
     with alone():
-        return replace(objective, network=objective.network.by_sample())
+        network = objective.network.by_sample()
+        if not bool(network.is_sum) or objective.loss.reduction == "sum":
+            return replace(objective, network=network)
+        if objective.more:
+            raise met("batches whose losses are sums over their samples, in a mean over batches")
+        return replace(objective, network=network, loss=Inside("sum"))
 
 
 def first_samples(objective: Objective, count: int) -> Objective:
@@ -90,7 +99,10 @@ def counted(objective: Objective, batch: Batch) -> Counted:
         outputs = [torch.empty(0)] * count  # only targets are used
     else:
         with torch.set_grad_enabled(not isinstance(objective.network, Layered)):  # users' may differentiate inside
-            outputs = list(scored_outputs(objective.network, batch.inputs, batch.scored).detach().split(1))
+            whole = scored_outputs(objective.network, batch.inputs, batch.scored).detach()
+        if not whole.ndim:
+            raise met("outputs that are one number for all samples")
+        outputs = list(whole.split(1))
     if len(outputs) != count or len(batch.targets) % count:
         raise met(f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}")
     with alone():
@@ -111,8 +123,9 @@ def singles(objective: Objective) -> tuple[list[Single], float]:
 
     For a loss that is a mean, s is 1. Raises UserError as `by_sample` and `counted` do.
     """
-    apart, weighed = by_sample(objective), [(batch, counted(objective, batch)) for batch in objective.batches]
-    sizes = [1.0 if objective.loss.reduction == "sum" else batch.size for batch in objective.batches]
+    apart = by_sample(objective)
+    weighed = [(batch, counted(apart, batch)) for batch in objective.batches]
+    sizes = [1.0 if apart.loss.reduction == "sum" else batch.size for batch in objective.batches]
     masses = [size * (float(own.weights.sum()) / own.divisor) for size, (_, own) in zip(sizes, weighed, strict=True)]
     count = sum(int(own.weights.count_nonzero()) for _, own in weighed)
     samples = []
@@ -122,7 +135,7 @@ def singles(objective: Objective) -> tuple[list[Single], float]:
             factor = size * float(own.weights[row]) * count / (sum(masses) * own.divisor)
             single = Batch(batch.inputs[row : row + 1], targets[row], batch.scored)
             samples.append(Single(replace(apart, batch=single, more=()), factor))
-    return samples, sum(masses) / (1.0 if objective.loss.reduction == "sum" else sum(sizes))
+    return samples, sum(masses) / (1.0 if apart.loss.reduction == "sum" else sum(sizes))
 
 
 def single_gradients(objective: Objective, most: int | None = None) -> Iterator[Float[Tensor, " n"]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from hessfig.curvature.differences import step
 from hessfig.curvature.double_backward import (
     FLOOR,
     differentiable_twice,
+    differing,
     gradients,
     inner,
     length,
@@ -71,13 +72,17 @@ class Directions:
         """Return a random vector, a constant vector, and a step of length _STEP along another random vector."""
         signs = {name: _signs("v", name, one) for name, one in parameters.items()}
         ones = {name: torch.ones_like(one) for name, one in parameters.items()}
-        step = {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
         count = sum(one.numel() for one in parameters.values())
-        return cls((signs, ones), step, length(parameters.values()) / max(count, 1) ** 0.5)
+        return cls((signs, ones), step_of(parameters), length(parameters.values()) / max(count, 1) ** 0.5)
 
     def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """Return the vectors in the types of the leaves."""
         return [{name: vector[name].to(one) for name, one in leaves.items()} for vector in self.vectors]
+
+
+def step_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a step of length _STEP, relative to each parameter, along a random vector."""
+    return {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
 
 
 def _signs(word: str, name: str, like: Tensor) -> Tensor:
@@ -198,7 +203,9 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
 
     `here` contains the derivatives, with products by the random and the constant vector in `vectors`; they are compared
     with differences in float64, or in the type of the loss if it cannot be evaluated in float64 (it closes over data of
-    its own). Parameters that autograd does not reach are constants. Near a kink of the loss nothing is refused.
+    its own). Parameters that autograd does not reach are constants. Where a kink of the loss explains the difference, a
+    point one step away decides, since kinks at zeros (of biases, of penalties) are not there; if it is near another
+    kink, nothing is refused.
     """
     if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
         return None
@@ -206,30 +213,23 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
     least = rounding * length(vectors[0].values()) / _ASYMMETRY  # shorter products may consist of rounding errors
     if (off := asymmetry(vectors, here.products, least)) > _ASYMMETRY:
         return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
-    ray, near = _differences(objective, here.reached, vectors[0])
+    ray = _ray(objective, here.reached, vectors[0])
     product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
-    beside = [torch.tensor(rounding / (_AGREE * FLOOR))]
-    name, off = worst(near, {name: one.double() for name, one in product.items()}, beside)
-    if off > _AGREE:
-        nearer, wrong = ray.differences(_NEARER[ray.problem.dtype])[name], length([near[name] - product[name]])
-        if length([nearer - near[name]]) <= _ALIKE * wrong:
-            other = _Ray(ray.problem, here.reached, vectors[1])
-            is_symmetric = asymmetry([ray.vector, other.vector], [near, other.differences(1.0)]) <= _AGREE
-            remedy = DIFFERENCES if is_symmetric else _NO_GRADIENT
-            return _refused("has another derivative than autograd says", f"{name}: off by {off:.2g}", remedy)
-    return None
+    where, at_kink = ray.off(product, rounding)
+    if at_kink:
+        ray = _Ray(ray.problem, here.reached, vectors[0], moved=True)
+        where = "" if ray.is_outside else ray.off(ray.product(), rounding)[0]
+    if not where:
+        return None
+    other = _Ray(ray.problem, here.reached, vectors[1], moved=at_kink)
+    is_symmetric = asymmetry([ray.vector, other.vector], [ray.near, other.near]) <= _AGREE
+    return _refused("has another derivative than autograd says", where, DIFFERENCES if is_symmetric else _NO_GRADIENT)
 
 
-def _differences(objective: Objective, reached: frozenset[str], vector: Tensors) -> tuple[_Ray, Tensors]:
-    """Return the ray along a vector, in float64 where the loss allows it, and H v there by differences."""
+def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray:
+    """Return the loss along a vector, in float64 where the loss can be evaluated in it."""
     ray = _Ray(objective.cast(torch.float64), reached, vector)
-    try:
-        return ray, ray.differences(1.0)
-    except (RuntimeError, TypeError, ValueError):
-        if objective.dtype == torch.float64:
-            raise
-        ray = _Ray(objective, reached, vector)
-        return ray, ray.differences(1.0)
+    return ray if objective.dtype == torch.float64 or ray.can_be_evaluated else _Ray(objective, reached, vector)
 
 
 def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
@@ -239,17 +239,59 @@ def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
 
 
 class _Ray:
-    """The loss along a vector that is zero for parameters which autograd does not reach."""
+    """The loss along a vector that is zero for parameters which autograd does not reach; `moved`: a step away."""
 
-    def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors) -> None:
-        self.problem, self._at = objective, leaves_of(objective, vector)
+    def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors, *, moved: bool = False) -> None:
+        self.problem, self._at, self._is_moved = objective, leaves_of(objective, vector), moved
+        if moved:
+            steps = step_of({name: one.detach() for name, one in self._at.items()})
+            self._at = {name: (one.detach() + steps[name]).requires_grad_() for name, one in self._at.items()}
         along = {name: one.to(self._at[name]) for name, one in vector.items()}
         self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in along.items()}
         flat = [torch.cat([one.detach().flatten() for one in some.values()]) for some in (self._at, self.vector)]
         self._step = step(*flat) if reached else 1.0
 
-    def differences(self, stretch: float) -> Tensors:
-        """Return H v by central differences of gradients; `stretch` multiplies the step of differences.step."""
+    @property
+    def is_outside(self) -> bool:
+        """Whether the network changes the weights at this point when it is called (max_norm of an embedding)."""
+        moved = {name: one.detach().clone().requires_grad_() for name, one in self._at.items()}
+        derivatives(terms_of(self.problem, moved), moved, (), 0)
+        return any(not torch.equal(one, self._at[name]) for name, one in moved.items())
+
+    @property
+    def can_be_evaluated(self) -> bool:
+        """Whether the user's code takes numbers of this type."""
+        try:
+            return bool(self.near)
+        except Exception:  # whatever it raises
+            return False
+
+    @cached_property
+    def near(self) -> Tensors:
+        """H v by differences with the step of differences.step."""
+        return self._differences(1.0)
+
+    def off(self, product: Tensors, rounding: float) -> tuple[str, bool]:
+        """Return the worst parameter in which H v differs from differences, in words, and whether a kink explains it.
+
+        Differences of two steps agree where there is no kink between the two points. At zeros a kink shows itself in
+        one parameter and changes the others too, so that the worst one decides; a step away each is judged by itself.
+        """
+        beside = [torch.tensor(rounding / (_AGREE * FLOOR))]
+        off = differing(self.near, {name: one.double() for name, one in product.items()}, beside)
+        wrong = sorted((name for name in off if off[name] > _AGREE), key=lambda name: -off[name])
+        for name in wrong if self._is_moved else wrong[:1]:
+            apart = length([self.near[name] - product[name]])
+            if length([self._nearer[name] - self.near[name]]) <= _ALIKE * apart:
+                return f"{name}: off by {off[name]:.2g}", False
+        return "", bool(wrong)
+
+    @cached_property
+    def _nearer(self) -> Tensors:
+        return self._differences(_NEARER[self.problem.dtype])
+
+    def _differences(self, stretch: float) -> Tensors:
+        """Return H v by central differences of gradients; `stretch` multiplies the step."""
         h = stretch * self._step
         plus, minus = (self._derivatives(sign * h, (), 1) for sign in (1, -1))
         return {name: (one - minus.slopes[name]) / (2 * h) for name, one in plus.slopes.items()}

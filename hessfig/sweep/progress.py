@@ -92,6 +92,7 @@ class Reporter:
         self._errors = Console(stderr=True, highlight=False)
         self._started, self._reused_before = time.perf_counter(), reused
         self._first_cell = self._started  # or the end of the last training before it: rates are those of cells alone
+        self._before_first = reused  # cells that were counted until then
         self._in_notebook, self._ended = in_notebook(), Event()
         self._is_watched = self._in_notebook or sys.stderr.isatty()
         self._bar = NotebookBar() if self._in_notebook else _terminal_bar(name, is_drawn=self._is_watched)
@@ -155,17 +156,18 @@ class Reporter:
 
     def _left(self) -> str:
         """Return the estimated remaining time, if any time was spent so far."""
-        done = sum(self.counts.values()) - self._reused_before
-        seconds = self._measuring / done * (self._todo - done) if done else 0.0
+        counted = sum(self.counts.values())
+        done, left = counted - self._before_first, self._total - counted
+        seconds = self._measuring / done * left if done else 0.0
         words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
-        return f", about {words or f'{seconds / 3600:.1f} h'} left" if 0 < done < self._todo else ""
+        return f", about {words or f'{seconds / 3600:.1f} h'} left" if done and left else ""
 
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)
         self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
         last_line, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
         if not self.counts["measured"]:
-            self._first_cell = now
+            self._first_cell, self._before_first = now, sum(self.counts.values())
         if outcome.kind == "trained" or (not self._is_watched and now - last_line > TELL_EVERY):
             self._told[str(outcome.cell)] = now
             self._say(f"{outcome.cell}: {outcome.cause}")

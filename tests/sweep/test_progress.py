@@ -48,6 +48,22 @@ def test_the_time_left_does_not_count_trainings_before_the_cells(
     assert "toy: 2 of 12 cells, 0 reused, 0 failed, 0.20 cells/s, about 50 s left" in lines
 
 
+def test_the_time_left_is_that_of_measured_cells_where_trainings_failed_before(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    with Reporter("toy", 100, 0, every=0.02) as reporter:
+        for _ in range(50):
+            reporter.show(outcome("failed", "its training diverged"))
+        reporter.show(outcome("trained", "trained to step 10"))
+        clock[0] = 10.0
+        reporter.show(outcome("measured"))
+        time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert "toy: 51 of 100 cells, 0 reused, 50 failed, 0.10 cells/s, about 8 min left" in lines
+
+
 def test_nothing_is_said_where_nothing_is_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter("toy", 4, 4, every=0.01):
         time.sleep(0.05)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.rounding import SINGLES, norm
 from hessfig.curvature.samples import BySample, alone, by_sample, counted, met
+from hessfig.curvature.witness import leaves_of, step_of, terms_of
 from hessfig.errors import UserError
 
 HOST_BYTES = 8e9  # what products take on the host, unless another bound is given
@@ -123,9 +127,9 @@ def micro_batched(objective: Objective, samples: int) -> Objective:
     """
     try:
         apart = by_sample(objective)
-        for batch in objective.batches:
-            _check_apart(apart, batch, samples)
         pieces = [piece for batch in objective.batches for piece in _split(apart, batch, samples)]
+        split = replace(apart, batch=pieces[0], more=tuple(pieces[1:]))
+        _check_split(objective, split, samples)
     except UserError as error:
         raise UserError(
             "memory: the batch must be split, but its samples interact or cannot be taken apart",
@@ -133,16 +137,39 @@ def micro_batched(objective: Objective, samples: int) -> Objective:
             allowed="outputs and losses of a sample that do not depend on the others, with samples as the first axis",
             remedy="a larger memory=, or smaller batches",
         ) from error
-    return replace(apart, batch=pieces[0], more=tuple(pieces[1:]))
+    return split
 
 
-def _check_apart(objective: Objective, batch: Batch, samples: int) -> None:
-    """Raise UserError if outputs of a piece of a batch differ from those of the batch; BySample checks itself."""
-    if len(batch.inputs) <= samples or isinstance(objective.network, BySample):
+def _check_split(objective: Objective, split: Objective, samples: int) -> None:
+    """Raise UserError if samples interact: at the weights, or a step away, where a weight that is zero here is not.
+
+    Outputs of pieces are compared with those of a batch; of networks that are functions of the samples, the losses.
+    """
+    parameters = {name: one for name, one in objective.network.named_parameters() if one.is_floating_point()}
+    here = leaves_of(objective, parameters)
+    steps = step_of({name: one.detach() for name, one in here.items()})
+    for at in (here, {name: (one + steps[name]).detach().requires_grad_() for name, one in here.items()}):
+        if isinstance(objective.network, BySample):
+            _check_value(objective, split, at)
+        else:
+            for batch in objective.batches:
+                _check_apart(objective, batch, samples, at)
+
+
+def _check_value(objective: Objective, split: Objective, at: dict[str, Tensor]) -> None:
+    with alone():
+        whole, pieces = (math.fsum(float(term().detach()) for term in terms_of(one, at)) for one in (objective, split))
+    if abs(pieces - whole) > SINGLES.of(objective.dtype) * abs(whole):
+        raise met(f"a loss of {pieces:.9g} from pieces, and of {whole:.9g} from all samples")
+
+
+def _check_apart(objective: Objective, batch: Batch, samples: int, at: dict[str, Tensor]) -> None:
+    if len(batch.inputs) <= samples:
         return
     with evaluating(objective.network), alone():
-        whole = objective.network(batch.inputs).detach()
-        outputs = torch.cat([objective.network(piece).detach() for piece in batch.inputs.split(samples)])
+        outputs_of = partial(functional_call, objective.network, at)
+        whole = outputs_of((batch.inputs,)).detach()
+        outputs = torch.cat([outputs_of((piece,)).detach() for piece in batch.inputs.split(samples)])
         off = norm(outputs - whole) if outputs.shape == whole.shape else float("inf")
     if off > SINGLES.of(whole.dtype) * norm(whole):
         raise met(f"outputs of {samples} samples that differ from those of all {len(batch.inputs)}")

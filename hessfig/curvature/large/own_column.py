@@ -176,9 +176,10 @@ class LargeNetwork:
         `holds` raises the error that says why.
         """
         parameters = self._parameters()
+        head = self.head and replace(self.head, labels=replace(self.head.labels, all_count=True))
 
         def product_of(samples: int) -> Callable[[], object]:
-            network = LargeNetwork(first_samples(self.problem, samples), self.head, kept=1)
+            network = LargeNetwork(first_samples(self.problem, samples), head, kept=1)
             products = LargeProducts(network, parameters)
 
             def product() -> object:

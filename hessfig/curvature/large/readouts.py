@@ -174,9 +174,9 @@ class VocabularyReadout:
         return len(self.unembedding) * self.unembedding.element_size()
 
     def _chunks(self, k: int) -> Iterator[slice]:
-        """Yield slices of tokens such that k tensors of their logits take at most CHUNK_BYTES."""
+        """Yield slices of tokens such that k tensors of their logits take at most CHUNK_BYTES; at least one slice."""
         size = max(1, CHUNK_BYTES // (self._bytes_per_token * k))
-        for start in range(0, len(self.targets), size):
+        for start in range(0, max(1, len(self.targets)), size):
             yield slice(start, min(start + size, len(self.targets)))
 
 

@@ -29,17 +29,21 @@ class Labels:
         Whether the loss is the sum over rows, not the mean.
     ignored : tuple of int
         Targets that do not count, besides the one that torch ignores by default.
+    all_count : bool
+        Whether rows that do not count are rows of the first class, to find out what a product takes at most.
     """
 
     shifted: bool = False
     is_sum: bool = False
     ignored: tuple[int, ...] = ()
+    all_count: bool = False
 
     def of(self, targets: Tensor) -> Int[Tensor, " rows"]:
         """Return the label of every row of outputs; rows that do not count have the label IGNORED."""
         labels = F.pad(targets[:, 1:], (0, 1), value=IGNORED) if self.shifted else targets
         if self.ignored:
             labels = labels.masked_fill(torch.isin(labels, labels.new_tensor(self.ignored)), IGNORED)
+        labels = labels.masked_fill(labels == IGNORED, 0) if self.all_count else labels
         return labels.flatten()
 
     def divisor(self, labels: Tensor) -> float:

@@ -85,13 +85,12 @@ def _source(config: Config) -> str:
 
 def product_bytes(config: Config) -> float | None:
     """Return the bytes of a product of a large network, measured on its first samples on the CPU; None for others."""
-    from hessfig.curvature.large.own_column import LargeNetwork, head_of
+    from hessfig.curvature.large.own_column import LargeNetwork
 
     objective = draw(config, None, config.first_seed)
     if config.estimator.products != Products.linearised or not LargeNetwork.can_take(objective):
         return None
-    memory = LargeNetwork(objective, head_of(objective)).memory()
-    return None if memory is None else memory.peak(max(len(batch.inputs) for batch in objective.batches))
+    return LargeNetwork.of(objective).expected
 
 
 def axes(config: Config) -> frozenset[str]:

@@ -92,6 +92,15 @@ class KeptInputs(Shell):
         return self._inside[0](inputs.clone())
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """A choice of axes, how far single samples are from all, and whether the loss of all is their sum, not mean."""
+
+    axes: Axes
+    off: float
+    is_sum: bool = False
+
+
 Read = Callable[[Any, Any], Tensor]
 _MOST_CHOICES = 256  # the most choices of axes that are tried
 
@@ -105,6 +114,7 @@ class Rows(Shell):
     """
 
     _along: list[Axes] | None = None
+    is_sum = False
 
     def __init__(self, network: nn.Module, given: list[Given], read: Read) -> None:
         super().__init__(network)
@@ -133,7 +143,8 @@ class Rows(Shell):
         """
         with evaluating(self._inside[0]):
             network = Rows(self._inside[0], self.given, self._read)
-            network._along = [self._axes(batch) for batch in self.given]
+            fits = [self._fit(batch) for batch in self.given]
+            network._along, network.is_sum = [fit.axes for fit in fits], all(fit.is_sum for fit in fits)
             return network
 
     def of_first_samples(self, count: int) -> tuple[Rows, Tensor]:
@@ -147,34 +158,38 @@ class Rows(Shell):
         with in_its_place(self._inside[0]):
             return self._read(self._inside[0](*own.arguments, **own.words), own.targets)
 
-    def _axes(self, one: Given) -> Axes:
+    def _fit(self, one: Given) -> _Fit:
         """Return the likeliest choice of those that are equal to all up to rounding."""
         whole = self._shown(one.mapped(torch.clone))
         *given, targets = (_axes_of(tensor, one.size) for _, tensor in one.tensors)
         choices = islice(product(*given, targets[:1]), _MOST_CHOICES)  # targets have their samples first
-        off = {axes: self._off(one, axes, whole) for axes in choices}
-        least = min(off.values())
+        fits = [self._fit_of(one, axes, whole) for axes in choices]
+        least = min(fit.off for fit in fits)
         if least <= SINGLES.of(whole.dtype):
-            return next(axes for axes in off if off[axes] <= max(10 * least, 1e3 * torch.finfo(whole.dtype).eps))
+            return next(fit for fit in fits if fit.off <= max(10 * least, 1e3 * torch.finfo(whole.dtype).eps))
         shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in one.tensors]
         raise met(f"no choice of axes gives single samples the outputs they have among all; given {first_few(shapes)}")
 
-    def _off(self, one: Given, axes: Axes, whole: Tensor) -> float:
+    def _fit_of(self, one: Given, axes: Axes, whole: Tensor) -> _Fit:
         """Return how far outputs of single samples are from those of all, over the largest.
 
         Of a loss, which has no axis of samples, their mean or their sum.
         """
+        nothing = _Fit(axes, inf)
         outputs, size = list[Tensor](), float(whole.nan_to_num().abs().max()) or 1.0
         for row in range(one.size):
             try:
                 outputs.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes)))
             except Exception:  # whatever it raises: this is not what the network takes
-                return inf
+                return nothing
             if len(whole) == one.size and not _far(outputs[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
-                return inf
+                return nothing
         alone = torch.cat(outputs)
-        whole_of = (alone,) if len(whole) == one.size else (alone.mean(0, keepdim=True), alone.sum(0, keepdim=True))
-        return min(_far(each, whole) for each in whole_of) / size
+        if len(whole) == one.size:
+            return _Fit(axes, _far(alone, whole) / size)
+        together = (alone.mean(0, keepdim=True), alone.sum(0, keepdim=True))
+        of_mean, of_sum = (_far(each, whole) / size for each in together)
+        return _Fit(axes, min(of_mean, of_sum), is_sum=of_sum < of_mean)
 
     def _shown(self, one: Given) -> Tensor:
         outputs = self._outputs(one).detach()

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessfig.curvature.problem import cast
 from hessfig.errors import UserError, first_few
 from hessfig.models.own.border import Asked
-from hessfig.models.own.in_place import InPlace, cast
+from hessfig.models.own.in_place import InPlace
 from hessfig.models.own.own_checks import replace_in, words_of
 from hessfig.rng import lay_out
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from hessfig.curvature.problem import cast
 from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.preserved import preserved
 from hessfig.rng import TURN
@@ -30,7 +31,7 @@ class InPlace(nn.Module):
 
     def __init__(self, network: nn.Module, real: torch.dtype, *beside: Any) -> None:
         super().__init__()
-        self._inside, self._beside, self._real = (network,), beside, real  # in a tuple: no module of this one
+        self._inside, self._beside = (network,), beside  # in a tuple: no module of this one
         self._modes = {path: module.training for path, module in network.named_modules()}
         _mirror(network, self, real, {})
 
@@ -61,9 +62,10 @@ class InPlace(nn.Module):
         own = {*network.modules()}
         beside = (one for thing in self._beside if isinstance(thing, nn.Module) for one in thing.modules())
         others = [module for module in beside if module not in own]
+        real = next(one.dtype for one in self.parameters() if one.is_floating_point())
         for held, name, tensor in (place for module in others for place in _held(module)):
             if id(tensor) not in instead:
-                instead[id(tensor)] = cast(tensor, self._real)
+                instead[id(tensor)] = cast(tensor, real)
             held[name] = instead[id(tensor)]
         return instead
 
@@ -100,13 +102,6 @@ def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, mirrored: dict[int,
         if child is not None:
             ours._modules[name] = nn.Module()
             _mirror(child, ours._modules[name], real, mirrored)
-
-
-def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
-    """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision."""
-    if tensor.is_complex():
-        return tensor.detach().to(real.to_complex(), copy=True)
-    return tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 @contextmanager

@@ -236,8 +236,8 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
     keeps = "padding_idx" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
     keeps = keeps and type(module).forward is not nn.Embedding.forward
     settings = {"padding_idx": None} if is_padded and not keeps else {}
-    is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    return {**settings, "sparse": False} if is_sparse else settings
+    flags = ("sparse", "scale_grad_by_freq") if isinstance(module, nn.Embedding | nn.EmbeddingBag) else ()
+    return {**settings, **{name: False for name in flags if getattr(module, name)}}
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.witness import Derivatives, Directions, derivatives
@@ -62,9 +63,9 @@ class OwnFunction:
         few.__dict__.update(call=call, directions=self.directions)
         return few
 
-    def values(self) -> list[float]:
-        """Return the loss of every batch."""
-        with self._kept(), torch.enable_grad():
+    def values(self, *, beside: bool = False) -> list[float]:
+        """Return the loss of every batch at the weights, or `beside` them: one step away."""
+        with self._kept(), torch.enable_grad(), self._moved() if beside else nullcontext():
             return [float(self._term(batch, 1.0).detach()) for batch in range(len(self.call.given))]
 
     def derivatives(self, shares: Mapping[int, float], order: int) -> Derivatives:
@@ -89,6 +90,12 @@ class OwnFunction:
         """Return the result of the network, and the targets; the network gets copies, which it may change."""
         own = batch.mapped(torch.clone)
         return self.network(*own.arguments, **own.words), own.targets
+
+    def depends_on_batch(self) -> bool:
+        """Whether an embedding has another gradient in a batch than for its samples: frequencies, or padding words."""
+        with self._kept(), torch.enable_grad(), _NotedEmbeddings() as noted:
+            self._term(0, 1.0)
+            return noted.is_odd
 
     def reads_more(self) -> bool:
         """Whether the loss depends on parameters other than through the outputs (penalties, activations)."""
@@ -128,3 +135,16 @@ class OwnFunction:
         finally:
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(before[name])
+
+
+class _NotedEmbeddings(TorchFunctionMode):
+    """Notes whether an embedding is called with options that change its gradient in some rows."""
+
+    is_odd = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        words = kwargs or {}
+        if function is torch.nn.functional.embedding:
+            padding = args[2] if len(args) > 2 else words.get("padding_idx")
+            self.is_odd |= padding is not None or bool(words.get("scale_grad_by_freq"))
+        return function(*args, **words)

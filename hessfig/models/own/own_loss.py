@@ -96,7 +96,7 @@ class ForeignCall:
                 "or a function loss(outputs, labels)",
             )
         if not self.has_outputs(loss):
-            return self.whole(self.reading(loss))
+            return self.whole(self.reading(loss), reduction=str(getattr(loss, "reduction", "mean")))
         return self.with_outputs("cross_entropy" if loss is None else loss)
 
     def has_own_loss(self, loss: Any) -> bool:
@@ -142,16 +142,19 @@ class ForeignCall:
                 return rows, [candidate.targets for candidate in fitting], fitting[0].loss
         return self.whole(self.reading(None))
 
-    def whole(self, read: Reading, *, several: bool = False) -> tuple[Rows, list[Any], Any]:
-        """Return the network with its loss as its output; `several` batches are allowed if their weights are known."""
-        if len(self.given) > 1 and not several:
+    def whole(self, read: Reading, *, several: bool = False, reduction: str = "mean") -> tuple[Rows, list[Any], Any]:
+        """Return the network with its loss as its output.
+
+        Several batches are allowed if their weights are known: for a sum, or to the caller (`several`).
+        """
+        if len(self.given) > 1 and not several and reduction != "sum":
             raise UserError(
                 "a loss inside the network over several batches: how they are weighted against each other is not known",
                 got=f"{len(self.given)} batches",
-                allowed="one batch, or a loss(outputs, targets) of declared outputs",
+                allowed="one batch, a loss(outputs, targets) of declared outputs, or a sum (loss.reduction = 'sum')",
                 remedy="join the batches, or give loss=... and outputs='NAME'",
             )
-        return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside()
+        return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside(reduction)
 
     def _selected(self, result: Any) -> Tensor | None:
         output = select_output(result) if self.outputs is None else _entry(result, self.outputs)

@@ -94,7 +94,8 @@ def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for leaf, flag, own in zip(leaves, flags, hooks, strict=True):
             leaf.requires_grad_(flag)
-            (leaf._backward_hooks or {}).update(own)
+            if own and leaf._backward_hooks is not None:
+                leaf._backward_hooks.update(own)
 
 
 def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:

@@ -165,8 +165,10 @@ class Witnessing:
             return Witness(self.route.words, not_taken=why)
         try:
             seen = self._compared(built.problem, own)
-        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
-            return f"{type(error).__name__}: {error}"
+        except Exception as error:  # of the user's code, which ran in its own type
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise
+            return plain(f"{type(error).__name__}: {error}", most=300)
         if not self._is_same(built, seen):
             name = max(seen.off, key=lambda one: seen.off[one])
             return f"{name}: off by {seen.off[name]:.2g}"
@@ -188,11 +190,11 @@ class Witnessing:
             return None
         with suppress(Exception):  # a function that takes all samples alone
             own, objective = self.own.first(count), first_samples(problem, count)
-            if own.reads_more():
+            if own.reads_more() or own.depends_on_batch():
                 return None
             whole = {0: 1.0}
             seen = self._compared(objective, _Own(own.derivatives(whole, 2), *own.beside(whole, 2)))
-            off = {**seen.off, "value, all samples": self._apart_in_value(built, seen.here)}
+            off = {**seen.off, **self._apart_in_value(built, seen)}
             if not _is_usual(seen.here) or max(off.values()) > max(map(ROWS.of, (problem.dtype, self.own.dtype))):
                 return None
             here = seen.here
@@ -200,14 +202,22 @@ class Witnessing:
             return None if self._refusal(objective, here) else Witness(self.route.words, off)
         return None
 
-    def _apart_in_value(self, built: Built, here: Derivatives) -> float:
-        """Return the relative difference of the losses of all batches; for rounding, see witness.apart."""
-        objective, shares = built.problem, built.shares
-        mine = sum(float(term().detach()) for term in terms_of(objective, leaves_of(objective, self.own.parameters)))
-        values = self.own.values()
-        own = sum(share * values[batch] for batch, share in shares.items())
-        size = max(abs(mine), abs(own), FLOOR * self.own.directions.ratio * length(here.slopes.values()))
-        return abs(mine - own) / size if size else 0.0
+    def _apart_in_value(self, built: Built, seen: _Comparison) -> dict[str, float]:
+        """Return the relative differences of the losses of all batches, at the weights and a step away.
+
+        A hook that reads a parameter reads the user's own also in a copy, with an equal value at the weights alone. For
+        rounding, see witness.apart.
+        """
+        leaves, off = leaves_of(built.problem, self.own.parameters), dict[str, float]()
+        moved = {name: seen.own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
+        least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
+        for name, at in {"value, all samples": leaves, "value, all samples, a step beside": moved}.items():
+            mine = sum(float(term().detach()) for term in terms_of(built.problem, at))
+            values = self.own.values(beside=at is moved)
+            own = sum(share * values[batch] for batch, share in built.shares.items())
+            size = max(abs(mine), abs(own), least)
+            off[name] = abs(mine - own) / size if size else 0.0
+        return off
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
         """Whether a problem differs from the user's function by rounding alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,36 @@ class WithLoss(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
+class SumInside(nn.Module):
+    """A network that returns a loss of its own, the sum over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": (self.body(x) - labels).pow(4).sum()}
+
+
+class TwoOutputs(nn.Module):
+    """A network whose loss takes two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        outputs = self.body(x)
+        return {"one": outputs, "two": outputs.sin()}
+
+
+def of_two(result: dict[str, Tensor], targets: Tensor) -> Tensor:
+    return (result["one"] - targets).square().sum() + result["two"].pow(4).sum()
+
+
+of_two.reduction = "sum"  # type: ignore[attr-defined]
+
+
 def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
     x, y = data()
     numbers = torch.randn(SAMPLES, CLASSES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -95,6 +126,9 @@ def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
         "mse_sum": case(x, numbers, "mse_sum"),
         "own loss": case(x, y, lambda outputs, targets: 3 * F.cross_entropy(outputs, targets)),
         "loss inside": case({"x": x, "labels": y}, of=WithLoss().double()),
+        "sum inside": case({"x": x, "labels": numbers}, of=SumInside().double()),
+        "sum of outputs": case({"x": x}, numbers, of_two, TwoOutputs().double()),
+        "sums of batches": case([{"x": x}, {"x": x[:5]}], [numbers, numbers[:5]], of_two, TwoOutputs().double()),
         "dictionaries": case([{"input": x}, {"input": x[:5]}], [y, y[:5]], "cross_entropy"),
     }
 
@@ -146,6 +180,29 @@ class TimeFirst(nn.Module):
         return self.head(self.rnn(x)[0])
 
 
+class Gain(nn.Module):
+    """Samples see each other once a gain, which starts at zero, is not zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gain = network(), nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.body(x)
+        return outputs + self.gain * (outputs - outputs.mean(0))
+
+
+class OneNumber(nn.Module):
+    """A network that returns its loss alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).pow(4).mean()
+
+
 def pairwise(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs @ outputs.T).square().mean()
 
@@ -159,6 +216,11 @@ def apart() -> dict[str, Callable[[str | None], hessfig.Problem]]:
         "network": lambda memory: hessfig.Problem(over, x, y, memory=memory),
         "dictionary": lambda memory: hessfig.Problem(over, {"x": x}, y, "cross_entropy", memory=memory),
         "loss": lambda memory: hessfig.Problem(network(), x, y, pairwise, memory=memory),
+        "gain": lambda memory: hessfig.Problem(Gain().double(), x, y, memory=memory),
+        "gain, dictionary": lambda memory: hessfig.Problem(
+            Gain().double(), {"x": x}, y, "cross_entropy", memory=memory
+        ),
+        "one number": lambda memory: hessfig.Problem(OneNumber().double(), x, y, lambda out, _: out, memory=memory),
         "axis": lambda memory: hessfig.Problem(first, steps, labels, memory=memory),
     }
 
@@ -253,6 +315,28 @@ def test_an_operator_tells_what_its_products_take() -> None:
     assert split is not None and memory.peak(4) <= split <= memory.peak(4) + memory.each / 2
     small = hessfig.Problem(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
     assert small.operator("all").memory is None
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "a sum"])
+def test_first_samples_that_do_not_count_bound_memory_too(loss: str) -> None:
+    """What a product takes is measured as if every target counted."""
+    x, y = data()
+    y[:3] = -100
+
+    def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="sum")
+
+    summed.reduction = "sum"  # type: ignore[attr-defined]
+    chosen: Any = summed if loss == "a sum" else loss
+    bound = enough_for(memory_of(hessfig.Problem(network(), x, y.clamp(min=0), chosen)), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        operator = hessfig.Problem(network(), x, y, chosen, memory=bound).operator("all")
+        vector = torch.ones(operator.shape[1], dtype=torch.float64)
+        product = operator @ vector
+    assert operator.memory is not None and operator.memory <= bytes_of(bound)
+    whole = hessfig.Problem(network(), x, y, chosen).operator("all", products="curvlinops") @ vector
+    torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_nothing_of_an_operator_waits_for_the_garbage_collector() -> None:

@@ -34,6 +34,11 @@ def large(memory=None):
     network = nn.Sequential(nn.Linear(260, 260), nn.Tanh(), nn.Linear(260, 2))
     return hessfig.Problem(network, torch.randn(6, 260), torch.randint(0, 2, (6,)), memory=memory)
 
+def several():
+    import hessfig
+    network = nn.Sequential(nn.Linear(260, 260), nn.Tanh(), nn.Linear(260, 2))
+    return hessfig.Problem(network, [torch.randn(6, 260)] * 3, [torch.randint(0, 2, (6,))] * 3)
+
 def with_sigma(sigma):
     return make()[0], sigma * torch.ones(3, 4), torch.zeros(3, dtype=torch.long), "cross_entropy"
 
@@ -112,6 +117,14 @@ def test_the_preview_states_what_a_product_of_a_large_network_takes(folder: Path
     assert size is not None and 8 * 68_382 < size < 20 * 8 * 68_382
     assert preview._product_lines(variants) == [f"memory of a product: about {size / 1e9:.2g} GB"]
     assert preview._product_lines(variants[:1]) == []
+
+
+def test_the_preview_counts_the_graphs_of_every_batch(folder: Path) -> None:
+    several = config("mynet.py:several")
+    size, made = kind(Kind.python).product_bytes(several), find_factory(several)()
+    of_one = kind(Kind.python).product_bytes(config("mynet.py:large"))
+    assert size == made.operator("all", dtype=several.dtype).memory
+    assert size is not None and of_one is not None and size > of_one
 
 
 def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder: Path) -> None:

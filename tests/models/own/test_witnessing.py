@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ def problem(one: Odd) -> hessfig.Problem:
 def state_of(one: Odd) -> list[Any]:
     """Return the bytes and objects of a network: parameters, buffers, attributes, modes and random numbers."""
     tensors = [*one.network.parameters(), *one.network.buffers()]
-    held = [(id(t), t.detach().clone(), t.requires_grad, t.grad) for t in tensors]
+    held = [(id(t), t.detach().clone(), t.requires_grad, t.grad, tuple(t._backward_hooks or ())) for t in tensors]
     flags = [(m.training, sorted(vars(m)), [id(v) for v in vars(m).values()]) for m in one.network.modules()]
     trace = [len(getattr(m, "trace", ())) for m in one.network.modules()]
     return [held, flags, trace, torch.random.get_rng_state().clone()]
@@ -305,6 +306,215 @@ def test_wrong_second_derivatives_are_refused_in_float32_alone() -> None:
 
     with pytest.raises(ValueError, match="has another derivative than autograd says"):
         hessfig.Problem(network, x, torch.arange(32) % 5, loss).operator("all", dtype="float32").dense()
+
+
+class Kept(torch.autograd.Function):
+    """z^3 with the slope that forward has kept: first derivatives are right, second ones are not."""
+
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
+        ctx.slope = 3 * z.detach().square()
+        return z.pow(3)
+
+    @staticmethod
+    def backward(ctx: Any, *sent: torch.Tensor) -> torch.Tensor:
+        slope: torch.Tensor = sent[0] * ctx.slope
+        return slope
+
+
+def cube(z: torch.Tensor) -> torch.Tensor:
+    return z.pow(3)
+
+
+class AtKink(nn.Module):
+    """A rectifier of exactly zero for an empty sample, since its bias is zero."""
+
+    def __init__(self, power: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second, self.last, self.power = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 3), power
+        nn.init.zeros_(self.first.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.power(self.second(self.first(x).relu())))
+
+
+class Adapted(nn.Module):
+    """A linear map with a low-rank term that starts at zero."""
+
+    def __init__(self, power: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last, self.power = nn.Linear(4, 6), nn.Linear(6, 3), power
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(6, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.power(self.first(x) + x @ self.a.T @ self.b.T))
+
+
+def at_kink(power: Any) -> hessfig.Problem:
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    x[0] = 0
+    return hessfig.Problem(AtKink(power), x, torch.arange(16) % 3)
+
+
+def with_l1(power: Any) -> hessfig.Problem:
+    network, x = Adapted(power), torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    cross_entropy = torch.nn.functional.cross_entropy
+    return hessfig.Problem(
+        network, x, torch.arange(16) % 3, lambda out, y: cross_entropy(out, y) + 1e-3 * network.b.abs().sum()
+    )
+
+
+@pytest.mark.parametrize("make", [at_kink, with_l1])
+@pytest.mark.parametrize("small", [2**16, 0])
+def test_a_kink_at_the_weights_hides_no_wrong_derivative(
+    make: Callable[[Any], hessfig.Problem], small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Differences say nothing there; a step away they do, and the same function with right derivatives is measured."""
+    monkeypatch.setattr(batched, "SMALL", small)
+    with pytest.raises(ValueError, match="has another derivative than autograd says"):
+        make(Kept.apply).operator("all").dense()
+    assert make(cube).operator("all").dense().isfinite().all()
+
+
+class Hooked(nn.Module):
+    """A gain that a hook applies to samples with a positive last entry alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.gain = nn.Linear(4, 6), nn.Linear(6, 3), nn.Parameter(torch.full((6,), 1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).tanh() * self.gain)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
+    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy has the same value at the weights: it differs a step away."""
+    monkeypatch.setattr(batched, "SMALL", 0)
+    n, x = Hooked().double(), torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)).double()
+    x[0, :, -1], x[1, :, -1] = -1, 1
+    n.first.register_forward_hook(lambda _, given, out: torch.where(given[0][:, -1:] > 0, out * n.gain, out))
+    y, of = torch.arange(16) % 3, torch.nn.functional.cross_entropy
+    (slope,) = torch.autograd.grad((of(n(x[0]), y) + of(n(x[1]), y)) / 2, n.gain, create_graph=True)
+    (truth,) = torch.autograd.grad(slope.sum(), n.gain)
+    operator = hessfig.Problem(n, [x[k] for k in order], [y, y], "cross_entropy").operator("gain")
+    torch.testing.assert_close(operator @ torch.ones(6).double(), truth, rtol=1e-9, atol=1e-12)
+
+
+class Words(nn.Module):
+    """A table of words, looked up by a module or by the function, with options that change its gradient alone."""
+
+    def __init__(self, *, by_module: bool, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last, self._by_module = (
+            nn.Embedding(9, 4, **(options if by_module else {})),
+            nn.Linear(4, 3),
+            by_module,
+        )
+        self._options = options
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        if self._by_module:
+            return self.last(self.table(words).tanh())
+        return self.last(torch.nn.functional.embedding(words, self.table.weight, **self._options).tanh())
+
+
+@pytest.mark.parametrize("small", [2**16, 0])
+@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"padding_idx": 0}])
+def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refused(
+    options: dict[str, Any], small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First samples may hold every word once, and no padding."""
+    monkeypatch.setattr(batched, "SMALL", small)
+    words, y = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 1, 2, 2, 3, 0] * 4), torch.arange(64) % 3
+    plain = hessfig.Problem(Words(by_module=True), words, y).operator("all").dense()
+    network = Words(by_module=True, **options)  # the row of the padding word starts at zero
+    network.load_state_dict(Words(by_module=True).state_dict())
+    changed = hessfig.Problem(network, words, y).operator("all").dense()
+    torch.testing.assert_close(changed, plain, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="the gradient of this loss"):
+        hessfig.Problem(Words(by_module=False, **options), words, y).operator("all").dense()
+
+
+class Phases(nn.Module):
+    """Rotates pairs of entries by complex phases, which are a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("phases", torch.polar(torch.ones(2), torch.tensor([0.3, 1.1])))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.first(x).unflatten(-1, (2, 2)).contiguous())
+        return self.last(torch.view_as_real(pairs * self.phases).flatten(-2).tanh())
+
+
+class Single(Reader):
+    """A network that takes float32 alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+def of_a_table(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    scale = {torch.float32: 2.0}[out.dtype]
+    return scale * torch.nn.functional.cross_entropy(out, y)
+
+
+IN_FLOAT32: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "complex buffers": lambda: (Phases(), "cross_entropy"),
+    "a network of one type": lambda: (Single(), "cross_entropy"),
+    "a loss of one type": lambda: (Reader(), of_a_table),
+    "class weights": lambda: (Reader(), nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0]))),
+}
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(name: str) -> None:
+    network, loss = IN_FLOAT32[name]()
+    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
+    bias = network.get_parameter("last.bias")
+    value = (torch.nn.functional.cross_entropy if loss == "cross_entropy" else loss)(network(x), y)
+    (slope,) = torch.autograd.grad(value, bias, create_graph=True)
+    (truth,) = torch.autograd.grad(slope.square().sum() / 2 + slope[0], bias)
+    operator = hessfig.Problem(network, x, y, loss).operator("last.bias", dtype="float32")
+    vector = slope.detach() + torch.tensor([1.0, 0.0, 0.0])
+    torch.testing.assert_close(operator @ vector, truth, rtol=1e-4, atol=1e-6, check_dtype=False)
+
+
+@pytest.mark.parametrize("small", [2**16, 0])
+def test_hooks_lists_and_random_numbers_are_as_before(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that draws numbers, and hooks and a loss that keep what they see."""
+    monkeypatch.setattr(batched, "SMALL", small)
+    n, seen, x, y = Reader(), list[torch.Tensor](), torch.randn(8, 4), torch.arange(8) % 3
+    n.first.weight.register_hook(lambda slope: slope / 2)
+    n.first.register_forward_hook(lambda *_: (torch.rand(2), np.random.rand(), None)[-1])  # noqa: NPY002
+    n.last.register_forward_hook(lambda _, given, out: seen.append(out.detach()))
+
+    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen.append(out.detach())
+        return torch.nn.functional.cross_entropy(out, target)
+
+    def state() -> list[Any]:
+        drawn = np.random.get_state()  # noqa: NPY002
+        numbers = [torch.get_rng_state().tolist(), drawn[1].tolist(), drawn[2]]  # beartype draws from Python's own
+        return [numbers, len(seen), len(n.first.weight._backward_hooks or ())]
+
+    before, problem = state(), hessfig.Problem(n, x, y, loss)
+    hessfig.measure(problem, blocks=["last.bias"], parts="H")
+    problem.approximation("diagonal", "last.bias")
+    operator = problem.operator("last.bias")
+    assert state() == before
+    product = operator @ torch.ones(3)
+    assert [state()[0], state()[2]] == [before[0], before[2]] and product.isfinite().all()
 
 
 CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
