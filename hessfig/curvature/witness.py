@@ -263,6 +263,8 @@ class _Ray:
         """Whether the user's code takes numbers of this type."""
         try:
             return bool(self.near)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception:  # whatever it raises
             return False
 

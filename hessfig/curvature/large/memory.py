@@ -158,8 +158,10 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
 
 def _check_value(objective: Objective, split: Objective, at: dict[str, Tensor]) -> None:
     with alone():
-        whole, pieces = (math.fsum(float(term().detach()) for term in terms_of(one, at)) for one in (objective, split))
-    if abs(pieces - whole) > SINGLES.of(objective.dtype) * abs(whole):
+        losses = [[float(term().detach()) for term in terms_of(one, at)] for one in (objective, split)]
+    whole, pieces = map(math.fsum, losses)
+    size = max(math.fsum(map(abs, some)) for some in losses)  # terms of both signs may cancel
+    if abs(pieces - whole) > SINGLES.of(objective.dtype) * size:
         raise met(f"a loss of {pieces:.9g} from pieces, and of {whole:.9g} from all samples")
 
 

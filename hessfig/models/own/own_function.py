@@ -144,7 +144,6 @@ class _NotedEmbeddings(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         words = kwargs or {}
-        if function is torch.nn.functional.embedding:
-            padding = args[2] if len(args) > 2 else words.get("padding_idx")
-            self.is_odd |= padding is not None or bool(words.get("scale_grad_by_freq"))
+        if function is torch.nn.functional.embedding:  # which hands its options on by name
+            self.is_odd |= words["padding_idx"] is not None or words["scale_grad_by_freq"]
         return function(*args, **words)

@@ -96,7 +96,8 @@ class ForeignCall:
                 "or a function loss(outputs, labels)",
             )
         if not self.has_outputs(loss):
-            return self.whole(self.reading(loss), reduction=str(getattr(loss, "reduction", "mean")))
+            is_sum = getattr(loss, "reduction", "mean") == "sum"
+            return self.whole(self.reading(loss), reduction="sum" if is_sum else "mean")
         return self.with_outputs("cross_entropy" if loss is None else loss)
 
     def has_own_loss(self, loss: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -216,7 +217,8 @@ class Witnessing:
             values = self.own.values(beside=at is moved)
             own = sum(share * values[batch] for batch, share in built.shares.items())
             size = max(abs(mine), abs(own), least)
-            off[name] = abs(mine - own) / size if size else 0.0
+            apart = abs(mine - own) / size if size else 0.0
+            off[name] = apart if isfinite(apart) else inf
         return off
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:

@@ -102,6 +102,16 @@ class TwoOutputs(nn.Module):
         return {"one": outputs, "two": outputs.sin()}
 
 
+def cancelling(network: nn.Module, x: Tensor, numbers: Tensor) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    """Return a loss that is zero at the weights up to rounding, a mean of samples of both signs."""
+
+    def each(result: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return result["one"].square().sum(1) + targets.sum(1)
+
+    offset = float(each(network(x), numbers).detach().mean())
+    return lambda result, targets: (each(result, targets) - offset).mean()
+
+
 def of_two(result: dict[str, Tensor], targets: Tensor) -> Tensor:
     return (result["one"] - targets).square().sum() + result["two"].pow(4).sum()
 
@@ -111,6 +121,7 @@ of_two.reduction = "sum"  # type: ignore[attr-defined]
 
 def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
     x, y = data()
+    two = TwoOutputs().double()
     numbers = torch.randn(SAMPLES, CLASSES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64))
 
@@ -128,6 +139,7 @@ def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
         "loss inside": case({"x": x, "labels": y}, of=WithLoss().double()),
         "sum inside": case({"x": x, "labels": numbers}, of=SumInside().double()),
         "sum of outputs": case({"x": x}, numbers, of_two, TwoOutputs().double()),
+        "cancelling terms": case({"x": x}, numbers, cancelling(two, x, numbers), two),
         "sums of batches": case([{"x": x}, {"x": x[:5]}], [numbers, numbers[:5]], of_two, TwoOutputs().double()),
         "dictionaries": case([{"input": x}, {"input": x[:5]}], [y, y[:5]], "cross_entropy"),
     }
