@@ -224,7 +224,7 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
         spec.paper,
         [list(panels_of)],
         _CENTRED_NOTE,
-        APART.replace(height=1.7, top=0.2, right=0.3, across=0.6, down=0.42),
+        APART.replace(height=1.7, top=0.2, right=0.2, across=0.68, down=0.42),
     )
     gap, ratio, loss = (ax for _, _, ax in sheet)
     drawn = {"gap": _draw_gaps(gap, blocks), "ratio": _draw_ratios(ratio, blocks), "loss": _draw_losses(loss, evidence)}
@@ -235,8 +235,8 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _CENTRED_NOTE = (
-    "Circles: predicted; dots and bars: means and 95% intervals over seeds. Ratios: a line per sigma. "
-    "W/10: W_Q and W_K a tenth as large, with the same scores. Dashed: a table of pairs of characters."
+    "Circles: predicted; dots and bars: means and 95% intervals over seeds. Ratios: a line per σ. "
+    "W/10: query and key weights a tenth as large, with the same scores. Dashed: a table of pairs of characters."
 )
 
 
@@ -277,7 +277,7 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
         intervals = [student_interval(ratios.xs((name, sigma), level=(0, 1))) for name in names]
         means = [10**one.mean for one in intervals]
         ax.plot(range(len(names)), means, "o-", color=colour, markersize=3)
-        ends.append((means[-1], f"{sigma:g}", colour))
+        ends.append((means[-1], f"σ = {sigma:g}", colour))
         lines = dict(zip(names, intervals, strict=True))
         points += [{"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found} for name, one in lines.items()]
     set_decades(ax, "y")
