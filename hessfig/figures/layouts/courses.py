@@ -215,8 +215,8 @@ def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str) -> Page:
-    words = f"{labels.part_words(part)}. Colour: geometric mean over seeds. Dots: the last step."
-    note = how(table, words, "bars: 95% interval (Student's t)")
+    words = f"{labels.part_words(part)}. Colour: all steps; dots: the last step."
+    note = how(table, words, "geometric; bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((rows["place"].nunique() for rows in points), default=0)
@@ -233,7 +233,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
             _heat(ax, rows, wanted[row], named=last)
         else:
             _dots(ax, where(rows, step=rows["step"].max()))
-            ax.set_title(f"at step {rows['step'].max():g}")
+            ax.set_title(f"{labels.plain(labels.quantity_words(wanted[row]))} at step {rows['step'].max():g}")
     frames = [frame.drop(columns="colour").assign(quantity=name) for frame, name in zip(points, wanted, strict=True)]
     shown = [frame for frame in frames if len(frame)]
     numbers = pd.concat([pd.DataFrame(), *shown], ignore_index=True)

@@ -29,7 +29,7 @@ _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "ra
 _COLOURS |= {"magnitude": tone(6), "taylor": tone(5)}
 _MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
 _KEY = (
-    "Above: dashed OBD, solid OBS, where other weights compensate. Below: single weights (dots), rows"
+    "Above: dashed OBD; solid OBS, where other weights compensate, and the rest. Below: single weights (dots), rows"
     " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
 )
 _LINE, _ACROSS, _APART = 0.14, 4, 0.22  # height of a saliency in inches, blocks per line, gap between marks
@@ -51,7 +51,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         rows = where(table, layer=layer, row=name)
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
-        note += " The intervals of the curves are in the file." if are_few(rows["seed"].nunique()) else ""
+        note += " The CSV file has the intervals of the curves." if are_few(rows["seed"].nunique()) else ""
         networks = networks_of(rows)
         marks = [[f"{network}:{what}" for network in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
@@ -69,9 +69,6 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("loss")
             elif column > 0 and line > 0:
                 ax.set_yticklabels([])
-        ends = [ax.get_ylim() for ax in sheet.row(0)]
-        for ax in sheet.row(0):
-            ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
         sheet.name_above(sheet.axes[0])
         encoding = ChartEncoding(x="share", panels=("number",), series=("saliency",))
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True), encoding)
@@ -125,7 +122,7 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
         tick.set_color(_colour(name))
     ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
-    ax.set_xlim(-1.05, 1.05)
+    ax.set_xlim(min(-0.1, *(row["low"] - 0.05 for row in drawn if not math.isnan(row["low"]))), 1.05)
     ax.set_xlabel("rank correlation with the true rise")
     return pd.DataFrame(drawn)
 
