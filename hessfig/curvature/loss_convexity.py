@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.losses import Called, Inside
+from hessfig.curvature.losses import Inside, is_convex
 from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.errors import plain
@@ -45,8 +45,8 @@ class OutputCurvature:
 def why_no_split(objective: Objective) -> str:
     """Return the reason why H cannot be split into H_o + H_f; an empty string if it can.
 
-    Losses of the package and of torch, and modules with a `reduction`, are assumed to be convex. For a plain function,
-    the smallest eigenvalue of its Hessian d^2 l / df df in the outputs is computed for every batch.
+    Losses of the package and the common ones of torch are known to be convex. For a function or any other module, the
+    smallest eigenvalue of its Hessian d^2 l / df df in the outputs is computed for every batch.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def why_no_split(objective: Objective) -> str:
         return objective.witness.no_split
     if isinstance(objective.loss, Inside):
         return "the loss is computed inside the network, or of several outputs: no outputs are declared"
-    if not isinstance(objective.loss, Called):
+    if is_convex(objective.loss):
         return ""
     for batch in objective.batches:
         try:

@@ -102,7 +102,7 @@ LOSSES: dict[str, Callable[[], Module]] = {
 
 
 def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
-    """Return the loss of each sample; their mean over the batch is the loss.
+    """Return the loss of each sample; their mean over the batch is the loss, if samples have equal weights in it.
 
     Raises UserError for a loss that is not a mean over samples.
     """
@@ -113,14 +113,21 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
         return single.reshape(len(output), -1).mean(dim=1) * (kept.shape[1] / kept.sum(dim=1))
     elif isinstance(loss, SquaredError) and loss.reduction == "mean":
         single = (output - target).square()
+    elif loss.reduction == "mean" and not isinstance(loss, Inside | Linearised):
+        return torch.stack([loss(*pair) for pair in zip(output.split(1), target.split(1), strict=True)])
     else:
-        raise UserError(
-            "this loss is no mean over samples, so L_k, the mean over the first k samples, is not defined",
-            got=f"{type(loss).__name__} with reduction {getattr(loss, 'reduction', None)!r}",
-            allowed="cross_entropy, or mse, which is a mean over everything",
-            remedy="task.loss=cross_entropy",
-        )
+        raise no_mean(loss)
     return single.reshape(len(output), -1).mean(dim=1)
+
+
+def no_mean(loss: Module) -> UserError:
+    """Return the error of quantities of the first k samples for a loss that is not the mean over samples."""
+    return UserError(
+        "this loss is no mean over samples, so L_k, the mean over the first k samples, is not defined",
+        got=f"{type(loss).__name__} with reduction {getattr(loss, 'reduction', None)!r}",
+        allowed="a loss of outputs and targets that is a mean over samples, such as cross_entropy or mse",
+        remedy="task.loss=cross_entropy; in Python, divide a sum by the number of samples, or loss='cross_entropy'",
+    )
 
 
 def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
@@ -137,6 +144,11 @@ _OF_NUMBERS = (
     *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss),
 )
 _OF_CLASSES = (CrossEntropy, nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+def is_convex(loss: Module) -> bool:
+    """Whether a loss is known to be convex in the outputs, by its type."""
+    return type(loss) in (*_OF_NUMBERS, *_OF_CLASSES, Linearised)
 
 
 def takes_numbers(loss: Module) -> bool:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.config.enums import Method
+from hessfig.config.enums import Method, State
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.approximations import matrices
 from hessfig.curvature.approximations.named import Material, SampleGradients
@@ -91,7 +91,7 @@ class _Shared:
     def stored(self) -> dict[str, Tensor] | None:
         """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none."""
         at, training = self.request.at, self.config.training
-        if not at.step or not training.optimiser.facts.is_adaptive:
+        if not at.step or self.config.state.kind != State.trained or not training.optimiser.facts.is_adaptive:
             return None
         parameters = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
         correction = 1 - training.betas[0] ** at.step

@@ -37,7 +37,7 @@ def _jacobian_norm(objective: Objective, request: Request, layer: int, name: str
     with evaluating(objective.network):
         sizes = [suffix(start).numel() for start, _ in suffix.data]
     if request.estimator.method == Method.dense or sum(sizes) <= count:
-        units = [(torch.arange(size) == place for place in range(size)) for size in sizes]
+        units = [iter(torch.eye(size, dtype=torch.bool)) for size in sizes]
         squares = [_squares(side, suffix, start, unit) for (start, _), unit in zip(suffix.data, units, strict=True)]
         return Estimate(float(torch.cat(squares).sum()) ** 0.5, 0.0, 0, EXACT)
     probes = rademacher(sum(sizes), count, generator=request.stream(layer, name), dtype=torch.int8).split(sizes)

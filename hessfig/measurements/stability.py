@@ -21,6 +21,7 @@ from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.errors import UserError
 from hessfig.measurements.eigenvalues import extremes_of, outer_estimate
 from hessfig.measurements.quantity import At, Estimate, Measured, Request, state_row, state_rows
+from hessfig.measurements.torch_optimisers import steps_of
 from hessfig.models.routes import Engines
 from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
@@ -160,6 +161,9 @@ def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int
     divides by the curvature of several batches.
     """
     training, first = at.config.training, (at.step or 0) + 1
+    if optimiser == training.optimiser and steps_of(at.moments or {}):
+        coming, rate = next_update(at, LossGradient(objective).gradient), coming_rate(at)
+        return {name: -rate * update for name, update in coming.items()}
     is_own = optimiser == training.optimiser and first > 1
     plain = replace(training, schedule=Schedule.constant, warmup=0, weight_decay=0.0, dtype=at.config.dtype)
     plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
@@ -313,16 +317,19 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     """Return u of the next step w - eta u, had its batch this `gradient`; without the weight decay.
 
     adam, adamw: m' / (1 - beta1^t) over sqrt(nu' / (1 - beta2^t)) + eps, with t, m', nu' after this update
-    (arXiv 1412.6980, algorithm 1). sgd: momentum times the buffer, plus the gradient. gd: the gradient.
+    (arXiv 1412.6980, algorithm 1). sgd: momentum times the buffer, plus the gradient. gd: the gradient. A parameter
+    that an optimiser of torch does not hold has the update 0, and others have a t of their own.
     """
     training, kept = at.config.training, _kept(at, gradient)
     if not training.optimiser.facts.moments:
         return dict(gradient)
+    updates, steps = {name: torch.zeros_like(slope) for name, slope in gradient.items()}, _steps(at, gradient)
+    held = {name: slope for name, slope in gradient.items() if name in steps}
     if not training.optimiser.facts.is_adaptive:
-        return {name: training.momentum * kept[0][name] + slope for name, slope in gradient.items()}
-    (first, second), t = training.betas, (at.step or 0) + 1
-    updates = {}
-    for name, slope in gradient.items():
+        return updates | {name: training.momentum * kept[0][name] + slope for name, slope in held.items()}
+    first, second = training.betas
+    for name, slope in held.items():
+        t = steps[name] + 1
         mean = (first * kept[0][name] + (1 - first) * slope) / (1 - first**t)
         square = (second * kept[1][name] + (1 - second) * slope.square()) / (1 - second**t)
         updates[name] = mean / (square.sqrt() + training.eps)
@@ -333,15 +340,23 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     """Return the diagonal of P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t = at.step > 0 updates.
 
     So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its bias (arXiv 2207.14484). Of
-    rules without a preconditioner P = I.
+    rules without a preconditioner P = I. A parameter that an optimiser of torch does not hold does not move: there P
+    is infinite, as is adam's of a parameter before its first update.
     """
-    training, t = at.config.training, at.step or 0
+    training, steps = at.config.training, _steps(at, like)
+    diagonal = {name: torch.full_like(tensor, math.inf) for name, tensor in like.items()}
     if not training.optimiser.facts.is_adaptive:
-        return {name: torch.ones_like(tensor) for name, tensor in like.items()}
+        return diagonal | {name: torch.ones_like(tensor) for name, tensor in like.items() if name in steps}
     (first, second), (_, squares) = training.betas, _kept(at, like)
-    return {
-        name: (1 - first**t) * ((square / (1 - second**t)).sqrt() + training.eps) for name, square in squares.items()
-    }
+    for name, t in steps.items():
+        if t and name in squares:
+            diagonal[name] = (1 - first**t) * ((squares[name] / (1 - second**t)).sqrt() + training.eps)
+    return diagonal
+
+
+def _steps(at: At, like: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number of updates of every parameter that moves: its own, for an optimiser of torch."""
+    return steps_of(at.moments or {}) or dict.fromkeys(like, at.step or 0)
 
 
 def _moments(at: At) -> Mapping[str, Tensor]:

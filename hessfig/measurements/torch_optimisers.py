@@ -19,12 +19,16 @@ _KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
     if rule.facts.has_formula and rule.facts.moments
 }
 _RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
+STEPS = "updates"
 _PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}  # what the formulas assume
 
 
 @dataclass(frozen=True)
 class OptimiserState:
-    """`updates` that were made, the settings of the next one, and {moment/parameter: tensor}."""
+    """`updates` that were made, the settings of the next one, and {moment/parameter: tensor}.
+
+    STEPS/parameter is the number of updates of each parameter that the optimiser holds; the others do not move.
+    """
 
     training: TrainingConfig
     updates: int = 0
@@ -46,8 +50,8 @@ def check_optimiser(optimiser: Any, names: list[str]) -> None:
 def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
     """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
 
-    Raises UserError where groups of parameters have rules of their own, or a rule is none that the formulas know
-    (Nesterov's momentum, dampening, amsgrad).
+    Raises UserError where groups of parameters have rules of their own, a rule is none that the formulas know
+    (Nesterov's momentum, dampening, amsgrad), or the optimiser holds no parameter of the network.
     """
     if optimiser is None:
         return OptimiserState(TrainingConfig(optimiser=Optimiser.gd, schedule=Schedule.constant, warmup=0))
@@ -61,13 +65,27 @@ def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Modu
         schedule=Schedule.constant,
         warmup=0,
     )
-    named, moments, updates = {id(parameter): name for name, parameter in network.named_parameters()}, {}, 0
-    for parameter, state in optimiser.state.items():
-        updates = max(updates, int(state.get("step", 1)))
-        for moment in training.optimiser.facts.moments:
-            if state.get(moment) is not None and id(parameter) in named:
-                moments[f"{moment}/{named[id(parameter)]}"] = state[moment].detach()
-    return OptimiserState(training, updates, moments)
+    named, moments = {id(parameter): name for name, parameter in network.named_parameters()}, dict[str, Tensor]()
+    held = [parameter for group in optimiser.param_groups for parameter in group["params"] if id(parameter) in named]
+    for parameter in held:
+        name, state = named[id(parameter)], optimiser.state.get(parameter, {})
+        moments[f"{STEPS}/{name}"] = torch.tensor(int(state.get("step", 1)) if state else 0)
+        known = [moment for moment in training.optimiser.facts.moments if state.get(moment) is not None]
+        moments |= {f"{moment}/{name}": state[moment].detach() for moment in known}
+    if not held:
+        raise UserError(
+            "optimiser: it holds none of the network's parameters",
+            got=f"{type(optimiser).__name__} of {sum(len(group['params']) for group in optimiser.param_groups)} others",
+            allowed="the optimiser that updates this network",
+            remedy="make the optimiser from network.parameters(), after layers were replaced",
+        )
+    return OptimiserState(training, max(steps_of(moments).values()), moments)
+
+
+def steps_of(moments: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number of updates of each parameter that an optimiser of torch holds; none for a stored training."""
+    own = {key: tensor for key, tensor in moments.items() if key.startswith(f"{STEPS}/")}
+    return {key.removeprefix(f"{STEPS}/"): int(tensor) for key, tensor in own.items()}
 
 
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:

@@ -131,12 +131,19 @@ class OutputSide:
 
     @property
     def terms(self) -> float:
-        """The number of terms of the batch's own loss: the divisor of its mean, or 1 for a sum."""
+        """The number of terms of the batch's own loss: the divisor of its mean, or 1 for a sum.
+
+        For a loss of unknown type that is cross-entropy with equal weights, it follows from these.
+        """
         loss, targets = self.problem.loss, self.problem.batch.targets
         count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
-        if count is None:
+        if count is not None:
+            return count
+        weights = self._class_weights[0] if self._class_weights else torch.zeros(1)
+        largest = float(weights.max())
+        if not largest or not torch.allclose(weights[weights > 0], weights.max(), rtol=LOSS.of(weights.dtype)):
             raise self._refusal("is of a type whose number of terms is not known")
-        return count
+        return self.share / largest
 
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"], apart: nn.Module

@@ -231,7 +231,7 @@ def _called(network: nn.Module, batch: Given) -> Any:
             f"the network cannot take the batch: it raises {type(error).__name__}",
             got=f"{words_of(error)}; given {own}",
             allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",
-            remedy="call the network yourself with the same batch",
+            remedy="call the network yourself with the same batch; if it runs in float32 alone, dtype='float32'",
         ) from error
 
 

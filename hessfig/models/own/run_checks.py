@@ -32,7 +32,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             "the network's output is not a tensor of real numbers",
             got=shape_of(outputs),
             allowed="a tensor, floating point",
-            remedy="wrap it in a module that returns the tensor the loss needs",
+            remedy="outputs='NAME' of one of several, such as outputs='logits', or wrap it in a module that returns it",
         )
     if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
         raise UserError(

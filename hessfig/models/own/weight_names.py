@@ -17,6 +17,7 @@ from hessfig.weights import Layout, Weight, every_parameter
 TRAINABLE = "trainable"
 Pair = tuple[Weight, Weight]
 _AT = "@"
+_TAKEN = {"all": "the whole network", "each": "every weight by itself"}
 _MOST_LAYER = 10_000  # as model.n_layers
 _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 
@@ -113,6 +114,13 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
             "weights: a name is plain text, optionally with its layer after @",
             got=plain(repr(name)),
             allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
+            remedy="rename it",
+        )
+    if bare in _TAKEN:
+        raise UserError(
+            f"weights: the name {bare} is taken: blocks={bare!r} is " + _TAKEN[bare],
+            got=plain(repr(name)),
+            allowed="any other name",
             remedy="rename it",
         )
     specs = [one for part in _members(spec) for one in _by_rows(known, part)]

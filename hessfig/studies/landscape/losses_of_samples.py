@@ -1,5 +1,6 @@
 """The loss of the first k samples as k grows: its differences, their averages around the state, its gradient."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -12,8 +13,9 @@ from torch import Tensor
 from hessfig.config.checks import number_of_samples
 from hessfig.config.enums import SampleDirection
 from hessfig.curvature.gradients import Along, LossGradient, Samples
+from hessfig.curvature.losses import no_mean
 from hessfig.curvature.problem import Objective
-from hessfig.curvature.samples import by_sample, check_alike
+from hessfig.curvature.samples import by_sample, check_alike, counted
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, state_row, state_rows
 from hessfig.rng import stream
@@ -21,6 +23,7 @@ from hessfig.rng import stream
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
 ORDERS = "orders"
+_NEAR = 1e-5  # of the weights of all samples and the divisor of a mean
 _PRODUCTS = 30  # number of products of a power iteration
 POINTS = "points"
 
@@ -183,7 +186,8 @@ def _mean(values: Array) -> Averaged:
 def samples_of(objective: Objective, request: Request) -> Samples:
     """Return the samples whose landscape is measured.
 
-    Raises UserError for several batches, and for samples with different weights or that depend on each other.
+    Raises UserError for several batches, for samples with different weights or that depend on each other, and for a
+    loss that is a sum over them.
     """
     if objective.more:
         raise UserError(
@@ -194,6 +198,9 @@ def samples_of(objective: Objective, request: Request) -> Samples:
         )
     count = number_of_samples(request.at.config, size=len(objective.batch.inputs))
     check_alike(objective)
+    share = counted(objective, objective.batch)
+    if not math.isclose(float(share.weights.sum()), share.divisor, rel_tol=_NEAR):
+        raise no_mean(objective.loss)
     return Samples(by_sample(objective), count)
 
 

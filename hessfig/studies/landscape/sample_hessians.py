@@ -87,31 +87,38 @@ def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:
 
 def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tensor]) -> list[Row]:
     whole, last = sums[-1] / int(at[-1]), int(at[-1])
-    null = _spread(sums, at, whole, request)
+    spread = _spread(sums, at, whole, request)
     rows = []
     for k, total in zip(map(int, at), sums, strict=True):
         here = total / k
         numbers = {
             "hessian_distance": _ratio(here - whole, whole, request),
             "subset_norm": _norm(here, request),
-            "hessian_distance_null": _estimate(null * max(1 / k - 1 / last, 0.0) ** 0.5, 0.0, request),
+            "hessian_distance_null": _times(spread, max(1 / k - 1 / last, 0.0) ** 0.5),
             **_eigenvalues(here, of[0], request),
         }
         rows += [block_row(name, request, *of, found, index=k) for name, found in numbers.items()]
     return rows
 
 
-def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> float:
-    """Return S / ||H_N||_F: each disjoint piece of m samples has E ||H_piece - H_N||^2 = S^2 (1/m - 1/N)."""
-    size = _norm(whole, request).value
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return replace(estimate, value=factor * estimate.value, error=factor * estimate.error)
+
+
+def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> Estimate:
+    """Return S / ||H_N||_F: each disjoint piece of m samples has E ||H_piece - H_N||^2 = S^2 (1/m - 1/N).
+
+    Its error is that of the ratio of two means over the test vectors, to first order.
+    """
     starts = [0, *map(int, at[:-1])]
     before = [torch.zeros_like(whole), *sums[:-1]]
     spreads = []
     for start, stop, low, high in zip(starts, map(int, at), before, sums, strict=True):
         share = 1 / (stop - start) - 1 / int(at[-1])
         if share > 0:
-            spreads.append(_norm((high - low) / (stop - start) - whole, request).value ** 2 / share)
-    return float(np.mean(spreads)) ** 0.5 / size if spreads and size else 0.0
+            spreads.append(((high - low) / (stop - start) - whole) / share**0.5)
+    stacked = torch.cat(spreads) / len(spreads) ** 0.5 if spreads else torch.zeros_like(whole)
+    return _ratio(stacked, whole, request)
 
 
 def _norm(products: Tensor, request: Request) -> Estimate:

@@ -122,9 +122,10 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
         tick.set_color(_colour(name))
     ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
-    ax.set_xlim(min(-0.1, *(row["low"] - 0.05 for row in drawn if not math.isnan(row["low"]))), 1.05)
+    found = pd.DataFrame(drawn)
+    ax.set_xlim(min(-0.1, found["low"].min() - 0.05), 1.05)
     ax.set_xlabel("rank correlation with the true rise")
-    return pd.DataFrame(drawn)
+    return found
 
 
 def _colour(name: str) -> str:

@@ -1,0 +1,121 @@
+"""Optimisers of some of the parameters, or that hold them since different steps, against their next update."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.errors import UserError
+
+LR, FIRST, SECOND = 1e-2, 0.9, 0.999
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(1)
+    return torch.randn(20, 3, generator=made, dtype=torch.float64), torch.randint(0, 4, (20,), generator=made)
+
+
+def watched(net: nn.Module, optimiser: Any, folder: Path, **settings: Any) -> hessfig.Monitor:
+    given = {"quantities": ["preconditioned_eigenvalue", "along"], "directions": {"rules": [kind_of(optimiser)]}}
+    return hessfig.Monitor(
+        *(net, "cross_entropy", data()), folder=folder, every=1, optimiser=optimiser, max_fraction=None,
+        on_error="raise", **{**given, **settings},
+    )  # fmt: skip
+
+
+def kind_of(optimiser: Any) -> str:
+    return type(optimiser).__name__.lower()
+
+
+def trained(net: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> None:
+    inputs, targets = data()
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(net(inputs), targets).backward()
+        optimiser.step()
+
+
+def measured(net: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> tuple[float, float]:
+    """Return the preconditioned eigenvalue and the length of the next update, as the monitor gives them."""
+    monitor = watched(net, optimiser, folder)
+    values = monitor(7)
+    monitor.close()
+    return values["preconditioned_eigenvalue/all/H"], values[f"{kind_of(optimiser)}_update_length/all"]
+
+
+def true_length(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
+    """Return how far the optimiser itself moves the network."""
+    before = [one.detach().clone() for one in net.parameters()]
+    trained(net, optimiser, 1)
+    moved = [after.detach() - one for after, one in zip(net.parameters(), before, strict=True)]
+    return float(torch.cat([one.flatten() for one in moved]).norm())
+
+
+def true_eigenvalue(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
+    """Return the largest eigenvalue of P^-1/2 H P^-1/2 in the parameters that the optimiser holds."""
+    held = [one for group in optimiser.param_groups for one in group["params"]]
+    inputs, targets = data()
+    slopes = torch.autograd.grad(F.cross_entropy(net(inputs), targets), held, create_graph=True)
+    flat = torch.cat([one.flatten() for one in slopes])
+    rows = [torch.autograd.grad(entry, held, retain_graph=True) for entry in flat]
+    hessian = torch.stack([torch.cat([one.flatten() for one in row]) for row in rows])
+    roots = torch.cat([scale_of(optimiser.state[one], one).flatten().rsqrt() for one in held])
+    return float(torch.linalg.eigvalsh(roots[:, None] * hessian * roots)[-1])
+
+
+def scale_of(state: dict[str, Any], like: Tensor) -> Tensor:
+    if "exp_avg_sq" not in state:
+        return torch.ones_like(like)
+    t = int(state["step"])
+    return (1 - FIRST**t) * ((state["exp_avg_sq"] / (1 - SECOND**t)).sqrt() + 1e-8)
+
+
+OPTIMISERS = {
+    "adamw": lambda held: torch.optim.AdamW(held, lr=LR, weight_decay=0.0),
+    "sgd": lambda held: torch.optim.SGD(held, lr=LR, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMISERS)
+@pytest.mark.parametrize("late", [False, True])
+def test_numbers_are_those_of_the_next_update(kind: str, late: bool, tmp_path: Path) -> None:
+    """The first layer is never held, or since the fifth step: each parameter has moments and steps of its own."""
+    net = network()
+    optimiser = OPTIMISERS[kind](list(net[2].parameters()))
+    trained(net, optimiser, 5)
+    if late:
+        optimiser.add_param_group({"params": list(net[0].parameters())})
+        trained(net, optimiser, 2)
+    eigenvalue, length = measured(net, optimiser, tmp_path / "mine")
+    assert eigenvalue == pytest.approx(true_eigenvalue(net, optimiser), rel=1e-5)
+    assert length == pytest.approx(true_length(net, optimiser), rel=1e-9)
+
+
+def test_an_optimiser_of_another_network_is_refused(tmp_path: Path) -> None:
+    other = torch.optim.AdamW(network().parameters(), lr=LR)
+    with pytest.raises(UserError, match="holds none of the network's parameters"):
+        watched(network(), other, tmp_path / "mine")(0)
+
+
+def test_approximations_along_a_training_are_those_at_its_weights(tmp_path: Path) -> None:
+    net = network()
+    optimiser = OPTIMISERS["adamw"](list(net.parameters()))
+    trained(net, optimiser, 3)
+    monitor = watched(net, optimiser, tmp_path / "mine", quantities=["approximations"], blocks=["0.weight"])
+    values = monitor(3)
+    monitor.close()
+    problem = hessfig.Problem(net, *data(), "cross_entropy")
+    table = hessfig.measure(problem, blocks=["0.weight"], quantities=["approximations"])
+    same = table[table["quantity"] == "kfac_error"].set_index("part")["value"]
+    assert "H" in same
+    for part, value in same[["H"]].items():
+        assert values[f"kfac_error/0.weight/{part}"] == pytest.approx(value, rel=1e-9)

@@ -1,0 +1,112 @@
+"""One loss given by name, as torch's module and as a function: the same numbers, or the same refusal, in every way."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.errors import UserError
+
+COUNT = 14
+MEANS: dict[str, Any] = {
+    "name": "cross_entropy",
+    "module": nn.CrossEntropyLoss(),
+    "function": lambda outputs, targets: F.cross_entropy(outputs, targets),
+}
+SUMS: dict[str, Any] = {
+    "module": nn.CrossEntropyLoss(reduction="sum"),
+    "function": lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum"),
+}
+
+
+class OfAVariance(nn.Module):
+    """Minus the logarithm of a normal density whose variance is an output: not convex in the outputs."""
+
+    reduction = "mean"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 1] + (outputs[:, 0] - targets) ** 2 * torch.exp(-outputs[:, 1])).mean()
+
+
+def parts_of_a_problem(outputs: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
+    return network, torch.randn(COUNT, 3, dtype=torch.float64), torch.randint(0, 4, (COUNT,))
+
+
+def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
+    problem = hessfig.Problem(*parts_of_a_problem(), loss)
+    table = hessfig.measure(problem, blocks=["0.weight"], quantities=[quantity], **settings)
+    return table.set_index(["quantity", "row", "part", "index"])["value"].sort_index()
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+@pytest.mark.parametrize(
+    "quantity", ["stationarity", "landscape_difference", "landscape_integrals", "hessian_distance", "approximations"]
+)
+def test_a_mean_over_samples_is_one_however_it_is_given(quantity: str, kind: str) -> None:
+    found, known = (numbers(MEANS[name], quantity) for name in (kind, "name"))
+    pd.testing.assert_series_equal(found, known, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", SUMS)
+@pytest.mark.parametrize("quantity", ["stationarity", "landscape_difference", "hessian_distance"])
+def test_a_sum_over_samples_has_no_mean_of_the_first(quantity: str, kind: str) -> None:
+    with pytest.raises(UserError, match="no mean over samples"):
+        numbers(SUMS[kind], quantity)
+
+
+def test_hessians_of_the_first_samples_are_those_of_their_loss() -> None:
+    network, inputs, targets = parts_of_a_problem()
+    weight = network[0].weight  # type: ignore[index]
+    found = numbers("cross_entropy", "hessian_distance", estimator="dense")["subset_norm", "0.weight", "H"]
+    assert len(found) > 3
+    for k, value in found.items():
+        (slope,) = torch.autograd.grad(F.cross_entropy(network(inputs[:k]), targets[:k]), weight, create_graph=True)
+        rows = [torch.autograd.grad(one, weight, retain_graph=True)[0].flatten() for one in slope.flatten()]
+        assert value == pytest.approx(float(torch.stack(rows).norm()), rel=1e-9)
+
+
+def test_the_distance_by_chance_knows_its_error() -> None:
+    """Over 40 seeds of the test vectors, its standard error is its standard deviation within a factor of 1.6."""
+    problem, found = hessfig.Problem(*parts_of_a_problem(), "cross_entropy"), []
+    asked: dict[str, Any] = {"blocks": ["0.weight"], "parts": "H", "quantities": ["hessian_distance"]}
+    for seed in range(40):
+        table = hessfig.measure(problem, **asked, estimator="hutchinson", num_probes=12, seed=seed)
+        found.append(table[(table["quantity"] == "hessian_distance_null") & (table["index"] == 4)].iloc[0])
+    spread, error = np.std([row["value"] for row in found], ddof=1), np.mean([row["error"] for row in found])
+    assert 1 / 1.6 < error / spread < 1.6
+
+
+def test_a_module_that_is_not_convex_has_no_split() -> None:
+    """As a module and as a function: nothing but the test tells whether a loss of the user's is convex."""
+    network, inputs, _ = parts_of_a_problem(2)
+    of_variance: Callable[..., Tensor] = OfAVariance()
+    for loss in (of_variance, lambda outputs, targets: of_variance(outputs, targets)):
+        problem = hessfig.Problem(network, inputs, inputs[:, 0], loss)
+        assert set(hessfig.measure(problem, blocks=["0.weight"])["part"]) == {"H"}
+        with pytest.raises(UserError, match="not convex"):
+            problem.operator("all", "H_o")
+
+
+def test_jacobian_norms_of_unequal_batches_are_those_of_one() -> None:
+    network, inputs, targets = parts_of_a_problem()
+    whole = hessfig.Problem(network, inputs, targets)
+    parts = hessfig.Problem(network, [inputs[:4], inputs[4:]], [targets[:4], targets[4:]])
+    one, two = (
+        hessfig.measure(problem, blocks=["0.weight"], quantities=["jacobian_norm"], estimator="dense")["value"][0]
+        for problem in (whole, parts)
+    )
+    assert two == pytest.approx(one, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["all", "all@2", "each"])
+def test_names_that_blocks_have_already_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="is taken"):
+        hessfig.measure(hessfig.Problem(*parts_of_a_problem(), weights={name: "0.weight"}))
