@@ -223,7 +223,7 @@ def meeting(name: str) -> hessfig.Problem:
 @pytest.mark.parametrize("name", MEETING)
 @pytest.mark.parametrize("approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"])
 def test_approximations_of_samples_that_meet_are_refused(name: str, approximation: str) -> None:
-    with pytest.raises(UserError, match=r"see each other|do not add up|number of terms is not known"):
+    with pytest.raises(UserError, match=r"see each other|do not add up|number of terms is not known|couples positions"):
         meeting(name).approximation(approximation, "first.weight")
 
 

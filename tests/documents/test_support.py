@@ -48,6 +48,13 @@ def _numbers() -> Tensor:
     return torch.randn(8, 3)
 
 
+class _Sine(nn.Module):
+    reduction = "mean"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.sin(outputs - targets).mean()
+
+
 def _case(
     network: Callable[[], nn.Module] = _mlp, loss: Any = "cross_entropy", targets: Any = None, **more: Any
 ) -> Case:
@@ -213,11 +220,14 @@ CASES: dict[str, list[Case]] = {
     "`nn.KLDivLoss`": [
         _case(lambda: nn.Sequential(*_mlp(), nn.LogSoftmax(-1)), nn.KLDivLoss(reduction="batchmean"), _probabilities)
     ],
-    "a function, convex in the outputs": [
+    "a function or module of your own, convex in the outputs": [
         _case(loss=lambda o, t: (o - t).pow(4).mean(), targets=_numbers),
         _case(loss=lambda o, t: F.kl_div(o.log_softmax(-1), t, reduction="batchmean"), targets=_probabilities),
     ],
-    "a function that is not convex": [_case(loss=lambda o, t: torch.sin(o - t).mean(), targets=_numbers)],
+    "one that is not convex": [
+        _case(loss=lambda o, t: torch.sin(o - t).mean(), targets=_numbers),
+        _case(loss=_Sine(), targets=_numbers),
+    ],
     "a function that reads weights (decay)": [_decayed],
     "the network returns its loss": [
         _case(

@@ -453,12 +453,12 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "positions ignored": lambda: of_mlp("cross_entropy", flat(TAGS), 6.0, x=LONG, y=TAGS, counting=3),
     "positions by a function": lambda: of_mlp(
-        lambda out, target: flat(target)(out), flat(PADDED), None, x=LONG, y=PADDED, counting=4
+        lambda out, target: flat(target)(out), flat(PADDED), 9.0, x=LONG, y=PADDED, counting=4
     ),
     "targets flattened": lambda: of_mlp(
-        lambda out, target: flat(target)(out), flat(PADDED), None, x=LONG, y=PADDED.flatten(), counting=4
+        lambda out, target: flat(target)(out), flat(PADDED), 9.0, x=LONG, y=PADDED.flatten(), counting=4
     ),
-    "a mask of one's own": lambda: of_mlp(masked, partial(masked, target=TAGS), None, x=LONG, y=TAGS, counting=3),
+    "a mask of one's own": lambda: of_mlp(masked, partial(masked, target=TAGS), 6.0, x=LONG, y=TAGS, counting=3),
     "squares": lambda: numbers("mse", F.mse_loss, 36.0, draws(4, 3, 3, seed=5)),
     "sums of squares": lambda: numbers("mse_sum", partial(F.mse_loss, reduction="sum"), 1.0, draws(4, 3, 3, seed=5)),
     "yes or no": lambda: numbers(
