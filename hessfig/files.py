@@ -182,7 +182,8 @@ def unwritable(path: Path, error: OSError) -> UserError:
     """Return the error for a `path` that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write ({error.strerror})"
-    remedy = "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
+    elsewhere = "choose another output_dir=FOLDER, after copying the sweep there if you only read it"
+    remedy = "free some space and rerun: finished cells are kept" if full else elsewhere
     return UserError(f"{what}: {path}", got=error.strerror, allowed="a writable folder with space", remedy=remedy)
 
 

@@ -112,8 +112,8 @@ def test_variants_change_what_they_name_and_nothing_else() -> None:
     assert [name for name, _ in job.variants] == ["", "model.scores=cosine", "model.mlp=gelu,model.norm=pre"]
     scores = [(config.model.scores.value, config.model.mlp.value) for _, config in job.variants]
     assert scores == [("plain", "relu"), ("cosine", "relu"), ("plain", "gelu")]
-    given = compose(["sweep.variants=[{},{model.scores: cosine}]", "model.scores=softcap"])
-    assert [name for name, _ in given.variants] == [""]
+    with pytest.raises(UserError, match=r"model\.scores is given one value as well"):
+        compose(["sweep.variants=[{},{model.scores: cosine}]", "model.scores=softcap"])
     with pytest.raises(UserError, match="a variant is what it changes"):
         compose(["sweep.variants=[cosine]"])
     with pytest.raises(UserError, match="there is no setting"):

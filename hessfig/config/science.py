@@ -161,7 +161,9 @@ class ModelConfig:
     )
     temperature: float = setting(1.0, "divides the attention scores", above=0, where="model.attention!=kernel")
     sigma_scales: enums.SigmaScales = setting(
-        enums.SigmaScales.both, "what sigma scales: tokens and positions, or tokens alone"
+        enums.SigmaScales.both,
+        "what sigma scales: tokens and positions, or tokens alone",
+        where="model.positions=learned",
     )
     initialisation: enums.Initialisation = added(
         enums.Initialisation.paper, "scales of the drawn weights: the paper's, or GPT-2's"

@@ -14,6 +14,7 @@ from hessfig.measurements import approximable
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Measured, Quantity, Request, Row
+from hessfig.record import NUMBER
 from hessfig.row_facts import OF_APPROXIMATIONS
 
 KEY = "quantities"
@@ -219,6 +220,7 @@ def _guarded(own: Quantity, name: str) -> Quantity:
     def measured(problem: Any, request: Request) -> Measured:
         result = own.measured(problem, request)
         _check_parts(own, name, result.rows)
+        _check_apart(name, result.rows)
         return result
 
     functions: dict[str, Any] = {
@@ -235,6 +237,19 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
             got="part=''",
             allowed="rows of H, H_o or H_f, or a quantity of weights",
             remedy="Quantity(..., has_part=False)",
+        )
+
+
+def _check_apart(name: str, rows: Sequence[Row]) -> None:
+    """Raise UserError for two rows that claim to be the same number: no reader could tell which one counts."""
+    labels = [tuple(str(row.get(column)) for column in NUMBER if column in row) for row in rows]
+    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
+    if twice:
+        raise UserError(
+            f"{KEY}: {name} gives two rows for one number",
+            got=", ".join(word for word in twice if word not in ("", "0", "None")),
+            allowed="rows that differ in quantity, block, part or index",
+            remedy="number them: row | {'index': k}, or give them names of their own (Quantity(..., gives=...))",
         )
 
 

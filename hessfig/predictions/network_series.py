@@ -30,6 +30,10 @@ ACTIVATIONS: Mapping[MLP, Function] = {
 }
 
 
+# Two weights with the sum 1 are 1/2 and an odd function of the difference of two scores. So is one next to a logit 0.
+_LIKE_SIGMOID = {Attention.softmax: 2, Attention.entmax15: 2, Attention.off_by_one: 1}
+
+
 class Regime(StrEnum):
     """The range of sigma in which an exponent holds. `between`: above sqrt(eps) of the norms and below one."""
 
@@ -52,6 +56,8 @@ def mixing(architecture: Architecture) -> Function:
         return Function(name, () if is_alone else _EVERY[1:], finite=is_alone)  # weights at equal scores cancel
     if is_alone and name != Attention.off_by_one:
         return Function(name, (0,), Growth.polynomial, finite=True)
+    if name in _LIKE_SIGMOID and architecture.window == _LIKE_SIGMOID[name]:
+        return Function(name, SIGMOID.degrees)
     return Function(name, (0, 1), finite=True) if name == Attention.sparsemax else everything
 
 

@@ -118,7 +118,7 @@ def values(one: Setting) -> tuple[str, ...]:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go to a folder with a network of one's own, and weights for the first network here."""
-    body = "import torch\n\n\ndef make(seed=0, sigma=1.0, b=1):\n    torch.manual_seed(seed)\n"
+    body = "import torch\n\n\ndef make(seed=0, sigma=1.0, b=1, c=1):\n    torch.manual_seed(seed)\n"
     body += "    net = torch.nn.Linear(3, 2)\n"
     body += "    return net, b * torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), 'cross_entropy'\n"
     (tmp_path / "net.py").write_text(body)
@@ -282,7 +282,11 @@ def test_one_variant_that_reads_a_setting_is_enough() -> None:
 
 
 def test_an_entry_of_an_open_setting_is_read_with_it(here: None) -> None:
-    (job,) = VERBS["run"].jobs([*NETWORKS["python"], "model.options.b=2", "sweep.vary={model.options.seed: [1, 2]}"])
+    (job,) = VERBS["run"].jobs([*NETWORKS["python"], "model.options.c=2", "sweep.vary={model.options.b: [1, 2]}"])
     assert len(Sweep(job.variants, job.asked).variants) == 2
+    for words in (["model.options.seed=1"], ["sweep.vary={model.options.sigma: [0.1, 1]}"]):
+        (job,) = VERBS["run"].jobs([*NETWORKS["python"], *words])
+        with pytest.raises(UserError, match="the sweep runs over"):
+            Sweep(job.variants, job.asked)
     with pytest.raises(UserError, match=r"model.options: kind=transformer does not read it"):
         VERBS["run"].jobs(["model.options.b=2"])

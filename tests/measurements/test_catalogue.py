@@ -149,3 +149,22 @@ def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path: Path, mo
     with pytest.raises(UserError, match="gives rows of a block without a part") as refused:
         compute_cell(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:WITH_PART"]))]).cells[0])
     assert "has_part=False" in str(refused.value)
+
+
+TWICE = """
+from hessfig.measurements.quantity import Measured, Quantity, state_row
+
+
+def measure(problem, request):
+    return Measured([state_row("twice", request, value) for value in (1.0, 2.0)])
+
+
+QUANTITY = Quantity("twice", measure, has_part=False)
+"""
+
+
+def test_two_rows_for_one_number_fail_where_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "twice.py").write_text(TWICE)
+    with pytest.raises(UserError, match="gives two rows for one number"):
+        compute_cell(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["twice.py:QUANTITY"]))]).cells[0])

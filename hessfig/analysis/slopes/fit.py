@@ -23,7 +23,7 @@ from hessfig.errors import UserError, did_you_mean
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import GrowthRate, Prediction, borders, growth_rate, regime_between
 from hessfig.predictions.network_series import Regime
-from hessfig.record import CURVE, FROBENIUS, Status
+from hessfig.record import CURVE, FROBENIUS, LEFT_OUT, Status
 from hessfig.terms import Block, Part
 
 PublishedKey = tuple[str, str, str, str, Window]
@@ -88,8 +88,11 @@ def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int, average
     log_means, sigma, values = _usable(values, sigma, average)
     if sigma.size < MIN_POINTS:
         return Fit(num_points=sigma.size)
-    num_seeds = int(np.isfinite(values).any(axis=1).sum())
-    replicates = _resampled_log_means(values[np.isfinite(values).any(axis=1)], resamples, seed, average)
+    values = values[np.isfinite(values).any(axis=1)]
+    if all(np.array_equal(one, values[0], equal_nan=True) for one in values):  # a network that no seed changes
+        values = values[:1]
+    num_seeds = len(values)
+    replicates = _resampled_log_means(values, resamples, seed, average)
     half = math.ceil(sigma.size / 2)
     lower = _slopes(replicates[:, :half], sigma[:half])
     spread = _slopes(replicates, sigma)
@@ -244,14 +247,12 @@ def fit_slopes(
     check_places(numbers, axis)
     _check_stated(settings.predictions, numbers)
     originals = dict(list(numbers.groupby(CURVE)))
-    rows = [
-        _context(key, settings, window, architectures, axis, _reach(values, window))
-        | _row(values, window, settings)
-        | _measure_of(originals[key], window)
-        | _stated_zero(key, originals, settings)
-        for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False)
-        for window in windows
-    ]
+    rows = []
+    for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False):
+        for window in windows:
+            context = _context(key, settings, window, architectures, axis, _reach(values, window))
+            found = _row(values, window, settings) | _measure_of(originals[key], window, context["prediction"])
+            rows.append(context | found | _stated_zero(key, originals, settings))
     frame = pd.DataFrame(rows).astype({"predicted": float, "window_low": float, "window_high": float})
     frame = in_reading_order(frame, numbers)
     frame = frame.assign(joint_se=np.hypot(frame["slope_se"], frame["published_se"]))
@@ -373,10 +374,13 @@ def _across(architecture: Architecture, reach: tuple[float, float]) -> str:
     )
 
 
-def _measure_of(rows: pd.DataFrame, window: Window) -> dict[str, Any]:
+def _measure_of(rows: pd.DataFrame, window: Window, prediction: str) -> dict[str, Any]:
     inside = rows[within(rows[X], window)]
+    kept = inside[~inside["status"].isin(LEFT_OUT)]
+    vanishes = prediction == Prediction.structural_zero  # by theory: then a number that is 0 is one
+    zero = (kept["status"] == Status.structural_zero) | (vanishes & (kept["value"] == 0))
     return {
-        "is_zero": bool((rows["status"] == Status.structural_zero).all()),
+        "is_zero": bool(zero.all() and len(zero)),
         "num_nonfinite": int((inside["status"] == Status.nonfinite).sum()),
         "num_not_converged": int((inside["status"] == Status.not_converged).sum()),
         "x_high": inside[X].max(),

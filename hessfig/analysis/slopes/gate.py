@@ -96,10 +96,10 @@ def _name(row: Any) -> str:
 def _evidence(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:
     if row.is_zero:
         return f"every number is zero, predicted exponent {row.predicted:g}"
-    if row.prediction == Prediction.structural_zero:
-        return f"not zero, predicted to vanish ({row.reference})"
     if verdict == SlopeVerdict.too_few_points:
         return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
+    if row.prediction == Prediction.structural_zero:
+        return f"not zero, predicted to vanish ({row.reference})"
     slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
     if verdict == SlopeVerdict.asymptote_only:
         slope += f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}"

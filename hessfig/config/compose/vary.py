@@ -91,6 +91,8 @@ def changed(variants: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
                 allowed="a list of {setting: value}; {} changes nothing",
                 remedy="sweep.variants=[{}, {model.scores: cosine}]",
             )
+    if "sweep.variants" in given:
+        _check_not_given_too([key for variant in variants for key, _ in _flat(variant, "")], given, "sweep.variants")
     kept = [
         {key: _values(key, value)[0] for key, value in _flat(variant, "") if key not in given} for variant in variants
     ]
@@ -111,13 +113,13 @@ def _flat(vary: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _check_not_given_too(by_hand: Collection[str], given: Mapping[str, Any]) -> None:
+def _check_not_given_too(by_hand: Collection[str], given: Mapping[str, Any], where: str = "sweep.vary") -> None:
     for key in by_hand:
         if key in given:
             raise UserError(
-                f"sweep.vary: {key} is given one value as well",
+                f"{where}: {key} is given one value as well",
                 got=f"{key}={given[key]}",
-                allowed=f"either {key}=VALUE or sweep.vary={{{key}: [VALUES]}}",
+                allowed=f"either {key}=VALUE, or values of {key} in {where}",
                 remedy="leave one of them out",
             )
 
@@ -136,7 +138,8 @@ def _values(key: str, value: Any) -> list[Any]:
                 allowed="numbers, true, false, null, and text without any of , = \" ' [ ] { } $ \\",
                 remedy="make it a sweep of its own",
             )
-    if len(set(map(str, values))) < len(values):
+    numbers = [float(one) if type(one) in (int, float) else str(one) for one in values]  # 1 and 1.0 are one number
+    if len(set(numbers)) < len(values):
         raise UserError(
             f"sweep.vary: {key} has a value twice", got=values, allowed=form, remedy="name every value once"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -184,7 +185,7 @@ def _from_file(key: str, path: Path, identity: tuple[int, ...]) -> ModuleType:
         extensions = (ExtensionFileLoader, machinery.EXTENSION_SUFFIXES)
         sys.path_importer_cache[folder] = FileFinder(folder, extensions, (_FromText, machinery.SOURCE_SUFFIXES))
     sys.modules[name] = module  # dataclasses look their module up there
-    with guarded(key, str(path)):
+    with guarded(key, str(path)), contextlib.chdir(Path.cwd()):
         spec.loader.exec_module(module)
     return module
 

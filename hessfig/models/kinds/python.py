@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data, Products
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
 KEY = "model.factory"
+_SEEDS = 2**32  # numpy and torch take seeds from 0 to below it
 
 
 def find_factory(config: Config) -> Callable[..., Any]:
@@ -34,11 +37,21 @@ def find_factory(config: Config) -> Callable[..., Any]:
 
 
 def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
-    """Call the factory with model.options, and with sigma and seed if it takes them."""
+    """Call the factory with model.options, and with sigma and seed if it takes them, in the present folder.
+
+    Networks of pilots have negative seeds, which not every generator takes: it gets them modulo 2^32.
+    """
     factory = find_factory(config)
     signature = inspect.signature(factory)
-    offered = {"sigma": 1.0 if sigma is None else sigma, "seed": seed}
+    offered = {"sigma": 1.0 if sigma is None else sigma, "seed": seed % _SEEDS}
     words = {key: value for key, value in offered.items() if key in signature.parameters}
+    if twice := sorted(words.keys() & dict(config.model.options)):
+        raise UserError(
+            f"model.options.{twice[0]}: the sweep runs over {twice[0]}, which {config.model.factory} takes",
+            got=f"model.options.{twice[0]}={config.model.options[twice[0]]}",
+            allowed="other arguments of the function",
+            remedy="grid.values=[0.5] for one sigma; first_seed=5 seeds=1 for one seed",
+        )
     words |= dict(config.model.options)
     try:
         signature.bind(**words)
@@ -49,7 +62,7 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
             allowed=str(signature),
             remedy="give its arguments as model.options={NAME: VALUE}",
         ) from error
-    with guarded(KEY, str(config.model.factory)), reading(config.model.factory):
+    with guarded(KEY, str(config.model.factory)), reading(config.model.factory), contextlib.chdir(Path.cwd()):
         return factory(**words)
 
 
