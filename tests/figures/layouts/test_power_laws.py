@@ -71,7 +71,7 @@ def test_blocks_are_rows_and_quantities_columns(pages: Draw) -> None:
     (page,) = pages("power_laws", both, settings=settings, windows=[(None, None)], quantity=["frobenius", "trace"])
     axes = page.figure.axes
     assert len(axes) == 4 and axes[-1].get_xlabel() == "width"
-    assert "1.000" in words(axes[0]) and "2.000" in words(axes[1])
+    assert "1.00" in words(axes[0]) and "2.00" in words(axes[1])
 
 
 def landscape_table() -> pd.DataFrame:
