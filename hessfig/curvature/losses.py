@@ -113,7 +113,7 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
         return single.reshape(len(output), -1).mean(dim=1) * (kept.shape[1] / kept.sum(dim=1))
     elif isinstance(loss, SquaredError) and loss.reduction == "mean":
         single = (output - target).square()
-    elif loss.reduction == "mean" and not isinstance(loss, Inside | Linearised):
+    elif loss.reduction == "mean" and not isinstance(loss, Inside):
         return torch.stack([loss(*pair) for pair in zip(output.split(1), target.split(1), strict=True)])
     else:
         raise no_mean(loss)

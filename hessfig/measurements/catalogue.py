@@ -1,5 +1,6 @@
 """The catalogue of quantities: one row per quantity with the function that measures it, and users' own quantities."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -242,9 +243,8 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
 
 def _check_apart(name: str, rows: Sequence[Row]) -> None:
     """Raise UserError for two rows that claim to be the same number: no reader could tell which one counts."""
-    labels = [tuple(str(row.get(column)) for column in NUMBER if column in row) for row in rows]
-    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
-    if twice:
+    labels = Counter(tuple(str(row[column]) for column in NUMBER if column in row) for row in rows)
+    if twice := next((label for label, count in labels.items() if count > 1), None):
         raise UserError(
             f"{KEY}: {name} gives two rows for one number",
             got=", ".join(word for word in twice if word not in ("", "0", "None")),

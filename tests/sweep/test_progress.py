@@ -32,11 +32,17 @@ def test_a_piped_run_tells_how_it_goes(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[-1].startswith("toy: done: 10 of 10 cells, 4 reused, 3 failed")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time that the reporter reads, in a list of one number to set."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
 def test_the_time_left_does_not_count_trainings_before_the_cells(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     with Reporter("toy", 12, 0, every=0.02) as reporter:
         clock[0] = 1000.0
         reporter.show(outcome("trained", "trained to step 10"))
@@ -49,10 +55,8 @@ def test_the_time_left_does_not_count_trainings_before_the_cells(
 
 
 def test_the_time_left_is_that_of_measured_cells_where_trainings_failed_before(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     with Reporter("toy", 100, 0, every=0.02) as reporter:
         for _ in range(50):
             reporter.show(outcome("failed", "its training diverged"))

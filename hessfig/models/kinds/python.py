@@ -39,11 +39,11 @@ def find_factory(config: Config) -> Callable[..., Any]:
 def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
     """Call the factory with model.options, and with sigma and seed if it takes them, in the present folder.
 
-    Networks of pilots have negative seeds, which not every generator takes: it gets them modulo 2^32.
+    Networks of pilots have negative seeds, which not every generator takes: it gets those modulo 2^32.
     """
     factory = find_factory(config)
     signature = inspect.signature(factory)
-    offered = {"sigma": 1.0 if sigma is None else sigma, "seed": seed % _SEEDS}
+    offered = {"sigma": 1.0 if sigma is None else sigma, "seed": seed if seed >= 0 else seed % _SEEDS}
     words = {key: value for key, value in offered.items() if key in signature.parameters}
     if twice := sorted(words.keys() & dict(config.model.options)):
         raise UserError(

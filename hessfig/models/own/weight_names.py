@@ -31,6 +31,8 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     parameters = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
     whole = every_parameter((name, p.numel()) for name, p in parameters)
     if weights is None or weights == TRAINABLE:
+        for weight in whole.weights:
+            _check_free(weight.name, f'weights={{"mine": "{weight.name}", ...}}, with a name for every weight')
         return whole
     if isinstance(weights, Layout):
         return weights
@@ -107,6 +109,12 @@ def _shown(index: Any) -> str:
     return f"[{index}]" if not isinstance(index, tuple) else str(list(index))
 
 
+def _check_free(name: str, remedy: str) -> None:
+    if name in _TAKEN:
+        what = f"weights: the name {name} is taken: blocks={name} is {_TAKEN[name]}"
+        raise UserError(what, got=name, allowed="any other name", remedy=remedy)
+
+
 def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
     bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
     if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
@@ -116,13 +124,7 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
             allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
             remedy="rename it",
         )
-    if bare in _TAKEN:
-        raise UserError(
-            f"weights: the name {bare} is taken: blocks={bare!r} is " + _TAKEN[bare],
-            got=plain(repr(name)),
-            allowed="any other name",
-            remedy="rename it",
-        )
+    _check_free(bare, "rename it")
     specs = [one for part in _members(spec) for one in _by_rows(known, part)]
     if not specs:
         raise UserError(f"weights: the group {name} is empty", got="[]", allowed="a list of parameters", remedy=_REMEDY)

@@ -108,5 +108,9 @@ def test_jacobian_norms_of_unequal_batches_are_those_of_one() -> None:
 
 @pytest.mark.parametrize("name", ["all", "all@2", "each"])
 def test_names_that_blocks_have_already_are_refused(name: str) -> None:
+    network = nn.Linear(3, 4)
+    network.register_parameter(name.partition("@")[0], nn.Parameter(torch.zeros(2)))
+    with pytest.raises(UserError, match="is taken"):
+        hessfig.Problem(network, torch.ones(2, 3), torch.tensor([0, 1])).operator("weight")
     with pytest.raises(UserError, match="is taken"):
         hessfig.measure(hessfig.Problem(*parts_of_a_problem(), weights={name: "0.weight"}))
