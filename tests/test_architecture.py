@@ -58,7 +58,7 @@ DOORS = {
     "PIL": ("hessfig.report.drawn_figures",),
     "tueplots": ("hessfig.figures.parts.page",),
 }
-MOST_FILES, MOST_CODE_LINES = 17, 300
+MOST_FILES, MOST_CODE_LINES = 20, 400
 MACHINE = re.compile("/" + "work/|/" + "root/|/home" + "/[a-z]|/" + "tmp/|python" + "hosted|https?://" + "pypi")
 
 
