@@ -13,7 +13,7 @@ sweep_of = $(shell sed -En 's/^"?$(1)"?: [{]sweep: "?([^",]*)"?,.*/\1/p; s/^"?$(
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-long test-all test-slow test-attack test-slurm test-browser test-processors docs docs-test wheel lint slopes check claims-docs verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-long test-all test-slow test-attack test-slurm test-browser test-processors docs docs-test wheel lint slopes check verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -80,11 +80,6 @@ slopes: $(READY) ## fit the growth rates of Figures 3a and 3b
 
 check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its tolerance
 	$(RUN) check sweep=sigma
-
-claims-docs: $(READY) ## judge the claims from outputs/; write docs/claims.md from records and verdicts, and the gallery, which quotes them
-	$(RUN) claims
-	$(BIN)/python scripts/pages/claims.py --write outputs
-	$(BIN)/python scripts/pages/gallery.py
 
 verify: $(READY) ## check every statement of the theory against automatic differentiation
 	$(RUN) verify

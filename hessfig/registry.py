@@ -19,8 +19,8 @@ _STUDIES = "hessfig.studies"
 class Study:
     """The record of a study. Reading it imports neither torch nor matplotlib.
 
-    What a study adds is found in three modules of its folder, where it has them: `quantities` (QUANTITIES, rows of
-    hessfig.measurements.quantity.Quantity), `layouts` (LAYOUTS, rows of figures by name) and `rules` (claims).
+    What a study adds is found in two modules of its folder, where it has them: `quantities` (QUANTITIES, rows of
+    hessfig.measurements.quantity.Quantity) and `layouts` (LAYOUTS, rows of figures by name).
 
     Attributes
     ----------

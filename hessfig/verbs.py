@@ -207,14 +207,10 @@ VERBS = {
         ),
         Verb(
             name="report",
-            about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
-            examples=(
-                "hessfig report",
-                "hessfig report single_file=true    (one file to mail)",
-                "hessfig report format=pdf          (one page of results)",
-            ),
-            does="hessfig.cli.results:report_verb",
-            names=("format", "single_file", "interactive", "tolerance", "resamples", "output_dir"),
+            about="write one page on all that is measured: figures, slopes, verdicts, settings (opens from disk)",
+            examples=("hessfig report", "hessfig report output_dir=theirs tolerance=0.05"),
+            does="hessfig.cli.report:report_verb",
+            names=("tolerance", "resamples", "output_dir"),
         ),
         Verb(
             name="verify",
@@ -222,14 +218,6 @@ VERBS = {
             examples=("hessfig verify statement=thm31,lem41",),
             does="hessfig.cli.results:verify_verb",
             names=("statement", "output_dir", "seeds", "dtype", "L", "d_V", "d_K", "d_ff"),
-            composed=False,
-        ),
-        Verb(
-            name="claims",
-            about="judge the literature's empirical claims from the tables on disk",
-            examples=("hessfig claims", "hessfig claims claim=layers"),
-            does="hessfig.cli.claims:claims_verb",
-            names=("claim", "output_dir"),
             composed=False,
         ),
         Verb(

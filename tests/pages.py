@@ -154,12 +154,9 @@ def _plain(verb: Verb, words: list[str]) -> None:
     elif verb.name == "verify":
         _verify(words)
     else:
-        from hessfig.analysis.claims.ledger import claim_of
-
         places = [word for word in words if "=" not in word and verb.place]
         given = dict(word.split("=", 1) for word in words if word not in places)
         assert all(map(verb.takes, given)), words
-        claim_of(given.get("claim", "heads"))
 
 
 def _verify(words: list[str]) -> None:

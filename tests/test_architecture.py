@@ -54,8 +54,7 @@ DOORS = {
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures", "hessfig.studies."),
-    "jinja2": ("hessfig.report.pages",),
-    "PIL": ("hessfig.report.drawn_figures",),
+    "jinja2": ("hessfig.report.page",),
     "tueplots": ("hessfig.figures.parts.page",),
 }
 MOST_FILES, MOST_CODE_LINES = 20, 400

@@ -1,10 +1,9 @@
-"""Implements the verbs that measure nothing: plot, slopes, check, compare, report, predict, verify."""
+"""Implements the verbs that measure nothing: plot, slopes, check, compare, predict, verify."""
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +23,6 @@ from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from hessfig.report.drawn_figures import Contents
-    from hessfig.report.written import Written
 
 
 def plot_verb(job: Job) -> int:
@@ -201,51 +197,6 @@ def predict_verb(job: Job) -> int:
     title = f"Predicted: ||block||_F ~ {job.config.powers_of}^exponent"
     show(terminal_table(names, cells, title=title, wrapped=("variant", "reason")))
     return 0
-
-
-def report_verb(job: Job) -> int:
-    """Write the report of output_dir; print its path, and what is missing."""
-    from hessfig.cli.report_requests import report_requests
-    from hessfig.report.at_a_glance import write_glance
-    from hessfig.report.written import check_report_folder, write_report
-
-    check_format(job.config.format, Printed.table, Printed.pdf)
-    if job.config.format == Printed.pdf:
-        path, contents = write_glance(report_requests(job))
-        print("\n".join([*_problems(contents), f"written: {path}"]))
-        return 0
-    single_file = job.config.single_file
-    check_report_folder(Path(job.config.output_dir), single_file=single_file)
-    written = write_report(report_requests(job), single_file=single_file)
-    print("\n".join(_summary(written)))
-    return 0
-
-
-def _summary(written: Written) -> Iterator[str]:
-    contents = written.contents
-    drawn = [figure for figure in contents.figures if figure.pictures]
-    pictures = sum(len(figure.pictures) for figure in drawn)
-    sweeps = f"{len(contents.sweeps)} sweep{'s' * (len(contents.sweeps) != 1)}"
-    shown = f"{pictures} picture{'s' * (pictures != 1)}"
-    yield f"{sweeps}; {len(drawn)} of the {len(contents.figures)} figures that are known are drawn ({shown})"
-    yield from _problems(contents)
-    todo = contents.todo()
-    if todo:
-        more = "" if len(todo) == 1 else f" (and {len(todo) - 1} more, on the front page)"
-        yield f"to be measured or drawn next: {todo[0].command}{more}"
-    more = f", {written.files} files in {written.path.parent}" if written.files > 1 else ""
-    yield f"written: {written.path}{more} ({written.size / 2**20:.1f} MiB)"
-
-
-def _problems(contents: Contents) -> Iterator[str]:
-    for sweep in contents.sweeps:
-        if sweep.problem:
-            yield f"note: {sweep.problem.what}: {sweep.problem.remedy}"
-        elif sweep.failures:
-            yield f"note: {sweep.name}: {sum(failure.count for failure in sweep.failures)} cells failed"
-    for figure in contents.figures:
-        if figure.problem and figure.asked.sweep not in [other.name for other in contents.sweeps if other.problem]:
-            yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
 def verify_verb(arguments: list[str]) -> int:

@@ -23,13 +23,12 @@ from hessfig.terms import (
 
 
 class Printed(StrEnum):
-    """The output formats of a verb; `pdf`: the report as one page."""
+    """The output formats of a verb."""
 
     table = "table"
     csv = "csv"
     latex = "latex"
     markdown = "markdown"
-    pdf = "pdf"
 
 
 class PowersOf(StrEnum):

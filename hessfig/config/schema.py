@@ -279,12 +279,6 @@ class Config:
     yes: bool = setting(False, "remove what `clean` lists without asking", role=Role.command)
     config_dir: str | None = setting(None, "set by --config-dir", role=Role.flag)
     reference: str | None = setting(None, "published values: a CSV file, or a folder of CSV files named after sweeps")
-    single_file: bool = setting(False, "the report as one file to mail, in place of a folder of pages")
-    interactive: bool | None = setting(
-        None,
-        "charts in place of the report's pictures, drawn by plotly; null: where the extra `interactive` is installed",
-        "true, false or null",
-    )
     tolerance: float = setting(0.1, "how far a slope may be from its prediction", above=0)
     resamples: int = setting(2000, "bootstrap resamples behind a slope's error", least=1, most=100_000)
     levels: bool = setting(False, "in place of slopes, mean levels in each window and how they go with settings")
@@ -304,8 +298,7 @@ class Config:
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
     )
     format: enums.Printed = setting(
-        enums.Printed.table,
-        "how rows are printed: predictions as csv, slopes as latex or markdown; the report as pdf, one page of results",
+        enums.Printed.table, "how rows are printed: predictions as csv, slopes as latex or markdown"
     )
     powers_of: enums.PowersOf = setting(
         enums.PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"

@@ -1,1 +1,1 @@
-"""The report: what lies in an outputs folder, as pages that open from the file system, without server or network."""
+"""The report: one self-contained HTML page on every sweep of an outputs folder."""

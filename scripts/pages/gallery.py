@@ -23,17 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import claims as claims_page
 import kept_tables
 import pandas as pd
 import pictures
-from contact_sheet import write_contact_sheets
 from pictures import IMAGES, ROOT
 
-from hessfig.analysis.claims.judges import ClaimVerdict
-from hessfig.analysis.claims.ledger import all_claims
 from hessfig.analysis.manifest import read_run
-from hessfig.analysis.presented import markdown_table, markdown_text, marked
+from hessfig.analysis.presented import markdown_table
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.presets import ShippedFigure, natural, shipped_figures
 from hessfig.errors import UserError
@@ -48,7 +44,7 @@ lists further ones by their commands. They are drawn from tables measured at ful
 width 128, batches of 64 sequences, unless the title or the picture says otherwise) on 2 cores without a GPU. The tables
 are in `docs/tables`, and `python scripts/pages/gallery.py --draw` redraws the pictures from them. A time is the wall
 time of the sweep with two workers; "of computing" is the sum over its cells, where the last run reused some of them.
-Verdicts are those of [claims.md](claims.md); [figures.md](figures.md) explains how to read the figures.
+[claims.md](claims.md) compares them with claims of the literature; [figures.md](figures.md) explains how to read them.
 """
 OLD = "This picture was drawn by an earlier version: its sweep was not measured again."
 # What the page shows: one message each; every other figure is listed below them with its command.
@@ -84,8 +80,6 @@ def main() -> None:
             _timed("drawn", chosen, lambda figure: redraw(figure, Path(folder)))
     report_old(admits=options.admit_old)
     PAGE.write_text(page_text(pictures.read_manifest()), "utf-8")
-    if options.contact_sheet:
-        write_contact_sheets(chosen, options.contact_sheet)
 
 
 def _options() -> argparse.Namespace:
@@ -98,7 +92,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--figures", type=lambda names: names.split(","), help="figures of the gallery, such as 3a,3b")
     parser.add_argument("--keep-times", action="store_true", help="leave costs as they are: the machine was busy")
     parser.add_argument("--admit-old", action="store_true", help="say under each old picture that it is old")
-    parser.add_argument("--contact-sheet", type=Path, metavar="FILE", help="write all pictures as one PNG, to look at")
     options = parser.parse_args()
     if unknown := set(options.figures or ()) - {figure.name for figure in gallery_figures()}:
         parser.error(f"the gallery has no figure {', '.join(sorted(unknown))}")
@@ -252,7 +245,7 @@ def heading_of(figure: ShippedFigure) -> str:
 
 
 def page_text(manifest: dict[str, Any]) -> str:
-    """Return docs/gallery.md, which follows from the manifest, conf/figures.yaml and docs/claims.md."""
+    """Return docs/gallery.md, which follows from the manifest and conf/figures.yaml."""
     parts = [HEAD]
     for heading, group in itertools.groupby(gallery_figures(), heading_of):
         parts += [f"## {heading}\n", *(section(figure, manifest) for figure in group)]
@@ -267,7 +260,7 @@ def section(figure: ShippedFigure, manifest: dict[str, Any]) -> str:
     costs = "; ".join(manifest["costs"][sweep] for sweep in _sweeps_of(figure) if sweep in manifest["costs"])
     unknown = "its cost is not on record" if figure.sweep else "computed in seconds"
     command = f"`make figure-{figure.name}`: {costs or unknown}."
-    parts = [f"### {_title(figure)}", *images, *old, *_seen(figure), *says(figure.name), command]
+    parts = [f"### {_title(figure)}", *images, *old, *_seen(figure), command]
     return "\n\n".join(parts) + "\n"
 
 
@@ -285,22 +278,6 @@ def _alt(figure: ShippedFigure, picture: str) -> str:
     page = Path(picture).stem.removeprefix(f"fig{figure.name}").strip("_").replace("_", " ")
     words = re.split("[:,]", _title(figure))[0]
     return f"{words}: {page}" if page and figure.name in WITH_EVERY_PAGE else words
-
-
-def says(name: str) -> Iterator[str]:
-    """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claim-rules.md."""
-    verdicts, details = (
-        marked(claims_page.RULES.read_text(), part, claims_page.COMMAND) for part in ("verdicts", "parts")
-    )
-    shares = claims_page.parts_by_verdict(details)
-    lines = (line.removeprefix("| ").split(" | ") for line in verdicts.splitlines())
-    found = {cells[0]: cells[5] for cells in lines if cells[5:]}
-    for claim in all_claims().values():
-        verdict = found.get(claim.id, claims_page.NOT_YET)
-        if claim.figure == name and verdict != claims_page.NOT_YET:
-            statement = markdown_text(claim.statement[0].upper() + claim.statement[1:])
-            parts = f" ({'; '.join(shares[claim.id])})" if verdict == ClaimVerdict.holds_only_if else ""
-            yield f"*{statement}* ({claim.source}): **{verdict}**{parts}."
 
 
 def _others() -> list[str]:

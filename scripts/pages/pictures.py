@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import kept_tables
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
 
 import hessfig
 from hessfig.api.requested import figure_spec, paper_of
 from hessfig.config.presets import STUDY, ShippedFigure, figures, shipped_figures
 from hessfig.figures import sheets
-from hessfig.report.drawn_figures import in_few_colours
 from hessfig.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,8 @@ IMAGES = ROOT / "docs" / "img"
 MANIFEST = IMAGES / "manifest.json"
 CHUNK = "hessfig"  # the key of the record in the text chunks of a PNG
 Record = dict[str, Any]
+_COLOURS = 256  # of a palette
+_SEEN, _FEW = 4, 0.02  # the largest invisible error of a colour (of 255), and its share of a picture
 _TEXTS = ("name", "about", "group", "order")  # of an entry: where and under which words a figure is shown
 _STUDY_FIGURES, _STUDY_TABLES = "hessfig.figures.study_figures", "hessfig.theory.studies"
 _LAYOUTS = ("hessfig.figures.layouts.", "hessfig.studies.")
@@ -95,8 +97,11 @@ def save(picture: Path, record: Record) -> None:
 
 
 def compact(image: Image.Image) -> Image.Image:
-    """Return a picture in RGB, or with a palette where that loses no colour."""
-    return in_few_colours(image.convert("RGB"))
+    """Return a picture in RGB, or with a palette where that loses no colour (heat maps would)."""
+    picture = image.convert("RGB")
+    small = picture.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    off = np.asarray(ImageChops.difference(picture, small.convert("RGB"))).max(axis=2)
+    return small if (off > _SEEN).mean() < _FEW else picture
 
 
 def chunk_of(picture: Path) -> Record | None:

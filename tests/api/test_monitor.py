@@ -246,8 +246,7 @@ def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
     assert shown.code == 0 and "log step" in shown.out and "step ≤ 1" not in shown.out
     checked = cli("check", "sweep.name=mine", "quantity=largest_eigenvalue")
     assert checked.code == 1 and "no" in checked.out
-    assert cli("report", "single_file=true").code == 0
-    assert cli("claims").code == 0
+    assert cli("report").code == 0
 
 
 def test_one_process_of_several_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ slopes sweep=sigma
 check sweep=sigma
 plot figure=3a
 clean
-claims
 verify statement=thm31 seeds=1
 report""".splitlines()
 ENVIRONMENTS = """

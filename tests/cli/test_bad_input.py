@@ -198,8 +198,6 @@ BAD = {
     ("compare", "sweep=sigma"): ["reference is missing", "reference=FILE.csv or reference=FOLDER"],
     ("status", "sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("verify", "statement=thm3"): ["thm3", "thm31", "did you mean"],
-    ("claims", "claim=layer"): ["claim: there is no such claim", "did you mean 'layers'?"],
-    ("claims",): ["output_dir: there is no such folder", "hessfig run sweep=sigma"],
     ("rum",): ["no verb 'rum'", "run, plot", "did you mean 'run'?"],
     ("completion", "tcsh"): ["completion", "tcsh", "bash"],
 }

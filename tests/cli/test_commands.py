@@ -206,7 +206,6 @@ def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyP
         ("run", "state=", "state=loaded"),
         ("run", "--c", "--config-dir"),
         ("verify", "sta", "statement="),
-        ("claims", "cl", "claim="),
     ],
 )
 def test_completion_offers(verb: str, word: str, expected: str) -> None:

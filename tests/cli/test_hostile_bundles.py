@@ -260,7 +260,7 @@ def test_code_of_a_bundle_runs_when_it_is_asked_for(cli: Cli, tmp_path: Path, ve
 def test_reading_a_table_runs_no_code(cli: Cli, tmp_path: Path) -> None:
     evil(tmp_path, model__factory="mine.py:make", quantities=["frobenius", "mine.py:quantity"])
     assert cli("reproduce", "bundles/network", "beside=bundles/network").code == 0
-    for words in (("report",), ("claims",), ("clean", "yes=true"), ("slopes", "sweep.name=network")):
+    for words in (("report",), ("clean", "yes=true"), ("slopes", "sweep.name=network")):
         assert cli(*words, "output_dir=bundles").code == 0
     assert not list(tmp_path.rglob("ran"))
 

@@ -44,8 +44,6 @@ NOT_COMPOSED = {
 }
 # key=value in code marks that is no setting of `hessfig`, and what it is.
 NO_SETTINGS = {
-    "estimator=deflated": "removed in 0.2.0",
-    "claim=ID": "a word of hessfig claims",
     "file=NAME.zip": "a word of hessfig bundle",
     "launcher=mine": "a file of the reader's own",
     **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
@@ -223,7 +221,7 @@ def test_the_readmes_first_minutes(background: Background, undisturbed: Path, cl
     assert len(after) == 2
     for words in after:
         assert cli(*words).code in ((0, 1) if words[0] == "check" else (0,))
-    assert (tmp_path / "outputs/report/index.html").is_file()
+    assert (tmp_path / "outputs/report.html").is_file()
 
 
 def _shape(line: str) -> str:
@@ -302,7 +300,6 @@ def test_exceptions_are_still_needed() -> None:
         ("hessfig run model.factory=nowhere.py:make sweep=network", "nowhere.py"),
         ("hessfig verify statements=thm31", "no setting 'statements'"),
         ("hessfig verify statement=thm99", "thm99"),
-        ("hessfig claims claim=nope", "no such claim"),
         ("hessfig completion tcsh", "completion"),
         ("make figure-99", "no target figure-99"),
         ("make tests", "no target tests"),

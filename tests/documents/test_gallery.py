@@ -35,7 +35,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
     monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
     names = ("kept_tables", "pictures", "gallery")
     yield {name: import_module(name) for name in names}
-    for name in (*names, "claims", "contact_sheet"):
+    for name in names:
         sys.modules.pop(name, None)
 
 

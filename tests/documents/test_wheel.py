@@ -18,7 +18,7 @@ SHIPPED = [
     "hessfig/data/published_slopes.csv",
     "hessfig/data/CITATION.cff",
 ]
-SHIPPED += ["hessfig/report/templates/index.html", "hessfig/report/assets/style.css"]
+SHIPPED += ["hessfig/report/templates/page.html"]
 
 
 def test_the_lines_for_a_smaller_pytorch_name_every_dependency() -> None:

@@ -9,8 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import X, last_word, settings_of
-from hessfig.analysis.claims.effects import diagonal_rows, gaps, in_logs, norms
-from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.intervals import geometric_interval, student_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.printed import Window
@@ -26,7 +24,7 @@ from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_i
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction, growth_rate
-from hessfig.studies.components import rules as component_rules
+from hessfig.studies.components import per_seed
 from hessfig.terms import Block, Matrix, Part
 
 _LINE = 0.135  # height in inches of the line of a network
@@ -191,11 +189,11 @@ _SIGMAS = (0.02, 0.1, 0.3, 1.0)
 _SMALL: Window = (None, 0.02)
 _OPTIMISERS = {"sgd": "SGD", "sgd, momentum": "momentum", "adamw": "AdamW", "muon": "Muon"}
 _NETWORKS = {
-    component_rules.SOFTMAX: "0",
-    component_rules.CENTRED[0]: "0.9",
-    component_rules.CENTRED[1]: "1",
-    component_rules.RESCALED: "W/10",
-    component_rules.FROZEN: "frozen",
+    per_seed.SOFTMAX: "0",
+    per_seed.CENTRED[0]: "0.9",
+    per_seed.CENTRED[1]: "1",
+    per_seed.RESCALED: "W/10",
+    per_seed.FROZEN: "frozen",
 }
 
 
@@ -210,8 +208,8 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the tables of held_out_loss over training.optimiser and training.learning_rate, and next to it that of
     the sweep centring.
     """
-    blocks, evidence = Source(source.folder.parent / "centring").run, Evidence(source.table)
-    losses = component_rules.tuned_losses(evidence)
+    blocks = Source(source.folder.parent / "centring").run
+    losses = per_seed.tuned_losses(source.table)
     if losses.empty:
         raise UserError(
             f"figure.layout={spec.layout} needs trainings whose best learning rate is inside the grid",
@@ -227,7 +225,11 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
         APART.replace(height=1.7, top=0.2, right=0.2, across=0.68, down=0.42),
     )
     gap, ratio, loss = (ax for _, _, ax in sheet)
-    drawn = {"gap": _draw_gaps(gap, blocks), "ratio": _draw_ratios(ratio, blocks), "loss": _draw_losses(loss, evidence)}
+    drawn = {
+        "gap": _draw_gaps(gap, blocks),
+        "ratio": _draw_ratios(ratio, blocks),
+        "loss": _draw_losses(loss, losses, source.table),
+    }
     for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
         label_side(ax, words)
     numbers = pd.concat([rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True)
@@ -241,12 +243,12 @@ _CENTRED_NOTE = (
 
 
 def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
-    fitted = gaps(norms(Evidence(run.table), component_rules.CENTRING), component_rules.CENTRING, window=_SMALL)
+    fitted = per_seed.gaps(run.table, per_seed.CENTRING, window=_SMALL)
     if fitted.empty:
         say(ax, "(too few sigmas up to 0.02)")
         return pd.DataFrame(columns=["line", "place"])
     rows = []
-    for place, (centring, own) in enumerate(fitted.groupby(level=component_rules.CENTRING)):
+    for place, (centring, own) in enumerate(fitted.groupby(level=per_seed.CENTRING)):
         interval = student_interval(own)
         ax.plot(place, _predicted_gap(run, str(centring)), "o", markersize=7, color="#555555", markerfacecolor="none")
         ax.errorbar(place, interval.mean, interval.reach, fmt="o", markersize=3, color=tone(0))
@@ -257,7 +259,7 @@ def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
 
 
 def _predicted_gap(run: RecordedRun, centring: str) -> float:
-    variant = f"{component_rules.CENTRING}={centring}" if centring else ""
+    variant = f"{per_seed.CENTRING}={centring}" if centring else ""
     architecture = run.architectures[variant, 1]
     query, value = (
         growth_rate(Block(1, name, name), Part.H, architecture).exponent for name in (Matrix.W_Q, Matrix.W_V)
@@ -266,8 +268,8 @@ def _predicted_gap(run: RecordedRun, centring: str) -> float:
 
 
 def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
-    rows = in_logs(diagonal_rows(norms(Evidence(run.table), component_rules.CENTRING)))
-    place = [component_rules.CENTRING, "sigma", "seed"]
+    rows = per_seed.log_norms(run.table, per_seed.CENTRING)
+    place = [per_seed.CENTRING, "sigma", "seed"]
     query, value = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1])
     ratios, points, ends = query - value, [], []
     names = list(dict.fromkeys(ratios.index.get_level_values(0)))
@@ -286,8 +288,8 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     return pd.DataFrame(points)
 
 
-def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
-    losses, points = 10 ** component_rules.tuned_losses(evidence), []
+def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.DataFrame:
+    losses, points = 10**log_losses, []
     for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
         own = losses[losses.index.get_level_values("optimiser") == optimiser]
         by_network = {name: student_interval(one) for name, one in own.groupby(level="network")}
@@ -296,10 +298,10 @@ def _draw_losses(ax: Axes, evidence: Evidence) -> pd.DataFrame:
         reach = np.array([np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]).T
         style: dict[str, Any] = {"fmt": "o", "markersize": 3, "elinewidth": 0.8, "color": tone(rank), "label": words}
         ax.errorbar(list(shown), means, reach if reach.size else None, **style)
-        joined = [(place, one.mean) for place, one in shown.items() if place <= len(component_rules.CENTRED)]
+        joined = [(place, one.mean) for place, one in shown.items() if place <= len(per_seed.CENTRED)]
         ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
         points += [{"line": words, "place": place, **one.found} for place, one in shown.items()]
-    bigram = evidence.numbers("bigram_loss")["value"]
+    bigram = per_seed.rows_of(table, "bigram_loss")["value"]
     if len(bigram):
         ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
         points.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})

@@ -8,15 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.claims.rule import Evidence
 from hessfig.errors import UserError
-from hessfig.studies.components.rules import tuned_losses
-from scripts.claim_power import trainings
-from tests.analysis.claim_tables import block, of
+from hessfig.studies.components.per_seed import tuned_losses
+from tests.analysis.spectral import spectral_table
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw
-from tests.studies.components.test_rules import WHOLE
 
 ALONG = {
     **CONFIG,
@@ -28,31 +25,69 @@ EXPONENTS = {"": (2, 5), "model.centring=0.9": (2, 5), "model.centring=1.0": (6,
 SIGMAS = (0.001, 0.005, 0.02, 0.1, 1.0)
 
 
-def as_measured(losses: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of losses as runs write it, with the loss of a table of pairs."""
-    rows = losses[["variant", "seed", "step", "value"]].to_dict("records")
-    pairs = [{**row, "value": 2.5, "quantity": "bigram_loss"} for row in rows if row["step"]]
-    table = of({"quantity": "held_out_loss", "part": "", **row} for row in [*rows, *pairs]).table
-    return table.assign(row="", col="")
+NETWORKS = {
+    "softmax": "",
+    "centred 0.9": "model.centring=0.9",
+    "centred 1": "model.centring=1.0",
+    "rescaled": "model.scaled_weight=query_key,model.weight_scale=0.1,model.temperature=0.01",
+    "frozen": "model.scaled_weight=query_key,model.weight_scale=100000.0,model.temperature=10000000000.0",
+}
+OPTIMISERS = {
+    "sgd": "training.optimiser=sgd",
+    "sgd, momentum": "training.optimiser=sgd,training.momentum=0.9",
+    "adamw": "training.optimiser=adamw",
+    "muon": "training.optimiser=muon,training.momentum=0.95",
+}
+RATES = (0.0147, 0.0215, 0.0316, 0.0464, 0.0681)
+
+
+def trainings(*, best: int = 2, diverges_from: int = 9) -> pd.DataFrame:
+    """Return losses of trainings: SGD 0.1 decades behind AdamW, the best rate at the place `best`.
+
+    From the place `diverges_from` on, runs have no last loss.
+    """
+    random = np.random.default_rng(0)
+    rows = []
+    for network, words in NETWORKS.items():
+        for optimiser, chosen in OPTIMISERS.items():
+            for place, rate in enumerate(RATES):
+                variant = ",".join(filter(None, [words, chosen, f"training.learning_rate={rate}"]))
+                for seed in range(10):
+                    if optimiser == "muon" and network in ("rescaled", "frozen"):
+                        continue
+                    lag = 0.1 if optimiser.startswith("sgd") else 0.0
+                    log = lag + 0.02 * (place - best) ** 2 + 0.001 * random.normal()
+                    here = {"variant": variant, "seed": seed, "quantity": "held_out_loss"}
+                    pairs = {**here, "quantity": "bigram_loss", "step": 600.0, "value": 2.5}
+                    rows += [{**here, "step": 0.0, "value": 4.6}, pairs]
+                    if place < diverges_from:
+                        rows.append({**here, "step": 600.0, "value": 2.0 * 10**log})
+    return spectral_table(rows).assign(row="", col="", part="")
 
 
 def untrained() -> pd.DataFrame:
-    found = of(
-        block(name, sigma**power, variant=variant, sigma=sigma, seed=seed)
+    rows = [
+        {"row": name, "col": name, "layer": 1, "row_layer": 1, "quantity": "frobenius", "part": "H"}
+        | {"variant": variant, "sigma": sigma, "seed": seed, "value": sigma**power}
         for variant, powers in EXPONENTS.items()
         for sigma in SIGMAS
         for seed in range(3)
         for name, power in zip(("W_V", "W_Q"), powers, strict=True)
-    )
-    return found.table.assign(sweep="centring", part="H")
+    ]
+    return spectral_table(rows).assign(sweep="centring")
+
+
+def test_rates_at_which_every_run_diverged_count_as_tried() -> None:
+    found = tuned_losses(trainings(best=3, diverges_from=4))
+    assert len(found) == 10 * (len(NETWORKS) * len(OPTIMISERS) - 2)
 
 
 def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path) -> None:
-    table = trainings(WHOLE, noise=0.001, draw=0)
+    table = trainings()
     with pytest.raises(UserError, match="sweep=centring"):
-        pages("centred", as_measured(table), settings=ALONG)
+        pages("centred", table, settings=ALONG)
     write_sweep(untrained(), tmp_path, settings=ALONG)
-    (page,) = pages("centred", as_measured(table), settings=ALONG)
+    (page,) = pages("centred", table, settings=ALONG)
     gaps, ratios, losses = page.figure.axes
     fitted = page.numbers[page.numbers["panel"] == "gap"]
     np.testing.assert_allclose(fitted["mean"], [3, 3, -1], atol=1e-6)
@@ -60,7 +95,7 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path
     assert circles == [3, 3, -1]
     ends = sorted(float(line.get_ydata()[-1]) for line in ratios.lines)
     np.testing.assert_allclose(ends, sorted(sigma**-1.0 for sigma in (0.02, 0.1, 1.0)))
-    rule = 10 ** tuned_losses(Evidence(table)).groupby(level=["network", "optimiser"]).mean()
+    rule = 10 ** tuned_losses(table).groupby(level=["network", "optimiser"]).mean()
     drawn = page.numbers[page.numbers["panel"] == "loss"]
     softmax = drawn[(drawn["line"] == "AdamW") & (drawn["place"] == 0)]["mean"]
     assert float(softmax.iloc[0]) == pytest.approx(rule["softmax", "adamw"], rel=1e-3)
@@ -70,9 +105,9 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path
 
 def test_lines_join_softmax_and_centred_softmax_alone(pages: Draw, tmp_path: Path) -> None:
     write_sweep(untrained(), tmp_path, settings=ALONG)
-    table = trainings(WHOLE, noise=0.001, draw=0)
+    table = trainings()
     known = ~(table["variant"].str.contains("centring=1.0") & (table["step"] > 0))
-    (page,) = pages("centred", as_measured(table[known]), settings=ALONG)
+    (page,) = pages("centred", table[known], settings=ALONG)
     joined = [list(line.get_xdata()) for line in page.figure.axes[2].lines if line.get_linestyle() == "-"]
     assert joined == [[0, 1]] * 4
 
@@ -80,7 +115,7 @@ def test_lines_join_softmax_and_centred_softmax_alone(pages: Draw, tmp_path: Pat
 def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> None:
     table = untrained()
     write_sweep(table[table["sigma"] >= 0.1], tmp_path, settings=ALONG)
-    (page,) = pages("centred", as_measured(trainings(WHOLE, noise=0.001, draw=0)), settings=ALONG)
+    (page,) = pages("centred", trainings(), settings=ALONG)
     assert "too few sigmas" in page.figure.axes[0].texts[0].get_text()
     assert set(page.numbers["panel"]) == {"ratio", "loss"}
 
@@ -88,7 +123,7 @@ def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> 
 def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages: Draw, tmp_path: Path) -> None:
     write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
-        pages("centred", as_measured(trainings(WHOLE, noise=0.001, draw=0, best=4)), settings=ALONG)
+        pages("centred", trainings(best=4), settings=ALONG)
 
 
 def test_ratios_are_geometric_means_of_the_seeds_own(pages: Draw) -> None:

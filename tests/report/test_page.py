@@ -1,0 +1,74 @@
+"""The report: one page that has a section for every sweep, links that lead somewhere, and nothing that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hessfig.config.compose.job import compose
+from hessfig.config.keys import as_plain
+from hessfig.errors import UserError
+from hessfig.report.page import Picture, SweepSection, page
+from tests.analysis.synthetic import make_table, write_sweep
+from tests.conftest import Cli
+
+
+def write(outputs: Path, name: str = "sigma", about: str = "") -> Path:
+    """Write a sweep of known exponents; return its folder."""
+    known = "sweep" if name == "sigma" else "sweep.name"
+    settings = dict(as_plain(compose([f"{known}={name}"]).first))
+    settings["sweep"] = {**settings["sweep"], "about": about}
+    return write_sweep(make_table(sweep=name), outputs, settings=settings)
+
+
+def test_a_sweep_has_figure_slopes_verdicts_and_links(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "outputs")
+    answer = cli("report")
+    text = (tmp_path / "outputs/report.html").read_text()
+    assert answer.code == 0 and "sweeps: 1, pictures: 1" in answer.out, answer.err
+    assert "data:image/png;base64," in text and "hessfig plot figure=3a" in text
+    assert "agrees: 5, structural zero: 1" in text
+    links = re.findall(r'href="([^#"]+)"', text)
+    assert links and all((tmp_path / "outputs" / link).is_file() for link in links)
+    assert "<script" not in text and not re.search(r'(?:src|href)="(?:https?:)?//', text)
+
+
+def test_the_page_prints_what_slopes_csv_holds(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "outputs")
+    cli("report", "tolerance=1e-9")
+    assert "undecided" in (tmp_path / "outputs/report.html").read_text()
+    assert "undecided" in (tmp_path / "outputs/sigma/slopes.csv").read_text()
+
+
+def test_a_damaged_sweep_is_named_and_the_others_are_shown(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "outputs")
+    broken = write(tmp_path / "outputs", "mine")
+    (broken / "table.csv").write_text("x,y\n")
+    answer = cli("report")
+    text = (tmp_path / "outputs/report.html").read_text()
+    assert answer.code == 0 and "note: mine:" in answer.out
+    assert "its table cannot be read" in text and "agrees: 5" in text
+
+
+def test_an_empty_folder_says_what_to_run(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    assert cli("report").code == 0
+    assert "hessfig run sweep=sigma" in (tmp_path / "outputs/report.html").read_text()
+
+
+def test_a_page_of_the_users_own_is_not_replaced(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "outputs")
+    (tmp_path / "outputs/report.html").write_text("mine")
+    answer = cli("report")
+    assert answer.code == 2 and (tmp_path / "outputs/report.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["name", "about", "state", "command"])
+def test_words_from_files_are_text_not_markup(place: str) -> None:
+    words = {"name": "n", "about": "", "state": "", "command": ""} | {place: "<script>alert(1)</script>"}
+    problem = UserError("<b>what</b>", got="<i>", allowed="", remedy="")
+    section = SweepSection(**words, pictures=[Picture(b"", "<u>", "")], problems=[problem])
+    text = page([section], "0")
+    assert not re.search(r"<script|<b>|<i>|<u>", text)
