@@ -13,7 +13,6 @@ os.environ.update(
 
 import gc
 import importlib
-import multiprocessing
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.abc import MetaPathFinder
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +82,9 @@ def background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = _shared_folder(tmp_path_factory)
     folder.mkdir(exist_ok=True)
     if "workers" in wanted:
-        from hessfig.sweep.pool import PRELOAD
+        from hessfig.sweep.pool import warm
 
-        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-        forkserver.ensure_running()
+        warm()
     with ThreadPoolExecutor(max_workers=1) as executor:
         started = {
             name: partial(executor.submit, runs.once, run, folder / name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import multiprocessing
 import os
 import pickle
 import random
@@ -63,10 +62,11 @@ def script(*words: str, folder: Path, paths: tuple[Path, ...] = (), timeout: flo
     Its process is forked from the server of the workers (fixture `workers`), where PyTorch is already: to import that
     anew takes ten seconds on a busy machine.
     """
+    from hessfig.sweep.pool import start_process
+
     folder.mkdir(parents=True, exist_ok=True)
     streams = [folder.with_name(f"{folder.name}.{name}") for name in ("stdout", "stderr")]
-    process = multiprocessing.get_context("forkserver").Process(target=_script, args=(words, folder, paths, streams))
-    process.start()
+    process = start_process(_script, words, folder, paths, streams, daemon=False)
     process.join(timeout)
     if process.exitcode is None:
         process.kill()

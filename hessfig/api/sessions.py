@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,6 +123,17 @@ def _shown(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
+@contextmanager
+def _kept_random() -> Iterator[None]:
+    """Restore Python's random numbers: rich draws one when it is imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@_kept_random()
 def run(
     sweep: str | None = None,
     *words: str,
@@ -143,7 +156,7 @@ def run(
     seeds : int, optional
         Initial weights per point; three or more give the mean an interval (docs/accuracy.md).
     workers : int or "auto", optional
-        Processes; by default as many as this machine has cores.
+        Processes; by default as many as this machine has cores. With 0, this process measures.
     output_dir : path, optional
         Where the folder of the sweep is made; by default "outputs".
     config_dir : path, optional

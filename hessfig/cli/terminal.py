@@ -127,10 +127,9 @@ def _leave_marks() -> None:
 
 
 def _end_workers() -> None:
-    """End the workers and their server, which might import for seconds before it sees that we are gone."""
-    processes, servers = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "forkserver"))
+    """End the workers and their server."""
+    processes, pool = (sys.modules.get(name) for name in ("multiprocessing.process", "hessfig.sweep.pool"))
     for worker in processes.active_children() if processes else []:
         worker.terminate()
-    server = getattr(getattr(servers, "_forkserver", None), "_forkserver_pid", None)
-    if server is not None:
-        os.kill(server, signal.SIGTERM)
+    if pool:
+        pool.end_server()

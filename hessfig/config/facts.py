@@ -174,4 +174,4 @@ def _rises(window: list[Any]) -> bool:
 
 def is_workers(value: Any) -> bool:
     """Whether a value is auto, or a number of workers."""
-    return value == "auto" or (type(value) is int and value >= 1)
+    return value == "auto" or (type(value) is int and value >= 0)

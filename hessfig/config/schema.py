@@ -235,11 +235,11 @@ class Config:
     device: str = setting("cpu", "cpu, cuda or cuda:N", role=Role.hardware)
     workers: Any = setting(
         "auto",
-        "worker processes; auto: one a core",
+        "worker processes; auto: one per core; 0: the calling process measures",
         "auto or a whole number",
         role=Role.machine,
         passes=is_workers,
-        allowed="auto or a whole number >= 1",
+        allowed="auto or a whole number >= 0",
     )
     force_workers: bool = setting(False, "take more workers than there are cores", role=Role.machine)
     shard: str | None = setting(

@@ -62,7 +62,7 @@ class Workers:
         config = job.first
         check_machine(config)
         is_measured = is_file(Path(config.output_dir) / config.sweep.name / TABLE)
-        if not (config.dry_run or is_measured):  # else there may be nothing to measure
+        if config.workers and not (config.dry_run or is_measured):  # else there may be nothing to measure
             pool.warm()
         self._job = job
 

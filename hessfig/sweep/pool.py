@@ -1,8 +1,10 @@
 """Worker processes: one thread each, one cell at a time, results stored by the worker that measured them.
 
-Their server imports nothing from the current folder and hears no Ctrl-C.
+They are forked from a server of hessfig's own, so that the multiprocessing of a calling program stays as it is: its
+start method, its server, its environment. The server imports nothing from the current folder and hears no Ctrl-C.
 """
 
+import io
 import multiprocessing
 import os
 import random
@@ -12,16 +14,19 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
+from functools import cache
+from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, util
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import hessfig
 from hessfig.config.machine import WORKER
@@ -31,7 +36,16 @@ from hessfig.sweep.store import CellStore
 
 Kind = Literal["measured", "reused", "raced", "failed", "unwritable", "training", "trained"]
 Answer = tuple[Kind, str]
-Work = Callable[[Any, CellStore, Connection], Answer]  # of a worker: on one cell, saying through the pipe how it goes
+
+
+class Listener(Protocol):
+    """Hears how work goes: the pipe of a worker."""
+
+    def send(self, answer: tuple[Kind, str, int], /) -> None:
+        """Take an answer, and the memory in bytes."""
+
+
+Work = Callable[[Any, CellStore, Listener], Answer]  # on one cell
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
@@ -41,7 +55,7 @@ PRELOAD = [
     *("hessfig.models.tape.columns", "hessfig.models.exact.exact_blocks"),
 ]
 _ATTEMPTS, _PAUSE = 3, 0.1
-_ENVIRONMENT = Lock()  # of this process: threads that start workers at once take turns in changing it
+_STARTING = Lock()  # threads that start workers at once take turns: environment and server are the process's
 
 
 @dataclass(frozen=True)
@@ -105,10 +119,10 @@ class Pool:
             worker.pipe.close()
 
     def _start(self, number: int) -> _Worker:
-        ours, theirs = multiprocessing.Pipe()
-        process = start_process(_serve, number, self._work, theirs, self._store)
+        ours, theirs = Pipe()
+        started = start_process(_serve, number, self._work, theirs, self._store)
         theirs.close()
-        return _Worker(process, ours, number)
+        return _Worker(started, ours, number)
 
     def _give(self, worker: _Worker, waiting: deque[Any]) -> None:
         worker.cell = waiting.popleft() if waiting else None
@@ -132,6 +146,48 @@ class Pool:
         return cause
 
 
+class Here:
+    """Takes the place of a pool where there are no workers: the calling process works itself, cell after cell.
+
+    Each cell finds the settings of torch that it would find in a worker, and the caller's are as before after it.
+    """
+
+    def __init__(self, store: CellStore, work: Work | None = None) -> None:
+        self._store, self._work = store, work or measure_cell
+
+    def run(self, cells: Sequence[Any]) -> Iterator[CellOutcome]:
+        """Yield the outcome of every cell, in their order."""
+        for cell in cells:
+            with _as_in_a_worker():
+                kind, cause = self._work(cell, self._store, _Nobody())
+            yield CellOutcome(cell, kind, cause, peak_memory())
+
+    def stop(self) -> None:
+        """Nothing is left to end."""
+
+
+class _Nobody:
+    def send(self, answer: tuple[Kind, str, int]) -> None:
+        """Drop it."""
+
+
+@contextmanager
+def _as_in_a_worker() -> Iterator[None]:
+    """Give torch the settings of a fresh process with one thread, and the caller's again at the end."""
+    import torch
+
+    from hessfig.curvature.double_backward import differentiating
+    from hessfig.rng import kept_draws, made_on, one_thread
+
+    default = torch.get_default_dtype()
+    with warnings.catch_warnings(), one_thread(), kept_draws(), made_on(torch.device("cpu")), differentiating():
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
+
+
 def _serve(number: int, work: Work, pipe: Connection, store: CellStore) -> None:
     """Process requests from `pipe` until it closes (the parent ended), with torch on one thread.
 
@@ -149,7 +205,7 @@ def _serve(number: int, work: Work, pipe: Connection, store: CellStore) -> None:
             return
 
 
-def measure_cell(cell: Cell, store: CellStore, pipe: Connection | None = None) -> Answer:
+def measure_cell(cell: Cell, store: CellStore, pipe: Listener | None = None) -> Answer:
     """Measure a cell and store it, unless another process has stored it meanwhile."""
     from hessfig.sweep.measure import compute_cell
 
@@ -195,26 +251,133 @@ def warm() -> None:
 
     A failure shows when a worker is started.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with suppress(OSError), _sheltered():
-        pass
+    with suppress(OSError), _STARTING:
+        _running_server()
 
 
-def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+def start_process(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> BaseProcess:
     """Start `target` in a new process. Raises UserError when none can be started after several attempts."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     for _ in range(_ATTEMPTS):
-        process = context.Process(target=target, args=arguments, daemon=True)
+        fresh = WorkerProcess(target=target, args=arguments, daemon=daemon)
         try:
-            with _sheltered():
-                process.start()
+            with _STARTING, _allowed_children():
+                fresh.start()
         except (EOFError, OSError) as error:  # the server of processes was killed, or may start none
             cause = error
             time.sleep(_PAUSE)  # wait until it has ended: the next attempt starts another server
         else:
-            return process
+            return fresh
     raise _unstarted(cause) from cause
+
+
+class WorkerProcess(ForkServerProcess):
+    """A process that is forked from hessfig's own server."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> "_Forked":
+        return _Forked(process_obj)
+
+
+class _Forked(popen_forkserver.Popen):
+    """Starts a process as `multiprocessing.popen_forkserver` does, by another server and with other preparations.
+
+    The caller's script is left out: workers would run it, which then needed a guard `if __name__ == "__main__"`; so is
+    its start method, which may be one that a worker does not know (loky).
+    """
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: BaseProcess) -> None:
+        sent = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(_preparations(process_obj), sent)
+            reduction.dump(process_obj, sent)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, writable = _running_server().connect_to_new_process(self._fds)
+        held = os.dup(writable)  # the process ends when all of its parent's ends are closed
+        self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
+        with os.fdopen(writable, "wb") as pipe:
+            pipe.write(sent.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+def _preparations(process_obj: BaseProcess) -> dict[str, Any]:
+    """Return what `multiprocessing.spawn.prepare` sets in a new process."""
+    return {
+        "name": process_obj.name,
+        "authkey": process.current_process().authkey,
+        "sys_path": sys.path,
+        "sys_argv": sys.argv,
+        "dir": str(Path.cwd()),
+    }
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@contextmanager
+def _allowed_children() -> Iterator[None]:
+    """Let a daemonic process start workers. It may not have children since they could outlive it: workers do not."""
+    settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+    daemon = settings.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if daemon is not None:
+            settings["daemon"] = daemon
+
+
+@cache
+def _server(pid: int) -> forkserver.ForkServer:
+    """Return the server of process `pid`: a process that was forked from another needs its own."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(PRELOAD)
+    return server
+
+
+def _running_server() -> forkserver.ForkServer:
+    """Return this process's server, started if need be.
+
+    It finds the package and installed modules: `python -c`, which starts it, would search the current folder first. It
+    inherits a blocked Ctrl-C, which is the caller's to answer.
+    """
+    server = _server(os.getpid())
+    method = multiprocessing.get_start_method(allow_none=True)
+    resource_tracker.ensure_running()  # first: it ends a block of its own
+    with _environment({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **own_path()}):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            server.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if method is None:  # to start a server fixes it
+                multiprocessing.set_start_method(None, force=True)
+    return server
+
+
+@contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def end_server() -> None:
+    """End the server, which might import for seconds before it sees that this process is gone."""
+    pid = getattr(_server(os.getpid()), "_forkserver_pid", None)
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
 
 
 def _unstarted(cause: Exception) -> UserError:
@@ -232,47 +395,6 @@ def _unstarted(cause: Exception) -> UserError:
         allowed="a machine that lets this user start processes",
         remedy="rerun the same command (finished cells are kept), perhaps with workers=1",
     )
-
-
-@contextmanager
-def _sheltered() -> Iterator[None]:
-    """Make processes started in this block find the package and installed modules.
-
-    `python -c`, which is how their server starts, would search the current folder first.
-    """
-    with _ENVIRONMENT, _without_main():
-        before = dict(os.environ)
-        os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **own_path()})
-        try:
-            _start_server()
-            yield
-        finally:
-            for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
-                os.environ.pop(name, None)
-                os.environ.update({name: before[name]} if name in before else {})
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the caller's script: workers would run it, which then needed a guard `if __name__ == "__main__"`."""
-    names = vars(sys.modules["__main__"])
-    before = {str(name): names[name] for name in ("__file__", "__spec__") if name in names}
-    names.pop("__file__", None)
-    names["__spec__"] = None
-    try:
-        yield
-    finally:
-        names.update(before)
-
-
-def _start_server() -> None:
-    """Start the server unless it stands. It inherits a blocked Ctrl-C, which is ours to answer, right after this."""
-    resource_tracker.ensure_running()  # first: it ends a block of its own
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def own_path() -> dict[str, str]:

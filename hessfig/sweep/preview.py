@@ -201,7 +201,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     todo_keys = {cell.key for cell in todo}
     seconds = [rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))]
     count = worker_count(todo[0].config, len(todo))
-    workers = _counted(count, "worker")
+    workers = _counted(count, "worker") if count else "no worker"
     if seconds:
         total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"
     else:
@@ -211,7 +211,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
         rate = assumed_flops(todo[0].config)
         total, basis = operations / rate, f"a guess: {rate / 1e9:g} GFLOP/s a core"
     beside = ", the trainings not counted" if needs(todo) else ""
-    time = _duration(WORKER_START + total / count)
+    time = _duration(WORKER_START + total / max(count, 1))
     return f"time: about {time} with {workers} ({basis}{beside})"
 
 

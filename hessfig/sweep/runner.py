@@ -14,7 +14,7 @@ from hessfig.record import MANIFEST, TABLE, entry_of
 from hessfig.register import check_replaceable, publish, remove_own, trusted_hashes
 from hessfig.sweep.outputs import Gathered, config_hash, gather_cells, manifest_text, now
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import CellOutcome, Pool
+from hessfig.sweep.pool import CellOutcome, Here, Pool
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, at_work
 from hessfig.sweep.trainings import trained_for
@@ -59,7 +59,7 @@ def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[CellOutcom
     """Yield the outcome of every cell, measured by workers of this machine; what they need is trained first."""
     count = worker_count(cells[0].config, len(cells))
     ready = yield from trained_for(cells, store, count)
-    pool = Pool(min(count, len(ready)), store)
+    pool = Pool(min(count, len(ready)), store) if count else Here(store)
     try:
         yield from pool.run(ready)
     finally:
@@ -122,8 +122,8 @@ def measure_cells(sweep: Sweep, name: str, cells: list[Cell], launch: Launch) ->
 
 
 def worker_count(config: Config, cells: int) -> int:
-    """Return how many worker processes to start: at most one per cell."""
-    return max(1, min(cells, cores() if config.workers == "auto" else config.workers))
+    """Return how many worker processes to start: at most one per cell; 0 if this process measures itself."""
+    return int(min(cells, cores() if config.workers == "auto" else config.workers))
 
 
 def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str]:

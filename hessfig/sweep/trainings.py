@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from hessfig.config.keys import kept_steps
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.plan import Cell
-from hessfig.sweep.pool import Answer, CellOutcome, Pool, brief
+from hessfig.sweep.pool import Answer, CellOutcome, Here, Listener, Pool, brief
 from hessfig.sweep.store import CellStore
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
     wanted, lost = needs(cells), dict[str, str]()
     if not wanted:
         return cells
-    pool = Pool(min(workers, len(wanted)), store, _train)
+    pool = Pool(min(workers, len(wanted)), store, _train) if workers else Here(store, _train)
     try:
         for outcome in pool.run(wanted):
             if outcome.kind == "failed":
@@ -63,7 +62,7 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
     return [cell for cell in cells if cell not in causes]
 
 
-def _train(need: TrainingNeed, store: CellStore, pipe: Connection) -> Answer:
+def _train(need: TrainingNeed, store: CellStore, pipe: Listener) -> Answer:
     """Train as far as cells need it; say through the pipe how it goes."""
     from hessfig.states.training.loop import Diverged, ensure
 

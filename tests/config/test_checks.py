@@ -48,7 +48,7 @@ BAD = {
     "do not fit": {"task": GAUSSIAN},
     "square loss": {**bare(), "task": TaskConfig(data=Data.gaussian)},
     "parts is empty": {"parts": []},
-    "workers": {"workers": 0},
+    "workers": {"workers": -1},
     "^workers": {"workers": True},
     "tolerance": {"tolerance": math.nan},
     "a window is two sigmas": {"sweep": SweepConfig(windows=[[1.0]])},

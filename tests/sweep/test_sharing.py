@@ -86,13 +86,15 @@ def test_processes_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch,
     assert "finished cells are kept" in caught.value.remedy
 
 
-def test_the_shelter_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_server_is_not_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    seen = {}
+    seen = dict[str, str]()
+    server = SimpleNamespace(ensure_running=lambda: seen.update(os.environ))
+    monkeypatch.setattr(pools, "_server", lambda pid: server)
     monkeypatch.setenv("PYTHONPATH", "mine")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with pools._sheltered():
-        seen = {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    assert seen["PYTHONSAFEPATH"] == "1" and seen["PYTHONPATH"].endswith("mine")
-    assert os.environ["PYTHONPATH"] == "mine" and "PYTHONSAFEPATH" not in os.environ
+    before = dict(os.environ)
+    pools.warm()
+    assert seen["PYTHONSAFEPATH"] == seen["OMP_NUM_THREADS"] == "1" and seen["PYTHONPATH"].endswith("mine")
+    assert dict(os.environ) == before

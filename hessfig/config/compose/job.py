@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
@@ -12,10 +14,15 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-import hydra
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hessfig.config.checks import NETWORK_CHECKS, check_config
 from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted, runs
@@ -276,11 +283,6 @@ def _check_references(words: Sequence[str]) -> None:
 
 
 @cache
-def _register_schema() -> None:
-    ConfigStore.instance().store("schema", Config)
-
-
-@cache
 def _register_figure(name: str) -> None:
     settings = {key: value for key, value in figures()[name].items() if key not in ("about", "seen")}
     ConfigStore.instance().store(name, settings, group="figure")
@@ -304,17 +306,53 @@ def _shipped(words: tuple[str, ...]) -> DictConfig:
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
     searched = [f"hydra.searchpath=[{hydra_quoted(f'file://{own}')}]"] if own else []
-    with _ONE_AT_A_TIME:
-        _register_schema()
+    overrides = [*searched, *map(for_hydra, words)]
+    with _own_hydra():
         for name in figures():
             if own or name in ("none", command_settings(words).get("figure")):  # a file of the user's may name any
                 _register_figure(name)
-        GlobalHydra.instance().clear()
-        with hydra.initialize_config_module("hessfig.conf", version_base="1.3"):
-            return hydra.compose("config", overrides=[*searched, *map(for_hydra, words)])
+        loader = ConfigLoaderImpl(_search_path())
+        composed: DictConfig = loader.load_configuration("config", overrides, RunMode.RUN, from_shell=False)
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed
 
 
-_ONE_AT_A_TIME = RLock()  # Hydra has one state a process
+def _search_path() -> ConfigSearchPathImpl:
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    path.append("main", "pkg://hessfig.conf")
+    path.append("schema", "structured://")
+    return path
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Give Hydra global objects of hessfig's own: an application that uses Hydra keeps its GlobalHydra, its ConfigStore
+    and the version whose behaviour it chose.
+    """
+    with _ONE_AT_A_TIME:
+        own = _singletons()
+        of_application = Singleton._instances
+        Singleton._instances = own
+        try:
+            version.setbase("1.3")
+            yield
+        finally:
+            Singleton._instances = of_application
+
+
+@cache
+def _singletons() -> dict[type, Any]:
+    """Return {class: object}: plugins as the application has them, and a store with Hydra's settings and hessfig's."""
+    shared: dict[type, Any] = {Plugins: Plugins.instance(), SourcesRegistry: SourcesRegistry.instance()}
+    store = copy(ConfigStore.instance())
+    store.repo = {"hydra": store.repo["hydra"]}
+    store.store("schema", Config)
+    return {**shared, ConfigStore: store}
+
+
+_ONE_AT_A_TIME = RLock()  # Hydra has one set of global objects per process
 
 
 def _check_own_names(job: Job) -> None:
