@@ -306,8 +306,11 @@ def test_plans_are_made_without_torch_and_hydra(module: str) -> None:
 
 def test_workers_need_no_hydra(workers: None) -> None:
     """The server that workers are forked from has imported what they import, and nothing else."""
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
-        loaded = set(pool.apply(eval, ("list(__import__('sys').modules)",)))
+    from hessfig.sweep.pool import start_process
+
+    received, sent = multiprocessing.Pipe(duplex=False)
+    start_process(exec, "import sys; pipe.send(list(sys.modules))", {"pipe": sent})
+    loaded = set(received.recv())
     assert "hessfig.models.networks" in loaded
     assert not {"hydra", "omegaconf", "matplotlib"} & loaded
 

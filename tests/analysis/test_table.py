@@ -29,6 +29,17 @@ def test_nonfinite_numbers_are_read(tmp_path: Path) -> None:
     assert (table["status"] == "nonfinite").sum() == 2
 
 
+def test_weights_may_be_named_as_pandas_names_missing_values(tmp_path: Path) -> None:
+    """With the arguments that docs/table.md names, pandas alone reads them, too."""
+    names = ["NA", "null", "None", "inf"]
+    made = make_table()
+    made.loc[made.index[:4], "row"] = names
+    path = write_sweep(made, tmp_path) / "table.csv"
+    alone = pd.read_csv(path, keep_default_na=False, na_values=["", "nan"], dtype={"row": str, "col": str})
+    assert read_table(path)["row"].tolist()[:4] == alone["row"].tolist()[:4] == names
+    pd.testing.assert_series_equal(alone["value"], made["value"])
+
+
 def test_missing_table_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"hessfig run sweep=sigma$"):
         read_table(tmp_path / "outputs" / "sigma" / "table.csv")
