@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy
 import torch
@@ -113,6 +114,39 @@ def kept_draws() -> Iterator[None]:
         finally:
             random.setstate(python)
             numpy.random.set_state(arrays)  # noqa: NPY002
+
+
+States = tuple[Any, ...]
+NO_STATES: States = (None, None, None)
+
+
+def global_states() -> States:
+    """Return the states of the global generators of torch, Python and NumPy, which can be compared."""
+    arrays: Any = numpy.random.get_state()  # noqa: NPY002 - the global one, the caller's
+    kind, keys, *others = arrays
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    torchs = tuple(one.cpu().numpy().tobytes() for one in (torch.get_rng_state(), *cards))
+    return torchs, random.getstate(), (kind, keys.tobytes(), *others)
+
+
+@contextmanager
+def drawing_from(states: States) -> Iterator[None]:
+    """Start global generators from states of `global_states`, except for None; the caller restores them."""
+    torchs, python, arrays = states
+    if torchs is not None:
+        torch.set_rng_state(_bytes(torchs[0]))
+        for number, card in enumerate(torchs[1:]):
+            torch.cuda.set_rng_state(_bytes(card), number)
+    if python is not None:
+        random.setstate(python)
+    if arrays is not None:
+        kind, keys, *others = arrays
+        numpy.random.set_state((kind, numpy.frombuffer(keys, numpy.uint32), *others))  # noqa: NPY002
+    yield
+
+
+def _bytes(state: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
 @contextmanager

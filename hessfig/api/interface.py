@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -42,8 +42,13 @@ _OF_ZERO = " (of a block that is zero these are not defined)"
 class Problem:
     """The loss of a network on data: the function whose Hessian is measured.
 
-    Of batches with losses L_b(w), the function is L(w) = sum_b n_b L_b(w) / sum_b n_b. The weight n_b is what the mean
-    of the batch divides by: its number of samples or numbers, or the class weights of its targets that are not ignored.
+    The general form is ``Problem(network, batches, compute_loss=f)``: any function f(network, batch) with one real
+    number as its value, on batches of any type. The function measured is L(w) = sum_b w_b f(network, b) / sum_b w_b.
+
+    The form ``Problem(network, inputs, targets, loss)`` knows outputs and samples, and so H_o, H_f, K-FAC and the
+    quantities of single samples. Of batches with losses L_b(w), the function is L(w) = sum_b n_b L_b(w) / sum_b n_b.
+    The weight n_b is what the mean of the batch divides by: its number of samples or numbers, or the class weights of
+    its targets that are not ignored.
 
     Parameters
     ----------
@@ -78,9 +83,9 @@ class Problem:
     Raises
     ------
     UserError
-        For batches without end. Other arguments are checked when they are used: by hessfig.measure, `operator` and
-        `approximation`. A loss of another type is evaluated on all outputs joined, and refused if it is not such a
-        mean.
+        For batches without end, and for arguments of both forms. Other arguments are checked when they are used: by
+        hessfig.measure, `operator` and `approximation`. A loss of another type is evaluated on all outputs joined, and
+        refused if it is not such a mean.
 
     Examples
     --------
@@ -88,6 +93,11 @@ class Problem:
     >>> network, inputs, targets = torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
     >>> hessfig.Problem(network, inputs, targets, weights={"first_row": ("weight", [0])})
     Problem of Linear (parameters: 8, loss: the network's own, else cross_entropy, weights: first_row)
+    >>> batches = [(torch.ones(2, 3), torch.zeros(2, 3)), (torch.eye(3), torch.ones(3, 3))]
+    >>> def contrast(network, batch):
+    ...     return (network(batch[0]) * network(batch[1])).mean()
+    >>> hessfig.Problem(network, batches, compute_loss=contrast, batch_weights=lambda batch: len(batch[0]))
+    Problem of Linear (parameters: 8, loss: contrast, weights: every parameter, batches: 2)
     """
 
     network: nn.Module
@@ -97,11 +107,21 @@ class Problem:
     weights: Mapping[str, Spec] | Layout | str | None = None
     outputs: str | int | None = None
     memory: str | None = None
+    _: KW_ONLY
+    compute_loss: Callable[[Any, Any], Tensor] | None = None
+    batch_weights: Sequence[float] | Callable[[Any], Any] | None = None
+    compute_outputs: Callable[[Any, Any], Tensor] | None = None
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable once, so that every measurement uses the same batches."""
         from hessfig.models.own.batches import keep_batches
+        from hessfig.models.own.opaque import opaque_batches
 
+        others = ("targets", "loss", "outputs", "batch_weights", "compute_outputs")
+        check_form(self.compute_loss, **{name: getattr(self, name) for name in others})
+        if self.compute_loss is not None:
+            object.__setattr__(self, "inputs", opaque_batches(self.inputs))
+            return
         for name in ("inputs", "targets"):
             object.__setattr__(self, name, keep_batches(getattr(self, name), name))
 
@@ -127,9 +147,15 @@ class Problem:
             be measured as it is.
         """
         from hessfig.models.own.border import open_request
+        from hessfig.models.own.computed import computed_objective, open_function
         from hessfig.models.own.witnessing import witnessed
 
         real = one_of("dtype", dtype, DType)
+        if self.compute_loss is not None:
+            functions = (self.compute_loss, self.compute_outputs, self.batch_weights)
+            return computed_objective(
+                open_function(self.network, self.inputs, *functions, self.weights, self.memory), real
+            )
         asked = open_request(
             self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, self.memory
         )
@@ -270,12 +296,28 @@ class Problem:
         """Return the facts in a problem's repr: its size, its loss and its weights, without tensors."""
         named = self.weights.names if isinstance(self.weights, Layout) else self.weights
         weights = named if isinstance(named, str) else ", ".join(named or ()) or "every parameter"
-        loss = self.loss or "the network's own, else cross_entropy"
+        loss = self.compute_loss or self.loss or "the network's own, else cross_entropy"
         return {
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__),
             "weights": weights,
+            **({"batches": len(self.inputs)} if self.compute_loss else {}),
         }
+
+
+def check_form(compute_loss: Any, **others: Any) -> None:
+    """Raise UserError for an argument that only the other form of a problem has."""
+    of_function = {"batch_weights", "compute_outputs"}
+    both = [name for name, one in others.items() if one is not None and (name in of_function) == (compute_loss is None)]
+    if both:
+        raise UserError(
+            f"{both[0]} {'without' if compute_loss is None else 'next to'} compute_loss",
+            got=first_few(both),
+            allowed="(network, batches, compute_loss=f, batch_weights=..., compute_outputs=...), or (network, inputs, "
+            "targets, loss, outputs=...)",
+            remedy="hessfig.Problem(network, batches, compute_loss=lambda network, batch: ...), where the function "
+            "reads inputs, targets and outputs itself",
+        )
 
 
 def measure(
@@ -396,7 +438,7 @@ def _kept(problem: Problem) -> AbstractContextManager[None]:
     """Return a context after which lists and dictionaries that hooks and losses fill are as before."""
     from hessfig.models.own.preserved import preserved
 
-    return preserved(problem.network, problem.loss, numbers=False)
+    return preserved(problem.network, problem.compute_loss or problem.loss, numbers=False)
 
 
 def checked_request(

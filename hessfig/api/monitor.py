@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.budget import Budget
-from hessfig.api.interface import checked_request
+from hessfig.api.interface import check_form, checked_request
 from hessfig.api.network_copy import NetworkCopy, check_spread, keep_training_state, trainable_names, unwrapped
 from hessfig.api.owner import Owner
 from hessfig.config.schema import SweepConfig
@@ -77,6 +77,9 @@ class Monitor:
     ----------
     network, loss, batch
         What is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`.
+    compute_loss, batch_weights, compute_outputs
+        As in hessfig.Problem: Monitor(network, batches, compute_loss=f, folder=...), for any function f(network,
+        batch). For transformers' Trainer: compute_loss=trainer.compute_loss.
     folder : path
         Where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers. A relative
         folder is relative to the directory in which the monitor is made.
@@ -133,10 +136,13 @@ class Monitor:
     def __init__(
         self,
         network: nn.Module,
-        loss: Any,
-        batch: Any,
+        loss: Any = None,
+        batch: Any = None,
         *,
         folder: str | Path,
+        compute_loss: Callable[[Any, Any], Tensor] | None = None,
+        batch_weights: Sequence[float] | Callable[[Any], Any] | None = None,
+        compute_outputs: Callable[[Any, Any], Tensor] | None = None,
         measure: Measure | None = None,
         blocks: str | Sequence[Any] = ("all",),
         parts: str | Sequence[str] | None = "H",
@@ -165,8 +171,13 @@ class Monitor:
         self.every = whole("every", every, most=_MOST_STEPS, example=20)
         self.budget = Budget(max_fraction)
         network = unwrapped(network)
+        if compute_loss is not None and batch is None:
+            loss, batch = None, loss
+        check_form(
+            compute_loss, loss=loss, outputs=outputs, batch_weights=batch_weights, compute_outputs=compute_outputs
+        )
         opener = opener_of(network)
-        if opener is not None:
+        if opener is not None and compute_loss is None:
             network, batch, loss = opener.followed(network, batch, loss)
         self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
@@ -181,7 +192,9 @@ class Monitor:
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=config.dtype, place=place)
+            functions = (compute_loss, compute_outputs, batch_weights) if compute_loss is not None else None
+            asked = (batch, loss, weights, outputs, functions)
+            self._copy = NetworkCopy(self._network, *asked, dtype=config.dtype, place=place)
             objective, self._warm = self._copy.problem, dict[str, Tensor]()
             self._trained = trainable_names(self._network) if weights == TRAINABLE else None
             self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)

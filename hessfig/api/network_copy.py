@@ -17,17 +17,22 @@ from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import data_content, identities, identity
 from hessfig.models.own.batches import copy_batch, keep_batches
 from hessfig.models.own.border import open_request
+from hessfig.models.own.computed import Computing, open_function
+from hessfig.models.own.opaque import mapped, opaque_batches
 from hessfig.models.own.own_checks import check_network, check_scripted, uncompiled
 from hessfig.models.own.preserved import evaluating
 from hessfig.models.own.witnessing import Witnessing
 from hessfig.record import digest
 from hessfig.rng import kept_draws, made_on
 
+Functions = tuple[Any, Any, Any]  # compute_loss, compute_outputs, batch_weights
+
 
 class NetworkCopy:
     """A copy of `network` in evaluation mode, with data of its own: `problem` is what is measured.
 
-    Whenever it follows the network, its derivatives are compared with the network's own.
+    With `functions`, compute_loss is run in place, with the weights of the copy. Otherwise, whenever the copy follows
+    the network, its derivatives are compared with the network's own.
 
     `data_content` is a hash of the batches and the names of the weights. Raises UserError for what does not fit.
     """
@@ -39,15 +44,22 @@ class NetworkCopy:
         loss: Any,
         weights: Mapping[str, Spec] | str | None,
         outputs: str | int | None,
+        functions: Functions | None = None,
         *,
         dtype: str,
         place: torch.device,
     ) -> None:
-        self._network, self._loss, self._dtype, self._place = network, loss, dtype, place
-        asked = (copy_batch([batch] if isinstance(batch, tuple) else keep_batches(batch)), None, loss, weights, outputs)
+        self._network, self._loss, self._dtype, self._place = network, functions or loss, dtype, place
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
-            self._witnessing = Witnessing(open_request(network, *asked))
+            if functions is None:
+                inputs = copy_batch([batch] if isinstance(batch, tuple) else keep_batches(batch))
+                self._witnessing: Witnessing | Computing = Witnessing(
+                    open_request(network, inputs, None, loss, weights, outputs)
+                )
+            else:
+                batches = [mapped(one, network=network) for one in opaque_batches(batch)]
+                self._witnessing = Computing(open_function(network, batches, *functions, weights))
             self._copy()
 
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:

@@ -254,6 +254,8 @@ class Witness:
         The error to raise, if there are no products by double backward.
     has_gradient : bool
         Whether differences of gradients can be used instead.
+    taken : dict
+        What was taken where a user could have said otherwise: the weights of batches.
     """
 
     measured: str
@@ -262,6 +264,7 @@ class Witness:
     no_split: str = ""
     refusal: UserError | None = None
     has_gradient: bool = True
+    taken: Mapping[str, Any] = field(default_factory=dict)
 
     def check_products(self, *, by_differences: bool) -> None:
         """Raise UserError if second derivatives cannot be computed in this way."""
@@ -273,7 +276,7 @@ class Witness:
         """The comparison as a dictionary, for tables and manifests."""
         words = {"not_taken": self.not_taken, "no_split": self.no_split, "refused": str(self.refusal or "")}
         off = {name: float(f"{one:.2g}") for name, one in self.off.items()}
-        return {"measured": self.measured, "off": off, **{key: one for key, one in words.items() if one}}
+        return {"measured": self.measured, "off": off, **self.taken, **{key: one for key, one in words.items() if one}}
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,19 @@ def identities(network: nn.Module, **things: Any) -> dict[str, str]:
     known = {id(module): path for path, module in modules.items()}
     known |= {id(held): name for name, held in network.named_parameters(remove_duplicate=False)}
     known |= {id(held): name for name, held in network.named_buffers(remove_duplicate=False)}
+    known |= {id(held): name for name, held in _run_in_place(network)}
     parts = {path: _short(known, module, itself=True) for path, module in modules.items()}
     buffers = {f"buffer {name}": held for name, held in network.named_buffers(remove_duplicate=False)}
     parts |= {name: hashlib.sha256(tensor_bytes(held)).hexdigest()[:16] for name, held in buffers.items()}
     return parts | {name: _short(known, thing) for name, thing in things.items()}
+
+
+def _run_in_place(network: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a network that another one runs in place, with tensors of its own."""
+    inside = getattr(network, "run_in_place", None)
+    if inside is None:
+        return []
+    return [*inside.named_parameters(remove_duplicate=False), *inside.named_buffers(remove_duplicate=False)]
 
 
 def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str:
@@ -80,9 +89,11 @@ def content_of(drawn: Objective) -> str:
 def data_content(drawn: Objective) -> str:
     """Return a hash of the batches and the names of the weights, independent of network and loss."""
     weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
+    opaque = [("batch", identity(one)) for one in getattr(drawn.network, "opaque_batches", ())]
+    named = [("weight", one) for one in weights]
     given = [part for one in getattr(drawn.network, "given", ()) for part in one.tensors]
     batches = [(name, getattr(one, name)) for one in (drawn.batch, *drawn.more) for name in ("inputs", "targets")]
-    return _hash([*(("weight", one) for one in weights), *((n, tensor_bytes(t)) for n, t in (*batches, *given))])
+    return _hash([*named, *opaque, *((name, tensor_bytes(one)) for name, one in (*batches, *given))])
 
 
 def _hash(parts: Iterable[tuple[str, Any]]) -> str:

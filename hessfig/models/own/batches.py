@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,8 +25,10 @@ _ALLOWED = (
 )
 
 
-def keep_batches(given: Any, what: str = "inputs") -> Any:
+def keep_batches(given: Any, what: str = "inputs", copied: Callable[[Any], Any] | None = None) -> Any:
     """Return the batches of a loader or an iterable as a list of copies; return anything else unchanged.
+
+    `copied` copies a batch, by default as `copy_batch` does.
 
     Batches are kept because a second pass over a loader that shuffles gives another loss. The state of the global
     generators, and of generators in the loader, its samplers and its data, is restored. Raises UserError for more than
@@ -37,7 +39,7 @@ def keep_batches(given: Any, what: str = "inputs") -> Any:
     batches, size, most = list[Any](), 0, memory() // SHARE
     with torch.inference_mode(False), preserved_loader(given):
         for batch in given:
-            batches.append(copy_batch(batch))
+            batches.append((copied or copy_batch)(batch))
             size += _bytes(batches[-1])
             if len(batches) > MOST_BATCHES or size > most:
                 raise _too_many(what, len(batches), size, most)

@@ -40,6 +40,11 @@ class InPlace(nn.Module):
         with self.installed():
             return self._inside[0](*arguments, **words)
 
+    @property
+    def run_in_place(self) -> nn.Module:
+        """The user's own network."""
+        return self._inside[0]
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Put the tensors into the user's network, also for code that runs after it: a loss that reads them."""
@@ -57,13 +62,13 @@ class InPlace(nn.Module):
         network, tensors, instead = self._inside[0], self._tensors(), dict[int, Tensor]()
         for path, module in network.named_modules():
             module.training = self._modes.get(path, module.training)
-            for held, name, tensor in _held(module):
+            for held, name, tensor in held_by(module):
                 instead[id(tensor)] = held[name] = tensors[f"{path}.{name}" if path else name]
         own = {*network.modules()}
         beside = (one for thing in self._beside if isinstance(thing, nn.Module) for one in thing.modules())
         others = [module for module in beside if module not in own]
         real = next(one.dtype for one in self.parameters() if one.is_floating_point())
-        for held, name, tensor in (place for module in others for place in _held(module)):
+        for held, name, tensor in (place for module in others for place in held_by(module)):
             if id(tensor) not in instead:
                 instead[id(tensor)] = cast(tensor, real)
             held[name] = instead[id(tensor)]
@@ -113,7 +118,7 @@ def _noted(network: nn.Module) -> Iterator[None]:
         _RUNNING.discard(id(network))
 
 
-def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+def held_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Yield every parameter and buffer of a module: the dictionary that contains it, its name, and the tensor."""
     for tensors in (module._parameters, module._buffers):
         yield from ((tensors, name, one) for name, one in list(tensors.items()) if one is not None)

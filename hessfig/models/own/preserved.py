@@ -33,6 +33,14 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
         yield
 
 
+def reached_by(*things: Any) -> list[Any]:
+    """Return what the code of functions and modules can reach, themselves included."""
+    state = _State(numbers=False)
+    for thing in things:
+        state.add(thing)
+    return state.things
+
+
 @contextmanager
 def preserved_loader(loader: Any) -> Iterator[None]:
     """Restore a loader after one pass: attributes, lists, orders and generators of all its parts."""
@@ -115,15 +123,15 @@ class _State:
     deepest, longest, most_parts = 12, 10_000, float("inf")
 
     def __init__(self, *, numbers: bool) -> None:
-        self._seen, self._undo, self._kept = set[int](), list[Callable[[], object]](), list[Any]()
+        self._seen, self._undo, self.things = set[int](), list[Callable[[], object]](), list[Any]()
         self._numbers = numbers
 
     def add(self, thing: Any, depth: int = 0) -> None:
         """Record the state of an object and of its contents."""
-        if id(thing) in self._seen or depth > self.deepest or len(self._kept) >= self.most_parts:
+        if id(thing) in self._seen or depth > self.deepest or len(self.things) >= self.most_parts:
             return
         self._seen.add(id(thing))
-        self._kept.append(thing)  # its id stays its own
+        self.things.append(thing)  # its id stays its own
         for part in self._parts(thing):
             self.add(part, depth + 1)
 
@@ -134,6 +142,10 @@ class _State:
                 undo()
 
     def _parts(self, thing: Any) -> Iterable[Any]:
+        generator = _generator_of(thing)
+        if generator is not None:
+            self._undo.append(generator)
+            return ()
         if isinstance(thing, Tensor | numpy.ndarray):
             if self._numbers and self._counts(thing):
                 self._undo.append(_numbers_of(thing))
@@ -169,7 +181,8 @@ class _State:
         known = function.__globals__
         shared = {name: known[name] for name in names_in(function.__code__) if name in known}
         self._undo.append(partial(known.update, shared))
-        return [*(function.__closure__ or ()), *(function.__defaults__ or ()), *shared.values()]
+        words = (function.__kwdefaults__ or {}).values()
+        return [*(function.__closure__ or ()), *(function.__defaults__ or ()), *words, *shared.values()]
 
     def _of_cell(self, cell: CellType) -> list[Any]:
         try:
@@ -192,10 +205,6 @@ class _LoaderState(_State):
     deepest, longest, most_parts = 60, 64, 10_000
 
     def _parts(self, thing: Any) -> Iterable[Any]:
-        generator = _generator_of(thing)
-        if generator is not None:
-            self._undo.append(generator)
-            return ()
         if isinstance(thing, _CLOSED) and not isinstance(thing, dict):
             return ()
         return (thing.__self__,) if isinstance(thing, BuiltinMethodType) else super()._parts(thing)

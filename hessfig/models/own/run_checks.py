@@ -66,7 +66,7 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Any:
     return outputs.detach() if isinstance(outputs, Tensor) else outputs
 
 
-_CUT = "None of the inputs have requires_grad=True"  # warning of torch in a reentrant checkpoint
+CUT = "None of the inputs have requires_grad=True"  # warning of torch in a reentrant checkpoint
 
 
 def check_reached(network: nn.Module, batch: Batch) -> None:
@@ -78,7 +78,7 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
     with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
-    if any(_CUT in str(one.message) for one in warned) or "CheckpointFunctionBackward" in steps_of([outputs]):
+    if any(CUT in str(one.message) for one in warned) or "CheckpointFunctionBackward" in steps_of([outputs]):
         raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
     if not outputs.requires_grad:
         warnings.warn(

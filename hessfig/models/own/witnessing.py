@@ -54,10 +54,10 @@ def witnessed(asked: Asked, dtype: str) -> Objective:
 
 def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     """Return the result of a factory as a checked problem. Raises UserError for results of another form."""
-    if hasattr(returned, "network") and hasattr(returned, "targets"):
-        others = (getattr(returned, name, None) for name in ("outputs", "memory"))
-        returned = (returned.network, returned.inputs, returned.targets, returned.loss, returned.weights, *others)
-    if not isinstance(returned, tuple) or len(returned) not in (4, 5, 6, 7) or not isinstance(returned[0], nn.Module):
+    if hasattr(returned, "network") and hasattr(returned, "objective"):
+        objective: Objective = returned.objective(dtype)
+        return objective
+    if not isinstance(returned, tuple) or len(returned) not in (4, 5) or not isinstance(returned[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
             got=shape_of(returned),

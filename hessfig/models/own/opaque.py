@@ -1,0 +1,120 @@
+"""Batches of any type, which only a user's own function reads: their tensors are found and cast, nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
+
+from hessfig.errors import UserError
+from hessfig.models.own.batches import keep_batches
+from hessfig.models.own.own_checks import shape_of, words_of
+
+Image = Callable[[Tensor], Tensor]
+
+
+def opaque_batches(given: Any) -> list[Any]:
+    """Return the batches of a user as a list: one batch, or several.
+
+    A list, a data set, a DataLoader, an iterator or any other iterable holds several batches, and is read once. A
+    tensor, an array, a tuple, a dictionary, a dataclass and an object with a method `to` are one batch each.
+    """
+    is_indexed = isinstance(given, Dataset) and hasattr(given, "__len__")
+    several = map(given.__getitem__, range(len(given))) if is_indexed else given
+    batches = given if _is_one(several) else keep_batches(several, "batches", mapped)
+    return batches if isinstance(batches, list) else [batches]
+
+
+def _is_one(given: Any) -> bool:
+    is_object = hasattr(given, "to") or (is_dataclass(given) and not isinstance(given, type))
+    return isinstance(given, Mapping) or is_object or not isinstance(given, Iterable)
+
+
+class _Imaged(TorchFunctionMode):
+    """Makes copy.deepcopy take the image of every tensor in place of its copy."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__()
+        self._image = image
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not Tensor.__deepcopy__:
+            return function(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._image(tensor)
+        return memo[id(tensor)]
+
+
+def twin(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor that requires a gradient if the tensor does."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def mapped(batch: Any, image: Image = twin, network: nn.Module | None = None) -> Any:
+    """Return a copy of a batch in which every tensor is replaced by its image.
+
+    Tensors are found wherever copy.deepcopy goes: in dictionaries, tuples, lists, dataclasses and other objects. A
+    `network` inside the batch remains itself. Raises UserError for a batch that cannot be copied.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.models.own.opaque import mapped
+    >>> mapped({"x": torch.ones(2), "words": ["a", (torch.zeros(1),)]}, torch.neg)
+    {'x': tensor([-1., -1.]), 'words': ['a', (tensor([-0.]),)]}
+    """
+    kept = [] if network is None else [*network.modules(), *network.parameters(), *network.buffers()]
+    try:
+        with _Imaged(image):
+            return copy.deepcopy(batch, {id(one): one for one in kept})
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            "batches: a batch cannot be copied",
+            got=f"{shape_of(batch)}: {words_of(error)}",
+            allowed="tensors, and objects with tensors inside that copy.deepcopy copies",
+            remedy="leave files, locks and modules out of the batch; compute_loss may read them as variables",
+        ) from error
+
+
+def without_graph(tensor: Tensor) -> Tensor:
+    """Return the tensor. Raises UserError if it was computed from parameters, whose changes it would not follow."""
+    if tensor.grad_fn is None:
+        return tensor
+    raise UserError(
+        "batches: a tensor of a batch has a graph, so that it was computed beforehand",
+        got=f"{shape_of(tensor)}, from {tensor.grad_fn.name()}",
+        allowed="tensors without a graph",
+        remedy="compute it inside compute_loss; or .detach() it, if it is a constant",
+    )
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch."""
+    found = list[Tensor]()
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(batch, note)
+    return found
+
+
+def cast_to(like: Tensor) -> Image:
+    """Return the image of tensors on the device of another one, real and complex ones in its precision."""
+
+    def image(tensor: Tensor) -> Tensor:
+        real = like.dtype
+        kind = real if tensor.is_floating_point() else real.to_complex() if tensor.is_complex() else tensor.dtype
+        moved = tensor.detach().to(like.device, kind, copy=True)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    return image
