@@ -51,7 +51,16 @@ def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: in
     count = len(sample)
     mean = float(sample.mean()) if count else math.nan
     se = float(sample.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
-    return _interval(mean, se, count - 1, count, level, tests)
+    half = half_width(se, count, level=1 - (1 - level) / tests)
+    return Interval(mean, se, mean - half, mean + half, count)
+
+
+def half_width(se: float, count: int, *, level: float = LEVEL) -> float:
+    """Return t_(count - 1) se, half of the interval around what `count` independent seeds determine; nan for one seed.
+
+    Means over seeds and slopes of such means (slopes.fit) have this interval: in files, tables, figures and verdicts.
+    """
+    return deviate(count - 1, level) * se if count > 1 else math.nan
 
 
 def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
@@ -131,13 +140,6 @@ def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Nu
 def _through(interval: Interval, back: Callable[[float], float]) -> Interval:
     """Return an interval that was computed on another scale, mapped back by `back`."""
     return replace(interval, mean=back(interval.mean), low=back(interval.low), high=back(interval.high))
-
-
-def _interval(mean: float, se: float, dof: float, count: int, level: float, tests: int) -> Interval:
-    if not (math.isfinite(mean) and math.isfinite(se) and dof > 0):
-        return Interval(mean, se, math.nan, math.nan, count)
-    half = deviate(dof, 1 - (1 - level) / tests) * se
-    return Interval(mean, se, mean - half, mean + half, count)
 
 
 @cache

@@ -12,7 +12,7 @@ from hessfig.config.compose.provenance import Preset, manifest_of, preset_in, ta
 from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, figures, names, seen_in, shipped_figures
-from hessfig.config.schema import Config, FigureConfig
+from hessfig.config.schema import FigureConfig
 from hessfig.errors import UserError, command_line, unknown_name, words_of_command
 from hessfig.figures.parts.labels import changed_words
 from hessfig.figures.parts.page import Paper
@@ -42,7 +42,6 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         figure.options,
         asked.config.sweep.average.value,
         **{key: getattr(figure, key) for key in (*_ENCODING, "where")},
-        resamples=asked.config.resamples,
         preset=unchanged(preset),
         paper=replace(paper or paper_of(job), changed=changed_settings(preset), seen=_seen(job, preset)),
     )
@@ -70,7 +69,7 @@ def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserErro
     for figure in shipped_figures():
         if figure.sweep == folder.name:
             yield figure_spec(compose([f"figure={figure.name}", as_word("output_dir", str(folder.parent))], own))
-    for _, _, drawn in remembered(folder, Config().resamples):
+    for _, _, drawn in remembered(folder):
         yield drawn
 
 
@@ -86,14 +85,14 @@ def remember(job: Job, folder: Path) -> None:
     publish({place: sealed_text(content)}, "way of drawing", known=known)
 
 
-def remembered(folder: Path, resamples: int) -> Iterator[tuple[str, str, FigureSpec | UserError]]:
+def remembered(folder: Path) -> Iterator[tuple[str, str, FigureSpec | UserError]]:
     """Yield (name, command, how it is drawn) of every figure that `remember` left in a sweep's folder.
 
     For a figure that cannot be read, yields the error without a command.
     """
     for path in sorted((folder / DRAWN).glob("*.json")):
         try:
-            yield path.stem, *_remembered(path, folder.name, resamples)
+            yield path.stem, *_remembered(path, folder.name)
             continue
         except UserError as error:
             problem = error
@@ -107,7 +106,7 @@ def remembered(folder: Path, resamples: int) -> Iterator[tuple[str, str, FigureS
         yield path.stem, "", problem
 
 
-def _remembered(path: Path, sweep: str, resamples: int) -> tuple[str, FigureSpec]:
+def _remembered(path: Path, sweep: str) -> tuple[str, FigureSpec]:
     content = read_checked(path)
     windows = [(_end(low), _end(high)) for low, high in content["windows"]]
     x, colour, dashes = (content[key] and str(content[key]) for key in ("x", "colour", "dashes"))
@@ -122,7 +121,6 @@ def _remembered(path: Path, sweep: str, resamples: int) -> tuple[str, FigureSpec
         colour=colour,
         dashes=dashes,
         where=dict(content.get("where") or {}),  # not kept before 0.3.0
-        resamples=resamples,
         paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(content)])),
     )
     check_windows(windows)

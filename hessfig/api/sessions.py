@@ -93,7 +93,7 @@ class Run:
         Returns
         -------
         pandas.DataFrame
-            Slopes with standard errors and confidence intervals (bootstrap over seeds), windows and predictions.
+            Slopes with standard errors and 95 % intervals (Student's t over seeds), windows and predictions.
 
         Raises
         ------
@@ -210,9 +210,7 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
 
     config, folder = job.config, table_folder(job)
     average, preset = config.sweep.average.value, unchanged(preset_in(folder, job.own))
-    settings = FitSettings(
-        average, config.resamples, config.tolerance, preset=preset, predictions=config.sweep.predictions
-    )
+    settings = FitSettings(average, config.tolerance, preset, config.sweep.predictions)
     return write_slopes(folder, job.windows, settings, quantity=config.quantity, among=job.given.get("quantities"))
 
 

@@ -98,9 +98,10 @@ def _slopes(job: Job, folder: Path, *, has_steps: bool, problems: list[UserError
     if has_steps:
         return None
     key = "sweep" if folder.name in names("sweep", job.own) else "sweep.name"
-    settings = [f"tolerance={job.config.tolerance}", f"resamples={job.config.resamples}"]
     try:
-        asked = compose([f"{key}={folder.name}", f"output_dir={folder.parent}", *settings], job.own)
+        asked = compose(
+            [f"{key}={folder.name}", f"output_dir={folder.parent}", f"tolerance={job.config.tolerance}"], job.own
+        )
         slopes = fitted_slopes(as_made(asked))
     except UserError as error:
         problems.append(error)

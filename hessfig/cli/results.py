@@ -132,7 +132,6 @@ def _levels(job: Job) -> int:
         average=config.sweep.average.value,
         quantity=config.quantity,
         among=job.given.get("quantities"),
-        resamples=config.resamples,
     )
     for frame in tables:
         if len(frame):

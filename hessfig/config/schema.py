@@ -280,7 +280,6 @@ class Config:
     config_dir: str | None = setting(None, "set by --config-dir", role=Role.flag)
     reference: str | None = setting(None, "published values: a CSV file, or a folder of CSV files named after sweeps")
     tolerance: float = setting(0.1, "how far a slope may be from its prediction", above=0)
-    resamples: int = setting(2000, "bootstrap resamples behind a slope's error", least=1, most=100_000)
     levels: bool = setting(False, "in place of slopes, mean levels in each window and how they go with settings")
     quantity: str | None = setting(
         None,

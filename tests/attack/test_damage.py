@@ -21,7 +21,7 @@ from tests.attack.ledger import Ledger
 from tests.attack.target import CSV, Answer
 
 Call = Callable[..., Answer]
-SLOPES = ("slopes", "sweep=sigma", "resamples=20")
+SLOPES = ("slopes", "sweep=sigma")
 COMPARE = ("compare", "sweep=sigma", f"reference={CSV}")
 TURNS = 80  # of a whole command
 OWN = "# @package _global_\nsweep:\n  name: mine\n  vary: {model.n_heads: [1, 2]}\ngrid: {points: 3}\nblocks: [W_V]\n"

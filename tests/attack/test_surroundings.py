@@ -283,7 +283,7 @@ def test_tables_of_any_content(place: Path, call: Call, dice: random.Random, led
             wrong = f"{type(error).__name__}: {error}"[:200]
         ledger.note(kind, traceback=wrong)
         if turn % 20 == 0:
-            for words in (("status",), ("clean", "dry_run=true"), ("slopes", "sweep=sigma", "resamples=5")):
+            for words in (("status",), ("clean", "dry_run=true"), ("slopes", "sweep=sigma")):
                 ledger.note(kind, traceback=call(*words).traceback)
     assert not ledger.wrong(kind)
 

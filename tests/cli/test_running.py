@@ -223,11 +223,6 @@ def test_what_could_never_be_measured_or_read_is_refused_at_once(
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_resamples_that_fill_the_memory_are_refused(cli: Cli) -> None:
-    answer = cli("slopes", "resamples=1000000000")
-    assert answer.code == 2 and "resamples is too large" in answer.err
-
-
 def test_workers_beyond_the_cores_are_for_those_who_insist(cli: Cli) -> None:
     many = machine.cores() + 1
     refused = cli("run", f"workers={many}", "dry_run=true")

@@ -23,7 +23,6 @@ def bare(**settings: object) -> dict[str, object]:
 
 BAD = {
     "seeds": {"seeds": 0},
-    "resamples": {"resamples": 0},
     "task.digits": {"task": TaskConfig(digits=0)},
     "task.batch_size": {"task": TaskConfig(batch_size=0)},
     "model.n_layers": {"model": ModelConfig(n_layers=0)},

@@ -80,7 +80,7 @@ def test_a_sweep_is_named_read_and_measured() -> None:
 def test_words_that_ask_nothing_of_a_table() -> None:
     single = {key for key in with_role(Role.reading) if "." not in key}
     assert single == {
-        *("style", "tolerance", "resamples", "reference", "levels", "quantity", "rows", "part"),
+        *("style", "tolerance", "reference", "levels", "quantity", "rows", "part"),
         *("format", "powers_of"),
     }
     assert role_of("figure") == role_of("figure.width") == role_of("figure.options.columns") == Role.reading

@@ -124,7 +124,7 @@ def pages(figure: str, outputs: Path, paper: Paper) -> list[Page]:
         layout, windows, options, settings, made = FIGURES[figure]
         table = make_table(**{"seeds": 2, **made})
         folder = write_sweep(table, outputs, settings=settings)
-        spec = FigureSpec(figure, folder.name, layout, windows, options, resamples=20, paper=paper)
+        spec = FigureSpec(figure, folder.name, layout, windows, options, paper=paper)
         return list(LAYOUTS[layout].draw(spec, folder))
 
 

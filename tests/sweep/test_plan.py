@@ -43,7 +43,6 @@ CHANGES_NOTHING = [
     {"workers": 7},
     {"dry_run": True},
     {"tolerance": 0.5},
-    {"resamples": 10},
     {"seeds": 3},
     {"first_seed": 7},
     {"reference": "published.csv"},

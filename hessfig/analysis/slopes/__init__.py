@@ -1,1 +1,1 @@
-"""Fitted growth rates: bootstrap, verdicts, gate."""
+"""Fitted growth rates: errors, verdicts, gate."""

@@ -100,7 +100,7 @@ def _evidence(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:
         return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
     if row.prediction == Prediction.structural_zero:
         return f"not zero, predicted to vanish ({row.reference})"
-    slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
+    slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} (se of {row.num_seeds} seeds)"
     if verdict == SlopeVerdict.asymptote_only:
         slope += f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}"
-    return f"{slope}, predicted {row.predicted:g} ± {tolerance:g}"
+    return f"{slope}, predicted {row.predicted:g}, tolerance {tolerance:g}"

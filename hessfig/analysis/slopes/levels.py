@@ -14,7 +14,7 @@ from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import write_csv
-from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
+from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, fit_slope
 from hessfig.analysis.slopes.printed import Window, check_windows, within
 from hessfig.analysis.table import in_reading_order
 from hessfig.record import CURVE, FROBENIUS
@@ -32,7 +32,6 @@ def run(
     average: str = ARITHMETIC,
     quantity: str | None = None,
     among: Collection[str] | None = None,
-    resamples: int = RESAMPLES,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Write folder/levels.csv and folder/trends.csv and return both. For `quantity` and `among` see quantity_to_fit.
 
@@ -42,7 +41,7 @@ def run(
     fitted = quantity_to_fit(measured.table, quantity, among)
     of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=fitted, average=average)
     levels = _over_seeds(of_seeds, measured.axis, average)
-    trends = _trends(of_seeds, measured.axis, resamples=resamples, seed=measured.first_seed)
+    trends = _trends(of_seeds, measured.axis)
     write_csv({folder / LEVELS: levels, folder / TRENDS: trends}, "table of levels")
     return levels, trends
 
@@ -115,17 +114,12 @@ def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
     return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
 
 
-def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) -> pd.DataFrame:
+def _trends(of_seeds: pd.DataFrame, axis: Axis) -> pd.DataFrame:
     """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
 
-    The fit is least squares on the log of the mean level over seeds. The bootstrap resamples whole seeds as in
-    fit.fit_slope, because the values of a setting share their seeds.
+    The fit, its error and its interval are those of fit.fit_slope: the values of a setting share their seeds.
     """
-    rows = [
-        row
-        for setting in _settings(of_seeds)
-        for row in _trend(along(of_seeds, Axis(setting)), setting, axis, resamples=resamples, seed=seed)
-    ]
+    rows = [row for setting in _settings(of_seeds) for row in _trend(along(of_seeds, Axis(setting)), setting, axis)]
     return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
 
 
@@ -139,10 +133,10 @@ def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
         yield DEPTH
 
 
-def _trend(levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, seed: int) -> Iterator[dict[str, Any]]:
+def _trend(levels: pd.DataFrame, setting: str, axis: Axis) -> Iterator[dict[str, Any]]:
     for key, curve in levels.groupby([*CURVE, "rank"], sort=False):
         wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
-        fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)
+        fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float))
         if fit.num_points:
             slope = (fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds)
             numbers = (setting, *slope, axis.name)

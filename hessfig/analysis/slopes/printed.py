@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
 from hessfig.analysis.axis import Axis, short_variant
-from hessfig.analysis.intervals import deviate
+from hessfig.analysis.intervals import half_width
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, unknown_name
 from hessfig.predictions.growth_rates import Prediction
@@ -116,7 +115,7 @@ def judge(row: SlopeRow, tolerance: float) -> SlopeVerdict:
 
 def _judge_exponent(row: SlopeRow, tolerance: float) -> SlopeVerdict:
     distance, error = abs(row.slope - row.predicted), row.slope_se if math.isfinite(row.slope_se) else math.inf
-    reach = errors_of(row.num_seeds) * error
+    reach = half_width(error, row.num_seeds) if row.num_seeds > 1 else math.inf
     if distance > tolerance + reach:
         return SlopeVerdict.asymptote_only if _lower_half_agrees(row, tolerance) else SlopeVerdict.deviates
     if 2 * error > tolerance or (distance > tolerance and reach > tolerance):
@@ -130,15 +129,6 @@ def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
     if row.regime not in (Regime.small_sigma, Regime.between) or not row.lower_half_se <= tolerance:
         return False
     return abs(row.lower_half - row.predicted) <= max(tolerance, 2 * row.lower_half_se)
-
-
-@cache
-def errors_of(num_seeds: int) -> float:
-    """Return how many bootstrap standard errors a 95 % interval reaches: Student's t, and n / (n - 1) in the variance.
-
-    Resampling n seeds underestimates the variance of their mean by (n - 1) / n. 2.1 for 20 seeds, 5.3 for three.
-    """
-    return deviate(num_seeds - 1) * math.sqrt(num_seeds / (num_seeds - 1)) if num_seeds > 1 else math.inf
 
 
 def rich_table(frame: pd.DataFrame) -> Table:

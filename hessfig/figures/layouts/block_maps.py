@@ -123,8 +123,8 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw every block (row, col) along the axis, H_o and H_f in one panel: a page per network.
 
     How to read it: panel (A, B) shows the norm of the block of second derivatives with respect to A and B.
-    Its words give the fitted slope ± error and, in brackets, the predicted exponent; dashed lines are the
-    predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
+    Its words give the fitted slope ± half of its 95 % interval and, in brackets, the predicted exponent; dashed
+    lines are the predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
     for suffix, network in read_measured(spec, source).pages():
@@ -182,4 +182,4 @@ def _slope(measured: MeasuredCurves) -> str:
     known = first["prediction"] == Prediction.exponent
     expected = f"  ({first['predicted']:g})" if known else ""
     zero = "  (predicted = 0)" if first["prediction"] == Prediction.structural_zero else expected
-    return panels.fitted(first["slope"], first["slope_se"]) + zero
+    return panels.slope_and_half(first) + zero

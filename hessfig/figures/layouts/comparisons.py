@@ -322,6 +322,4 @@ def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
     if len(fits) > _LISTED:
         low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
         return f"slopes {low} to {high}".replace("-", "−") if low != high else f"slopes {low}".replace("-", "−")
-    return "\n".join(
-        f"{words or 'slope'}{':' * bool(words)} {panels.fitted(fit.slope, fit.slope_se)}" for words, fit in fits
-    )
+    return "\n".join(f"{words or 'slope'}{':' * bool(words)} {panels.slope_and_half(fit)}" for words, fit in fits)

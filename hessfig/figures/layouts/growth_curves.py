@@ -75,7 +75,7 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks against sigma in log-log axes (Figures 3, 6, 7): a page per network.
 
     How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Each panel prints the fitted
-    slope with its bootstrap error over seeds and, in the corner, the predicted power, drawn as a grey dashed
+    slope with half of its 95 % interval over seeds and, in the corner, the predicted power, drawn as a grey dashed
     guide a little below the curve. Without a prediction the guides are the fits themselves, one a window.
     Later layers are darker. A block that vanishes says so.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions (option `words`: level prints
@@ -283,7 +283,7 @@ def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
 
     How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
-    fitted slopes with their errors over seeds next to the predicted powers (grey dashed guides), later layers are
+    fitted slopes with half of their 95 % intervals next to the predicted powers (grey dashed guides), later layers are
     darker. In the overview a dot is the slope fitted to one layer of one network, with its error; the grey bar
     at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
@@ -313,7 +313,7 @@ def _words(measured: MeasuredCurves) -> str:
     first, *others = dict.fromkeys([measured.windows[0], *windows])
     where = label(first, axis) + "".join(f" ({label(window, axis)} for limits of small σ)" for window in others)
     seeds = seeds_words(measured.table)
-    return f"Dots: slope on {where}, {seeds}, ± bootstrap over seeds; grey bars: predicted."
+    return f"Dots: slope on {where}, {seeds}, ± 95 % interval over seeds; grey bars: predicted."
 
 
 def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
@@ -326,7 +326,7 @@ def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     _draw_predictions(ax, slopes.assign(place=place))
     for x, row in zip(place, slopes.itertuples(), strict=True):
         tone = tones[max(row.layer, 1) - 1]
-        ax.errorbar(x, row.slope, row.slope_se, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
+        ax.errorbar(x, row.slope, row.ci_high - row.slope, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
     if slopes["is_zero"].any():
         panels.corner(ax, "last layer: = 0 (theorem)", "lower left")
 

@@ -19,7 +19,7 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, height_in, in_sheets, say
-from hessfig.figures.parts.panels import draw_curve, fitted, positive, why_no_line
+from hessfig.figures.parts.panels import draw_curve, positive, slope_and_half, why_no_line
 from hessfig.figures.parts.rows import as_written, counted, different, numbers_behind, where
 from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale
 from hessfig.record import CURVE, FROBENIUS, NUMBER
@@ -52,8 +52,8 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
 
     How to read it: a dot is a mean over seeds; up to five seeds are thin lines, more the band of their 95 % interval.
-    Slopes are least squares in logarithms on the sweep's first window, with errors from resampling seeds; none is
-    written where a straight line explains less than 0.9 of the means' variance there: flat or bent curves have no
+    Slopes are least squares in logarithms on the sweep's first window, ± half of their 95 % interval over seeds; none
+    is written where a straight line explains less than 0.9 of the means' variance there: flat or bent curves have no
     power. Colours are parts of the Hessian (shades: variants). Grey dashed lines are what chance alone gives, with
     their own slopes: a slope like theirs is no property of the network. Shares (accuracies) have linear axes.
     Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
@@ -167,7 +167,7 @@ def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:
 
 def _labelled(name: str, curve: pd.DataFrame, slope: pd.Series, laws: Laws) -> str:
     """Return the name of a curve with its slope, if a straight line describes it on the window."""
-    value = f"slope {fitted(slope['slope'], slope['slope_se'])}" if _is_straight(curve, laws) else ""
+    value = f"slope {slope_and_half(slope)}" if _is_straight(curve, laws) else ""
     return ": ".join(filter(None, [name, value]))
 
 
@@ -198,14 +198,14 @@ def _make_room(ax: Axes, lines: int) -> None:
 def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> None:
     """Draw the values that chance gives for every variant in grey dashes; the first has a name and a slope."""
     slope = _of(laws.slopes, block, str(null["quantity"].iloc[0])).iloc[0]
-    label = f"chance: slope {fitted(slope['slope'], slope['slope_se'])}"
+    label = f"chance: slope {slope_and_half(slope)}"
     for first, (_, line) in enumerate(null[positive(null)].groupby("variant", sort=False)):
         style: dict[str, Any] = {"color": GUIDE, "linestyle": _STROKES[rank % 3], "linewidth": 1.2, "zorder": 5}
         ax.plot(line[X], line["mean"], label="_" if first else label, **style)
 
 
 def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
-    fits = laws.slopes[[*CURVE, "slope", "slope_se", "window_low", "window_high"]]
+    fits = laws.slopes[[*CURVE, "slope", "slope_se", "ci_low", "ci_high", "window_low", "window_high"]]
     return curves.merge(fits, on=CURVE, how="left", validate="many_to_one")
 
 
@@ -226,4 +226,5 @@ def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     words = labels.note_words(along(table, laws.axis), laws.axis, [], several_points=True)
     if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
         return words + chance
-    return f"{words} Slopes: least squares in logarithms, {window}, where a line explains 0.9 of the variance.{chance}"
+    fits = f"Slopes ± 95 % intervals: least squares in logarithms, {window}, where a line explains 0.9 of the variance."
+    return f"{words} {fits}{chance}"

@@ -12,7 +12,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import DEPTHS, varied_key, with_settings
 from hessfig.analysis.manifest import RecordedRun, read_run
-from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
+from hessfig.analysis.slopes.fit import ARITHMETIC
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean, run_command
 from hessfig.figures.parts.page import Paper
@@ -25,8 +25,8 @@ class FigureSpec:
     """The name of a figure, its sweep, its layout (see sheets.LAYOUTS), the settings of its fits, and its options.
 
     `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting; so does `where`, with the
-    values to draw. `seed` is the seed of the bootstrap (None: the first seed of the run, as in slopes.csv). `preset`
-    names the shipped sweep with this network and task, whose published slopes are printed; "" for other sweeps.
+    values to draw. `preset` names the shipped sweep with this network and task, whose published slopes are printed; ""
+    for other sweeps.
     `paper` holds width, note, formats, panels and style, which panel_sheet and save_page apply to every layout.
     """
 
@@ -40,8 +40,6 @@ class FigureSpec:
     colour: str | None = None
     dashes: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    resamples: int = RESAMPLES
     preset: str = ""
     paper: Paper = field(default_factory=Paper)
 

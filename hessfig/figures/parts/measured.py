@@ -179,10 +179,8 @@ def _geometric(curves: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def fits_of(spec: FigureSpec, run: RecordedRun) -> FitSettings:
-    """Return the settings of the fits: those of the figure, with the first seed of the run by default."""
-    seed = run.first_seed if spec.seed is None else spec.seed
-    of_run = own_predictions(run.config)
-    return FitSettings(spec.average, spec.resamples, seed=seed, preset=spec.preset, predictions=of_run)
+    """Return the settings of the fits: those of the figure, with the predictions of the run."""
+    return FitSettings(spec.average, preset=spec.preset, predictions=own_predictions(run.config))
 
 
 def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
@@ -192,7 +190,7 @@ def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
 
 def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
     """Return the drawn means. Every row also holds the printed slope (or the first level) and its window."""
-    beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
+    beside = ["slope", "slope_se", "ci_low", "ci_high", "predicted", "prediction", "window_low", "window_high"]
     if measured.printed == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]
     telling = measured.levels.drop_duplicates(CURVE) if measured.printed == LEVEL else measured.telling_slopes()

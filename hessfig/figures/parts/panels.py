@@ -218,6 +218,11 @@ def fitted(slope: float, error: float) -> str:
     return words.replace("-", "−")
 
 
+def slope_and_half(row: Any) -> str:
+    """Return 'slope ± half of its 95 % interval' of a row of slopes."""
+    return fitted(row.slope, row.ci_high - row.slope)
+
+
 def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
     """Write each (y, words, colour) to the right of a panel at its y; words that would overlap are moved apart."""
     if not ends:

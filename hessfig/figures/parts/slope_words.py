@@ -10,7 +10,7 @@ from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import Window, as_window, label
 from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, windows_in_words
-from hessfig.figures.parts.panels import fitted, positive, why_empty
+from hessfig.figures.parts.panels import positive, slope_and_half, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.record import NETWORK
 
@@ -37,11 +37,11 @@ def how(measured: MeasuredCurves) -> str:
 def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
     """Return in words how slopes were fitted."""
     means, windows_told = "" if average == ARITHMETIC else " of geometric means", windows_in_words(windows, axis)
-    return f"Slopes: least squares{means} in log-log, {windows_told}; ± bootstrap over seeds (statistical only)."
+    return f"Slopes: least squares{means} in log-log, {windows_told}; ± 95 % interval over seeds (statistical only)."
 
 
 def window_words(measured: MeasuredCurves) -> list[str]:
-    """Return 'slope ± error' (or the level) for a single curve on each window."""
+    """Return 'slope ± half of its interval' (or the level ± its error) for a single curve on each window."""
     rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
         return [f"{measured.printed} {number_of(rows[0], measured)}", *_published(rows[0], measured)]
@@ -50,9 +50,11 @@ def window_words(measured: MeasuredCurves) -> list[str]:
 
 
 def _published(row: Any, measured: MeasuredCurves) -> list[str]:
-    """Return the published slope with its error in words, if there is one for this curve and window."""
-    known = measured.printed != LEVEL and not math.isnan(row.published)
-    return [f"published {fitted(row.published, row.published_se)}"] if known else []
+    """Return the published slope with its standard error in words, if there is one for this curve and window."""
+    if measured.printed == LEVEL or math.isnan(row.published):
+        return []
+    error = f" (se {row.published_se:.3f})" if math.isfinite(row.published_se) else ""
+    return [f"published {row.published:.2f}{error}".replace("-", "−")]
 
 
 def layer_words(measured: MeasuredCurves, layer: int) -> str:
@@ -65,10 +67,10 @@ def layer_words(measured: MeasuredCurves, layer: int) -> str:
 
 
 def number_of(row: Any, measured: MeasuredCurves) -> str:
-    """Return the slope (or level) of a row with its error."""
+    """Return the slope (or level) of a row with half of its interval (or its error)."""
     if measured.printed == LEVEL:
         return in_digits(row.level, row.level_se)
-    return fitted(row.slope, row.slope_se)
+    return slope_and_half(row)
 
 
 def in_digits(value: float, error: float) -> str:

@@ -126,8 +126,9 @@ def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], col
         if row.prediction == Prediction.exponent:
             ax.plot(row.predicted, here, "o", markersize=6, markerfacecolor="none", markeredgecolor="#555555", zorder=3)
         if np.isfinite(row.slope):
-            error = row.slope_se if np.isfinite(row.slope_se) else 0.0
-            ax.errorbar(row.slope, here, xerr=error, fmt="o", markersize=3, color=colour, elinewidth=0.8, zorder=4)
+            half = row.ci_high - row.slope
+            reach = half if np.isfinite(half) else 0.0
+            ax.errorbar(row.slope, here, xerr=reach, fmt="o", markersize=3, color=colour, elinewidth=0.8, zorder=4)
     ax.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
 
 
@@ -182,7 +183,8 @@ def _worded(name: str, value: str) -> str:
 def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
     seeds = labels.seeds_words(measured.table)
-    return f"{circles}{windows_in_words([window], measured.axis)}, {seeds}, ± bootstrap over seeds. {measured.setting}"
+    window_told = windows_in_words([window], measured.axis)
+    return f"{circles}{window_told}, {seeds}, ± 95 % interval over seeds. {measured.setting}"
 
 
 _SIGMAS = (0.02, 0.1, 0.3, 1.0)

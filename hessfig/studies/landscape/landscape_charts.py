@@ -17,7 +17,7 @@ from hessfig.figures.parts.colours import GUIDE
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say
-from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens
+from hessfig.figures.parts.panels import corner, draw_curve, in_tens, slope_and_half
 from hessfig.figures.parts.rows import as_written, counted, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import set_decades
@@ -27,6 +27,7 @@ _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
 _SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
 _DIFFERENCE = "$|L_{k+1} - L_k|$"
+_FITTED = ["slope", "slope_se", "ci_low", "ci_high"]
 _ROOM = 1e3  # factor of the room below the curves, for words
 _TONE, _BOUND = "#4575b4", "#d73027"
 
@@ -38,7 +39,7 @@ class _Place:
     table: pd.DataFrame
     curves: dict[str, pd.DataFrame]
     numbers: dict[str, float]
-    slopes: dict[str, tuple[float, float]]
+    slopes: dict[str, pd.Series]
     distance: float
 
 
@@ -77,7 +78,7 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, 
         place = _place(spec, here, axis, distances[column] or fixed, fits)
         _draw(ax, place)
         for name, curve in place.curves.items():
-            drawn.append(curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1]))
+            drawn.append(curve.assign(**place.slopes[name][_FITTED]))
     for which in ("x", "y"):
         set_decades(sheet.first, which)
     rows = [f"{labels.plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
@@ -96,8 +97,7 @@ def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fit
     windows = list(spec.windows)[:1] or [WHOLE]
     slopes = {}
     for name in present:
-        fit = fit_slopes(table, {}, windows, fits, axis=axis, quantity=name).iloc[0]
-        slopes[name] = float(fit["slope"]), float(fit["slope_se"])
+        slopes[name] = fit_slopes(table, {}, windows, fits, axis=axis, quantity=name).iloc[0]
     used = counted(table)
     numbers = {name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE}
     differences = along(where(table, quantity=_SIZE), axis)
@@ -114,9 +114,8 @@ def _draw(ax: Axes, place: _Place) -> None:
         dashed: dict[str, Any] = {"color": "black", "linestyle": (0, (3, 2)), "linewidth": 0.8}
         ax.plot(predicted[X], predicted["mean"], label="2nd order", zorder=4, **dashed)
     _draw_bound(ax, place)
-    slope, error = place.slopes[_SIZE]
     loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
-    words = f"slope {fitted(slope, error)}\nbound / mean: {in_tens(np.median(loose))}"
+    words = f"slope {slope_and_half(place.slopes[_SIZE])}\nbound / mean: {in_tens(np.median(loose))}"
     if place.distance:
         numbers = place.numbers
         words += f"\nr = {numbers['prediction_correlation']:.2f}, b = {in_tens(numbers['prediction_slope'])}"
@@ -141,4 +140,4 @@ def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     words = labels.note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
     words = words.replace("orders, ", "").replace("probes", "orders of the samples")
     tail = "a few large losses dominate the rms. r, b: correlation and slope of the 2nd order with the truth"
-    return f"{words} Slopes: {window}; chance has slope −1 whatever the network; {tail}."
+    return f"{words} Slopes ± 95 % intervals: {window}; chance has slope −1 whatever the network; {tail}."

@@ -79,10 +79,10 @@ def test_few_seeds_do_not_refute() -> None:
     for _ in range(200):
         slopes = 6 + 0.15 * rng.normal(size=3)
         values = np.array([[sigma**slope for sigma in SIGMAS] for slope in slopes])
-        fit = fit_slope(values, np.array(SIGMAS), resamples=200, seed=0, average="geometric")
+        fit = fit_slope(values, np.array(SIGMAS), average="geometric")
         row = SimpleNamespace(**asdict(fit), is_zero=False, predicted=6.0, prediction="exponent", regime="sigma -> 0")
         wrong += judge(row, 0.05) == SlopeVerdict.deviates
-    assert wrong <= 8  # of 200; two bootstrap errors, without Student, call 18 of them deviating
+    assert wrong <= 8  # of 200; two errors, without Student, call 18 of them deviating
 
 
 def test_one_seed_is_no_pass() -> None:
