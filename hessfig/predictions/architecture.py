@@ -23,8 +23,9 @@ class Architecture:
     """The properties that growth rates depend on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
 
     `no_power`: why no power of sigma dominates, "" if one does; structural zeros vanish in any case. `shifted_scores`:
-    constants are added to the scores (slopes of positions, a sink). Settings that do not change exponents are left out:
-    the kind of norm (RMSNorm or LayerNorm), rotated queries, shared keys, factors of branches, smoothed labels.
+    constants are added to the scores (slopes of positions, a sink). `most_keys`: how many keys a query sees at most,
+    None if many. Settings that do not change exponents are left out: the kind of norm (RMSNorm or LayerNorm), rotated
+    queries, shared keys, factors of branches, smoothed labels.
     """
 
     kind: str = Kind.transformer
@@ -46,7 +47,7 @@ class Architecture:
     positions: Positions = Positions.learned
     gate: Gate = Gate.none
     tied: bool = False
-    window: int | None = None
+    most_keys: int | None = None
     weight_decay: float = 0.0
     norm_eps: float = 1e-5
 
@@ -61,7 +62,7 @@ class Architecture:
         kind = str(model["kind"])
         if kind not in COUNTED:
             return cls(kind=kind)
-        types, window = get_type_hints(cls), model.get("window")
+        types = get_type_hints(cls)
         return cls(
             kind=Kind(kind),
             num_layers=int(model["n_layers"]),
@@ -70,7 +71,7 @@ class Architecture:
             no_power=_no_power(config),
             **{name: types[name](model.get(name, getattr(cls, name))) for name in _LATER},
             shifted_scores=_shifts_scores(model),
-            window=None if window is None else int(window),
+            most_keys=_most_keys(kind, model, task),
             weight_decay=float(task.get("weight_decay", 0.0)),
         )
 
@@ -95,6 +96,13 @@ class Architecture:
         bare = self.kind == Kind.self_attention or not (self.attention_skip or self.mlp in SMOOTH or self.tied)
         plain = self.scores == Scores.plain and not (self.shifted_scores or self.has_gate)
         return bare and plain and self.attention == Attention.linear and self.norm == Norm.none
+
+
+def _most_keys(kind: str, model: Mapping[str, Any], task: Mapping[str, Any]) -> int | None:
+    """Return how many keys a query sees at most: those of its window, to both sides without a mask, in its sequence."""
+    window, length = model.get("window"), task.get("length")
+    seen = [] if window is None else [2 * int(window) - 1 if kind == Kind.self_attention else int(window)]
+    return min([*seen, *([] if length is None else [int(length)])], default=None)
 
 
 def _shifts_scores(model: Mapping[str, Any]) -> bool:

@@ -230,5 +230,5 @@ def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str
         return "Remark 4.1: linear attention has a block-hollow H_f"
     if architecture.attention == Attention.sparsemax and block.row in _ATTENTION_WEIGHTS:
         return "sparsemax is piecewise affine in the scores, and they are linear in this weight"
-    is_own = block.is_diagonal and architecture.window != 1
+    is_own = block.is_diagonal and architecture.most_keys != 1
     return "the output is (piecewise) affine in this weight" if is_own else "no term of the output holds both weights"

@@ -31,7 +31,7 @@ ACTIVATIONS: Mapping[MLP, Function] = {
 
 
 # Two weights with the sum 1 are 1/2 and an odd function of the difference of two scores. So is one next to a logit 0.
-_LIKE_SIGMOID = {Attention.softmax: 2, Attention.entmax15: 2, Attention.off_by_one: 1}
+_LIKE_SIGMOID = {Attention.softmax: 2, Attention.differential: 2, Attention.entmax15: 2, Attention.off_by_one: 1}
 
 
 class Regime(StrEnum):
@@ -44,8 +44,13 @@ class Regime(StrEnum):
 
 
 def mixing(architecture: Architecture) -> Function:
-    """Return the mixing weights as a function of the scores."""
-    name, is_alone = architecture.attention, architecture.window == 1
+    """Return the mixing weights as a function of the scores.
+
+    The degrees of their Taylor series follow from three facts: weights at equal scores are a constant, which lambda = 1
+    cancels; a single key has the weight 1 at every score; two weights are 1/2 and an odd function.
+    """
+    name, keys = architecture.attention, architecture.most_keys
+    is_alone, is_odd = keys == 1, keys == _LIKE_SIGMOID.get(name, 0)
     everything = Function(name, _EVERY)
     if name == Attention.linear:
         return Function(name, (1,), Growth.polynomial, finite=True)
@@ -53,10 +58,11 @@ def mixing(architecture: Architecture) -> Function:
         return everything if architecture.attention_bias == AttentionBias.log_length else SIGMOID
     removed = {Attention.softmax: architecture.centring, Attention.differential: architecture.differential_lambda}
     if removed.get(name) == 1:
-        return Function(name, () if is_alone else _EVERY[1:], finite=is_alone)  # weights at equal scores cancel
+        varying = _ODD if is_odd else _EVERY[1:]
+        return Function(name, () if is_alone else varying, finite=is_alone)
     if is_alone and name != Attention.off_by_one:
         return Function(name, (0,), Growth.polynomial, finite=True)
-    if name in _LIKE_SIGMOID and architecture.window == _LIKE_SIGMOID[name]:
+    if is_odd:
         return Function(name, SIGMOID.degrees)
     return Function(name, (0, 1), finite=True) if name == Attention.sparsemax else everything
 

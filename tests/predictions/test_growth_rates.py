@@ -114,11 +114,13 @@ def test_softmax_saturates_where_sigma_grows() -> None:
         ({"attention": Attention.differential, "differential_norm": False, "differential_lambda": 1.0}, (6, 5, 5)),
         ({"centring": 0.9}, (6, 5, 5)),
         ({"centring": 1.0}, (6, 5, 5)),
-        ({"window": 1}, (0, 0, 0)),
-        ({"window": 2}, (6, 7, 6)),  # two weights are an odd function of the difference of their scores
-        ({"window": 2, "attention": Attention.entmax15}, (6, 7, 6)),
-        ({"window": 1, "attention": Attention.off_by_one}, (6, 7, 6)),
-        ({"window": 3}, (6, 5, 5)),
+        ({"most_keys": 1}, (0, 0, 0)),
+        ({"most_keys": 2}, (6, 7, 6)),  # two weights are an odd function of the difference of their scores
+        ({"most_keys": 2, "attention": Attention.entmax15}, (6, 7, 6)),
+        ({"most_keys": 1, "attention": Attention.off_by_one}, (6, 7, 6)),
+        ({"most_keys": 3}, (6, 5, 5)),
+        ({"most_keys": 2, "centring": 1.0}, (6, 7, 6)),
+        ({"most_keys": 2, "attention": Attention.differential, "differential_norm": False}, (6, 7, 6)),
         ({"weight_decay": 0.1}, (6, 0.0, 0.0)),
     ],
 )
