@@ -486,7 +486,8 @@ def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None)
         names = first_few(list(dict.fromkeys(lost["quantity"])))
         warnings.warn(
             f"{len(lost)} of {len(frame)} numbers are not finite ({names}): look for nan, inf or overflow in inputs, "
-            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(may_be).all())}",
+            "targets and weights; if only second derivatives are nan (rows of attention that are wholly masked): "
+            f"products='differences'{_OF_ZERO * bool(lost['quantity'].isin(may_be).all())}",
             RuntimeWarning,
             stacklevel=3,
         )

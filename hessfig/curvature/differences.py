@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
-from hessfig.curvature.double_backward import gradients, summed
+from hessfig.curvature.double_backward import differentiable_twice, gradients, summed
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.problem import Objective, Scalar, along, evaluating
 from hessfig.terms import AT_OUTPUTS, Part
@@ -62,6 +62,8 @@ class DifferencedColumn(SidedColumn):
         self.bytes_per_probe = self._suffix.bytes_per_probe
         names = {parameter: name for name, parameter in self._suffix.named_parameters()}
         self._names = [names[parameter] for parameter in self.parameters]
+        constants = objective.witness.constants if objective.witness else frozenset()
+        self._constants = {id(objective.network.get_parameter(name)) for name in constants}
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
@@ -89,6 +91,9 @@ class DifferencedColumn(SidedColumn):
     def _products(self, probes: Tensor, parts: Sequence[Part], stretch: float) -> Products:
         here = torch.cat([parameter.detach().flatten() for parameter in self._own()])
         spread, products = self.spread(probes), {}
+        for parameter, direction in zip(self.parameters, spread, strict=True):
+            if id(parameter) in self._constants:
+                direction.zero_()
         steps = [stretch * step(here, probe) for probe in probes.T]
         for part in parts:
             each = [self._product([direction[..., k] for direction in spread], h, part) for k, h in enumerate(steps)]
@@ -111,7 +116,7 @@ class DifferencedColumn(SidedColumn):
 
     def _of(self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar) -> list[Tensor]:
         at = [weight.clone().requires_grad_() for weight in weights]
-        with torch.enable_grad():
+        with torch.enable_grad(), differentiable_twice():  # checkpoints would be recomputed at other weights
             return gradients(scalar(self._outputs(at, start)), at)
 
     def _pulled(self, moved: Sequence[Sequence[Tensor]], h: float) -> list[Tensor]:

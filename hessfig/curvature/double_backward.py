@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from hessfig.curvature.problem import Scalar, Suffix
 from hessfig.curvature.rounding import ROWS, SYMMETRY
@@ -93,6 +94,15 @@ def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
 def steps_of(tensors: Iterable[Tensor]) -> Iterator[str]:
     """Yield the name of every operation in the graph of the tensors, without its namespace."""
     return (node.name().rpartition("::")[2] for node in _nodes_of(tensors))
+
+
+def functions_of(tensors: Iterable[Tensor]) -> set[str]:
+    """Return the names of the functions in the graph of the tensors whose derivatives are written in Python.
+
+    They are torch.autograd.Functions of users and higher-order operators of torch, such as torch.cond.
+    """
+    written = (node for node in _nodes_of(tensors) if isinstance(node, BackwardCFunction))
+    return {type(node).__name__.removesuffix("Backward") for node in written}
 
 
 def narrowest_type(value: Tensor) -> torch.dtype:
@@ -210,9 +220,31 @@ def differentiable_twice() -> AbstractContextManager[None]:
     return _PLAIN_ATTENTION
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled functions in Python; does nothing unless the compiler of torch has been imported."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled functions in Python; does nothing unless the compiler of torch has been imported.
+
+    Higher-order operators (torch.cond, scan) compile what they are given to find the parameters that it reads: run in
+    Python, they would hold these constant. They are therefore left as they are.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    import torch._higher_order_ops.utils as operators
+
+    own = operators._set_compilation_env  # what every such operator enters before it compiles
+
+    @contextmanager
+    def compiling() -> Iterator[None]:
+        with torch.compiler.set_stance("default"), own():
+            yield
+
+    operators._set_compilation_env = compiling
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        operators._set_compilation_env = own
 
 
 @contextmanager

@@ -246,7 +246,7 @@ class Samples:
         total_gradient = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
         for chosen in order.split(AT_ONCE):
             at = {name: weight.clone().requires_grad_() for name, weight in self.at.items()}
-            with torch.enable_grad():
+            with torch.enable_grad(), differentiable_twice():  # checkpoints would be recomputed at other weights
                 total = self._losses(at, self._batch.inputs[chosen], self._batch.targets[chosen]).sum()
                 pieces = gradients(total, list(at.values()))
             total_gradient += torch.cat([piece.flatten() for piece in pieces]).double()

@@ -256,6 +256,8 @@ class Witness:
         Whether differences of gradients can be used instead.
     taken : dict
         What was taken where a user could have said otherwise: the weights of batches.
+    constants : frozenset of str
+        The parameters that autograd does not reach, such as those of a teacher under torch.no_grad().
     """
 
     measured: str
@@ -265,6 +267,7 @@ class Witness:
     refusal: UserError | None = None
     has_gradient: bool = True
     taken: Mapping[str, Any] = field(default_factory=dict)
+    constants: frozenset[str] = frozenset()
 
     def check_products(self, *, by_differences: bool) -> None:
         """Raise UserError if second derivatives cannot be computed in this way."""

@@ -15,6 +15,7 @@ from hessfig.curvature.double_backward import (
     FLOOR,
     differentiable_twice,
     differing,
+    functions_of,
     gradients,
     inner,
     length,
@@ -23,14 +24,15 @@ from hessfig.curvature.double_backward import (
 )
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.problem import Batch, Objective, scored_outputs
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 from hessfig.rng import stream
 
-_AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
+AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
 _ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this share, there is no kink between them
 # The second step relative to the first: small enough to exclude most kinks, large enough for rounding of the type.
 _NEARER = {torch.float64: 1e-3, torch.float32: 0.1}
 _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
+_NO_FUNCTION = "is not that of a function: u.Hv differs from v.Hu"
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
 _STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
@@ -211,19 +213,39 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
         return None
     rounding = 100 * torch.finfo(here.value.dtype).eps * _usual(objective, here, vectors[0])
     least = rounding * length(vectors[0].values()) / _ASYMMETRY  # shorter products may consist of rounding errors
-    if (off := asymmetry(vectors, here.products, least)) > _ASYMMETRY:
-        return _refused("is not that of a function: u.Hv differs from v.Hu", f"{off:.2g} of their size", _NO_GRADIENT)
+    off = asymmetry(vectors, here.products, least)
     ray = _ray(objective, here.reached, vectors[0])
+    if off > _ASYMMETRY and not ray.is_symmetric(vectors[1]):
+        return _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT)
     product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
     where, at_kink = ray.off(product, rounding)
     if at_kink:
         ray = _Ray(ray.problem, here.reached, vectors[0], moved=True)
         where = "" if ray.is_outside else ray.off(ray.product(), rounding)[0]
-    if not where:
-        return None
-    other = _Ray(ray.problem, here.reached, vectors[1], moved=at_kink)
-    is_symmetric = asymmetry([ray.vector, other.vector], [ray.near, other.near]) <= _AGREE
-    return _refused("has another derivative than autograd says", where, DIFFERENCES if is_symmetric else _NO_GRADIENT)
+    if where:
+        remedy = DIFFERENCES if ray.is_symmetric(vectors[1]) else _NO_GRADIENT
+        return _refused(objective, "has another derivative than autograd says", where, remedy)
+    return _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT) if off > _ASYMMETRY else None
+
+
+def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> bool:
+    """Whether the gradient times a vector is the central difference of the loss along this vector.
+
+    It is not if autograd takes for a constant what changes the loss: detached values, and what our contexts of
+    evaluation may have taken from the graph.
+    """
+    at = {name: one.detach() for name, one in leaves_of(objective, vector).items()}
+    along = {name: one.to(at[name]) for name, one in vector.items()}
+    h = step(*(torch.cat([one.flatten() for one in some.values()]) for some in (at, along)))
+
+    def value(sign: int) -> float:
+        moved = {name: (one + sign * h * along[name]).requires_grad_() for name, one in at.items()}
+        return float(derivatives(terms_of(objective, moved), moved, (), 0).value)
+
+    plus, minus = value(1), value(-1)
+    expected = float(inner([*here.slopes.values()], [vector[name] for name in here.slopes]))
+    rounding = 100 * torch.finfo(here.value.dtype).eps * abs(plus) / h
+    return abs((plus - minus) / (2 * h) - expected) <= AGREE * length(here.slopes.values()) + rounding
 
 
 def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray:
@@ -242,7 +264,8 @@ class _Ray:
     """The loss along a vector that is zero for parameters which autograd does not reach; `moved`: a step away."""
 
     def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors, *, moved: bool = False) -> None:
-        self.problem, self._at, self._is_moved = objective, leaves_of(objective, vector), moved
+        self.problem, self._reached, self._is_moved = objective, reached, moved
+        self._at = leaves_of(objective, vector)
         if moved:
             steps = step_of({name: one.detach() for name, one in self._at.items()})
             self._at = {name: (one.detach() + steps[name]).requires_grad_() for name, one in self._at.items()}
@@ -273,15 +296,20 @@ class _Ray:
         """H v by differences with the step of differences.step."""
         return self._differences(1.0)
 
+    def is_symmetric(self, vector: Tensors) -> bool:
+        """Whether differences along this ray and along another vector are those of a symmetric matrix."""
+        other = _Ray(self.problem, self._reached, vector, moved=self._is_moved)
+        return asymmetry([self.vector, other.vector], [self.near, other.near]) <= AGREE
+
     def off(self, product: Tensors, rounding: float) -> tuple[str, bool]:
         """Return the worst parameter in which H v differs from differences, in words, and whether a kink explains it.
 
         Differences of two steps agree where there is no kink between the two points. At zeros a kink shows itself in
         one parameter and changes the others too, so that the worst one decides; a step away each is judged by itself.
         """
-        beside = [torch.tensor(rounding / (_AGREE * FLOOR))]
+        beside = [torch.tensor(rounding / (AGREE * FLOOR))]
         off = differing(self.near, {name: one.double() for name, one in product.items()}, beside)
-        wrong = sorted((name for name in off if off[name] > _AGREE), key=lambda name: -off[name])
+        wrong = sorted((name for name in off if off[name] > AGREE), key=lambda name: -off[name])
         for name in wrong if self._is_moved else wrong[:1]:
             apart = length([self.near[name] - product[name]])
             if length([self._nearer[name] - self.near[name]]) <= _ALIKE * apart:
@@ -318,10 +346,13 @@ def _is_finite(product: Mapping[str, Tensor]) -> bool:
     return all(bool(one.isfinite().all()) for one in product.values())
 
 
-def _refused(what: str, got: str, remedy: str) -> UserError:
+def _refused(objective: Objective, what: str, got: str, remedy: str) -> UserError:
+    at = leaves_of(objective, dict(objective.network.named_parameters(remove_duplicate=False)))
+    with torch.enable_grad(), differentiable_twice():
+        functions = sorted({name for term in terms_of(objective, at) for name in functions_of([term()])})
     return UserError(
         f"the gradient of this loss {what}",
-        got=got,
+        got="; derivatives written in Python: ".join([got, first_few(functions)] if functions else [got]),
         allowed="a network and a loss whose derivatives autograd computes, twice",
         remedy=remedy,
     )

@@ -68,8 +68,7 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):
         network = network if opener is None else opener.wrapped(network)
-        objects, buffers = preserved(network, numbers=False), preserved(*network.buffers())
-        with objects, buffers, evaluating(network), differentiable_twice(), torch.no_grad():
+        with preserved(network, numbers=False), evaluating(network), differentiable_twice(), torch.no_grad():
             return _Named(network, roles, inputs).layout()
 
 

@@ -7,13 +7,16 @@ from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import hessfig
 from hessfig.config.enums import MLP, Loss, Method, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn, step
+from hessfig.curvature.gradients import LossGradient, Samples
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import Estimator, dense_blocks, differenced
@@ -127,3 +130,30 @@ def test_what_has_no_differences_is_refused() -> None:
         config = toy_config(**{"estimator": EstimatorConfig(Method.hutchinson, Products.differences), **settings})
         with pytest.raises(UserError, match="products=differences"):
             check_differences(config)
+
+
+class Recomputed(nn.Module):
+    """A checkpoint, whose backward pass calls the network again, and a teacher that autograd does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last, self.teacher = (nn.Linear(3, width) for width in (3, 3, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(x).tanh()
+        hidden = checkpoint(lambda one: self.second(one).tanh(), self.first(x), use_reentrant=False)
+        return self.last(hidden + taught)
+
+
+def test_checkpoints_and_constants_are_those_of_double_backward() -> None:
+    network, x = Recomputed().double(), torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1]))
+    right, by_differences = (problem.operator("all", products=one) for one in ("auto", "differences"))
+    vector = torch.randn(right.shape[0], generator=torch.Generator().manual_seed(1)).double()
+    torch.testing.assert_close(by_differences @ vector, right @ vector, rtol=0, atol=1e-8)
+    objective = problem.objective("float64")
+    samples = Samples(objective, 5)
+    slope = LossGradient(objective).flat
+    torch.testing.assert_close(samples.summed_gradient(torch.arange(5)) / 5, slope, rtol=0, atol=1e-12)

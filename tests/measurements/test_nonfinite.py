@@ -113,6 +113,29 @@ def test_double_backward_of_an_own_network() -> None:
     assert len(table) > 12 and set(table["status"]) == {"nonfinite"} and table["value"].isna().all()
 
 
+class Masked(nn.Module):
+    """Attention of which one row sees nothing: its softmax is nan, which nan_to_num replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value, self.last = (nn.Linear(3, width) for width in (3, 3, 3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+        scores = (self.query(x) @ self.key(x).mT).masked_fill(~seen, -math.inf)
+        return self.last(scores.softmax(-1).nan_to_num() @ self.value(x))
+
+
+def test_wholly_masked_rows_are_said_with_the_products_that_are_finite() -> None:
+    inputs = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = hessfig.Problem(Masked().double(), inputs, torch.zeros(2, 4, dtype=torch.long))
+    with pytest.warns(RuntimeWarning, match="wholly masked.*products='differences'"):
+        hessfig.measure(problem, blocks=["all"], parts="H")
+    table = hessfig.measure(problem, blocks=["all"], parts="H", products="differences")
+    assert table["value"].gt(0).all() and set(table["status"]) == {"ok"}
+
+
 def test_what_no_loss_enters_stands() -> None:
     counted = measured("auto", "num_parameters", "weight").rows
     assert {row["status"] for row in counted} == {"ok"} and all(row["value"] > 0 for row in counted)

@@ -209,6 +209,13 @@ def replace_in(network: nn.Module) -> None:
     for module in network.modules():
         module.__class__ = OF.get(type(module), type(module))
         vars(module).update(_settings_of(module))
+    for model in _with_experts(network):
+        model.set_experts_implementation("eager")
+
+
+def _with_experts(network: nn.Module) -> list[Any]:
+    """Return the models of transformers in a network; kernels of their mixtures of experts take no float64."""
+    return [module for module in network.modules() if hasattr(module, "set_experts_implementation")]
 
 
 @contextmanager
@@ -218,10 +225,13 @@ def differentiable(network: nn.Module) -> Iterator[None]:
         (module, type(module), {name: vars(module)[name] for name in _settings_of(module)})
         for module in network.modules()
     ]
+    experts = [(model, model.get_experts_implementation()) for model in _with_experts(network)]
     replace_in(network)
     try:
         yield
     finally:
+        for model, implementation in experts:
+            model.set_experts_implementation(implementation)
         for module, kind, settings in before:
             module.__class__ = kind
             vars(module).update(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hessfig.curvature.double_backward import differentiable_twice
-from hessfig.curvature.witness import Derivatives, Directions, derivatives
+from hessfig.curvature.double_backward import differentiable_twice, differing
+from hessfig.curvature.witness import AGREE, Derivatives, Directions, derivatives
 from hessfig.models.own.any_batch import Given
 from hessfig.models.own.border import Asked
 from hessfig.models.own.own_checks import differentiable
@@ -91,6 +92,23 @@ class OwnFunction:
         own = batch.mapped(torch.clone)
         return self.network(*own.arguments, **own.words), own.targets
 
+    def lost(self, shares: Mapping[int, float]) -> list[str]:
+        """Return the parameters whose gradient is another one if functions that the user compiles are compiled.
+
+        `differentiable_twice` runs them in Python, where an operator may take parameters for constants.
+        """
+        if "torch._dynamo" not in sys.modules:  # nothing has been compiled
+            return []
+        with self._kept():
+            ours = self._derivatives(shares, (), 1).slopes
+            terms = [partial(self._compiled, batch, share) for batch, share in shares.items()]
+            off = differing(ours, derivatives(terms, self.parameters, (), 1).slopes)
+        return [name for name, one in off.items() if one > AGREE]
+
+    def _compiled(self, batch: int, share: float) -> Tensor:
+        with torch.compiler.set_stance("default"):
+            return self._term(batch, share)
+
     def depends_on_batch(self) -> bool:
         """Whether an embedding has another gradient in a batch than for its samples: frequencies, or padding words."""
         with self._kept(), torch.enable_grad(), _NotedEmbeddings() as noted:
@@ -102,17 +120,22 @@ class OwnFunction:
         if not self.call.has_outputs(self.asked.meant_loss):
             return False
         with self._kept(), torch.enable_grad(), differentiable_twice():
-            slopes = self._beyond_outputs()
+            if self._depends_beyond_outputs():
+                return True
             with self._moved():
-                return any(bool(one.count_nonzero()) for one in (*slopes, *self._beyond_outputs()))
+                return self._depends_beyond_outputs()
 
-    def _beyond_outputs(self) -> list[Tensor]:
+    def _depends_beyond_outputs(self) -> bool:
         result, targets = self._run(self.call.given[0])
-        value = self._read.loss(self._read.outputs(result).detach(), targets)
+        try:
+            value = self._read.loss(self._read.outputs(result).detach(), targets)
+        except RuntimeError:  # it differentiates the outputs in the parameters, and detached ones have no graph
+            self._read(result, targets)  # a loss that fails in any case raises its own error
+            return True
         if not value.requires_grad:
-            return []
+            return False
         slopes = torch.autograd.grad(value, list(self.parameters.values()), allow_unused=True)
-        return [one for one in slopes if one is not None]
+        return any(bool(one.count_nonzero()) for one in slopes if one is not None)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:

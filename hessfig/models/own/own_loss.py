@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,7 +99,19 @@ class ForeignCall:
         if not self.has_outputs(loss):
             is_sum = getattr(loss, "reduction", "mean") == "sum"
             return self.whole(self.reading(loss), reduction="sum" if is_sum else "mean")
+        self._say_if_shifted(loss)
         return self.with_outputs("cross_entropy" if loss is None else loss)
+
+    def _say_if_shifted(self, loss: Any) -> None:
+        """Warn if cross-entropy is requested by name of a network whose own loss predicts the next token."""
+        own = self.losses()
+        if own and loss == "cross_entropy" and self._candidate(_next_token, self.given[0], self.results[0], own[0]):
+            warnings.warn(
+                "loss='cross_entropy' compares outputs with the labels of the same positions; the network's own loss "
+                f"({float(own[0]):.6g}) is that of the next token: leave loss out to measure it, or shift the labels",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def has_own_loss(self, loss: Any) -> bool:
         """Whether the loss is the network's own."""

@@ -14,7 +14,7 @@ from hessfig.models.own.any_batch import KeptInputs
 from hessfig.models.own.batches import tensor_batches
 from hessfig.models.own.border import Asked
 from hessfig.models.own.own_loss import ForeignCall, loss_module
-from hessfig.models.own.run_checks import changes_inputs, check_reached, check_run
+from hessfig.models.own.run_checks import changes_inputs, check_reached, check_run, say_which_axis
 from hessfig.models.own.weight_names import named_layout
 
 
@@ -40,6 +40,8 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     module = loss_module(loss, real)
     outputs = [check_run(network, module, batch) for batch in batches]
     check_reached(network, batches[0])
+    if loss == "cross_entropy":
+        say_which_axis(outputs[0], batches[0].targets)
     weights = batch_weights(module, outputs, [batch.targets for batch in batches])
     return _built(asked, network, module, batches, weights)
 
@@ -55,6 +57,7 @@ def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
         weights = batch_weights(loss, [*map(reading.outputs, call.results)], [one.targets for one in call.given])
         inside = Inside(str(loss.reduction))
     batches = tensor_batches(rows.inputs, [torch.zeros(len(one)) for one in rows.inputs], real)
+    check_reached(rows, batches[0])
     return _built(asked, rows, inside, batches, weights)
 
 

@@ -26,8 +26,8 @@ _CONTAINERS = (dict, list, set, deque)
 def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     """Restore networks, losses, everything that their code can reach, and all random generators.
 
-    The contents of attributes and containers are restored and, with `numbers`, the bytes of tensors and arrays. Files
-    and objects of libraries that the code modifies are not restored.
+    The contents of attributes and containers are restored, and the bytes of buffers; with `numbers`, those of all
+    tensors and arrays. Files and objects of libraries that the code modifies are not restored.
     """
     with _restoring(_State(numbers=numbers), things):
         yield
@@ -162,6 +162,8 @@ class _State:
             return thing if len(thing) <= self.longest else ()
         if isinstance(thing, _CONTAINERS):
             return self._of_container(thing)
+        if isinstance(thing, nn.Module) and not self._numbers:
+            self._undo += [_numbers_of(one) for one in thing._buffers.values() if one is not None and _is_dense(one)]
         return self._of_container(vars(thing)) if self._is_open(thing) else ()
 
     def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
@@ -240,7 +242,7 @@ def _generator_of(thing: Any) -> Callable[[], object] | None:
 def _numbers_of(thing: Tensor | NDArray[Any]) -> Callable[[], object]:
     """Return a function that resets a tensor or an array to its present numbers."""
     if isinstance(thing, Tensor):
-        return partial(_put_back, thing, thing.detach().clone())
+        return partial(_put_back, thing, thing.data, thing.detach().clone())
     return partial(numpy.copyto, thing, thing.copy())
 
 
@@ -272,8 +274,10 @@ def _is_alike(thing: Any, copy: Any) -> bool:
     return all(mine is own for mine, own in zip(thing, copy, strict=True))
 
 
-def _put_back(tensor: Tensor, copy: Tensor) -> None:
-    """Restore the numbers of a tensor, if they differ, without a new version for autograd graphs."""
+def _put_back(tensor: Tensor, own: Tensor, copy: Tensor) -> None:
+    """Restore the memory and the numbers of a tensor, if they differ, without a new version for autograd graphs."""
+    if tensor.dtype != own.dtype or tensor.data_ptr() != own.data_ptr():
+        tensor.data = own
     if not torch.equal(_bytes(tensor), _bytes(copy)):
         tensor.data.copy_(copy)
 

@@ -88,6 +88,21 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
         )
 
 
+def say_which_axis(outputs: Tensor, targets: Tensor) -> None:
+    """Warn if classes may be along the last axis of outputs, as "cross_entropy" has them, or the second, as torch has.
+
+    Both fit targets (batch, length) if there are as many classes as positions.
+    """
+    by_torch = (outputs.shape[0], *outputs.shape[2:])
+    if outputs.ndim > 2 and targets.shape == outputs.shape[:-1] == by_torch and not targets.is_floating_point():
+        warnings.warn(
+            f"loss='cross_entropy' reads classes along the last axis of outputs {tuple(outputs.shape)}; the second "
+            "fits the targets too: loss=torch.nn.CrossEntropyLoss() reads classes along that one",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
 def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
     """Return module(*given). Raises UserError with the original message for any exception."""
     try:

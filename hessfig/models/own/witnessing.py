@@ -24,17 +24,19 @@ from hessfig.curvature.witness import (
     Tensors,
     apart,
     derivatives,
+    follows_values,
     leaves_of,
     refusal_of,
     terms_of,
 )
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError, first_few, plain
 from hessfig.models.own.border import Asked, open_request
 from hessfig.models.own.copies import Uncopied, copy_of, in_place_of, uncopied
 from hessfig.models.own.own_checks import Raised, shape_of
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.own_network import Built, split_problem, whole_problem
-from hessfig.rng import kept_draws, made_on
+from hessfig.models.own.preserved import preserved
+from hessfig.rng import made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
 _DIGITS = 100  # allowed rounding of an evaluation, relative to the effect of changing each weight in its last digits
@@ -48,7 +50,8 @@ def witnessed(asked: Asked, dtype: str) -> Objective:
     The network is copied, or run in place if a copy computes something else. Raises UserError for batches, losses and
     names that do not fit, and if no problem reproduces the user's function.
     """
-    with differentiating(), kept_draws(), made_on(asked.device):
+    kept = preserved(asked.network, asked.loss, numbers=False)  # a copy may call modules of the original
+    with differentiating(), kept, made_on(asked.device):
         return replace(Witnessing(asked).measured(getattr(torch, dtype)).problem, memory=asked.memory)
 
 
@@ -118,7 +121,8 @@ class Witnessing:
         refusals, others = list[UserError](), dict[str, str]()
         for self.route in WAYS:
             try:
-                built = self.route.build(self.asked, real)
+                with preserved(self.asked.network, self.asked.loss):
+                    built = self.route.build(self.asked, real)
             except UserError as error:
                 refusals.append(error)
                 if not (isinstance(error, Uncopied) or (isinstance(error, Raised) and self._runs)):
@@ -176,9 +180,15 @@ class Witnessing:
         no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route.is_whole else ""
         off, here = seen.off, seen.here
         del own, seen  # as large as several networks
-        refusal = self._refusal(built.problem, here)
-        has_gradient = refusal is None or refusal.remedy == DIFFERENCES
-        return Witness(self.route.words, off, no_split=no_split, refusal=refusal, has_gradient=has_gradient)
+        refusal = self._refusal(built.problem, here) or self._lost(built.problem, here, self.own, built.shares)
+        return Witness(
+            self.route.words,
+            off,
+            no_split=no_split,
+            refusal=refusal,
+            has_gradient=refusal is None or refusal.remedy == DIFFERENCES,
+            constants=frozenset(here.slopes) - here.reached,
+        )
 
     def _of_few(self, built: Built) -> Witness | None:
         """Return the comparison of a large network on its first samples, and by the values of all batches.
@@ -199,8 +209,9 @@ class Witnessing:
             if not _is_usual(seen.here) or max(off.values()) > max(map(ROWS.of, (problem.dtype, self.own.dtype))):
                 return None
             here = seen.here
-            del own, seen  # as large as several networks
-            return None if self._refusal(objective, here) else Witness(self.route.words, off)
+            del seen  # as large as several networks
+            is_refused = self._refusal(objective, here) or self._lost(objective, here, own, whole)
+            return None if is_refused else Witness(self.route.words, off)
         return None
 
     def _apart_in_value(self, built: Built, seen: _Comparison) -> dict[str, float]:
@@ -257,6 +268,25 @@ class Witnessing:
         if refusal is None or not remedy:
             return refusal
         return UserError(refusal.what, got=refusal.got, allowed=refusal.allowed, remedy=remedy)
+
+    def _lost(
+        self, objective: Objective, here: Derivatives, own: OwnFunction, shares: Mapping[int, float]
+    ) -> UserError | None:
+        """Return an error if a gradient is not that of the user's program, where compiled functions are compiled.
+
+        A gradient that explains the change of the loss is right; one that does not may stop at detached values.
+        """
+        if follows_values(objective, here, self.own.directions.like(here.slopes)[0]):
+            return None
+        lost = own.lost(shares)
+        if not lost:
+            return None
+        return UserError(
+            "the gradient of this network is another one in Python than compiled",
+            got=f"parameters {first_few(lost)}",
+            allowed="functions that compute the same, compiled or not",
+            remedy="elementary operations in place of operators that compile what they are given",
+        )
 
     @cached_property
     def _runs(self) -> bool:

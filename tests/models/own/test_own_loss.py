@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,79 @@ def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss: Callable[[T
 def test_an_own_loss_in_float32_is_compared_in_float32() -> None:
     network = Model(lambda logits, labels: shifted(logits.float(), labels))
     assert numbers(network) == numbers(Model())
+
+
+def test_cross_entropy_by_name_of_a_network_with_a_shifted_loss_says_so() -> None:
+    with pytest.warns(RuntimeWarning, match="is that of the next token: leave loss out"):
+        found = numbers(Model(), loss="cross_entropy")
+    unshifted = F.cross_entropy(Model()(IDS)["logits"].flatten(0, 1), IDS.flatten())
+    assert found["loss"] == pytest.approx(float(unshifted.detach()))
+
+
+@pytest.mark.parametrize(("length", "is_said"), [(4, False), (5, True)])
+def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(length: int, is_said: bool) -> None:
+    x = torch.randn(3, length, 2, generator=torch.Generator().manual_seed(0))
+    problem = hessfig.Problem(nn.Linear(2, 5), x, torch.zeros(3, length, dtype=torch.long), "cross_entropy")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        problem.objective("float64")
+    assert any("reads classes along the last axis" in str(one.message) for one in said) == is_said
+
+
+def gradient_penalty(network: nn.Module, out: Tensor, y: Tensor, *, by_backward: bool) -> Tensor:
+    """Return cross-entropy plus the squared length of its gradient in the parameters."""
+    loss, held = F.cross_entropy(out, y), [*network.parameters()]
+    if not by_backward:
+        return loss + 0.1 * sum(g.square().sum() for g in torch.autograd.grad(loss, held, create_graph=True))
+    loss.backward(create_graph=True)
+    penalty = sum(p.grad.square().sum() for p in held if p.grad is not None)
+    for p in held:
+        p.grad = None
+    return loss + 0.1 * penalty
+
+
+@pytest.mark.parametrize("by_backward", [False, True])
+def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward: bool) -> None:
+    """It differentiates the graph of the outputs, which outputs alone do not have."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = torch.randn(6, 3).double(), torch.arange(6) % 2
+    of = partial(gradient_penalty, network, by_backward=by_backward)
+    problem = hessfig.Problem(network, x, y, lambda out, target: of(out, target))
+    held = [*network.parameters()]
+    slopes = torch.autograd.grad(gradient_penalty(network, network(x), y, by_backward=False), held, create_graph=True)
+    product = torch.autograd.grad(sum(one.sum() for one in slopes), held)
+    found = problem.operator("all") @ torch.ones(sum(p.numel() for p in held)).double()
+    torch.testing.assert_close(found, torch.cat([one.flatten() for one in product]), rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words() -> None:
+    """Its own backward pass fails; torch.autograd.grad without create_graph frees what cross-entropy needs."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        value = F.cross_entropy(out, y)
+        return value + sum(g.square().sum() for g in torch.autograd.grad(value, [*network.parameters()]))
+
+    problem = hessfig.Problem(network, torch.randn(6, 3).double(), torch.arange(6) % 2, loss)
+    with pytest.warns(RuntimeWarning, match="was not compared"), pytest.raises(UserError, match="a second time"):
+        problem.operator("all").dense()
+
+
+def test_mixtures_of_experts_are_measured_in_float64_and_keep_their_kernels() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "max_position_embeddings": 8}
+    sizes = {"vocab_size": 5, "hidden_size": 8, "intermediate_size": 6, "num_local_experts": 3}
+    config = transformers.MixtralConfig(**heads, **sizes, num_experts_per_tok=2)
+    network = transformers.MixtralForCausalLM(config).double().eval()
+    before = network.config._experts_implementation
+    operator = hessfig.Problem(network, BATCH).operator("model.layers.0.mlp.experts.down_proj")
+    found = operator @ torch.ones(operator.shape[0]).double()
+    assert network.config._experts_implementation == before != "eager"
+    network.set_experts_implementation("eager")
+    network.set_attn_implementation("eager")
+    weight = network.model.layers[0].mlp.experts.down_proj
+    (slope,) = torch.autograd.grad(network(**BATCH).loss, weight, create_graph=True)
+    (truth,) = torch.autograd.grad(slope.sum(), weight)
+    torch.testing.assert_close(found, truth.flatten(), rtol=1e-5, atol=1e-7)

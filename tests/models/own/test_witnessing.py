@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
+from torch.nn import functional as F
 
 import hessfig
 from hessfig.curvature import batched
@@ -563,3 +566,121 @@ def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype: str) -> None:
         inputs, targets = torch.eye(3).to(getattr(torch, dtype)), torch.tensor([0, 1, -100])
         operator = hessfig.Problem(network, inputs, targets).operator(f"{name}.weight", dtype=dtype)
         assert float(operator.dense().norm()) > 0.1
+
+
+class Chosen(nn.Module):
+    """Branches of torch.cond that call modules: torch loses their second derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.other, self.last = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cond(x.sum() > 0, lambda x: self.first(x) ** 2, lambda x: self.other(x), (x,)))
+
+
+class Repeated(Chosen):
+    """The same of a scan."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            following = torch.tanh(self.first(row) + carry)
+            return following, following.clone()
+
+        return self.last(scan(step, x.new_zeros(4), x)[1])
+
+
+class Lifting(nn.Module):
+    """A map whose weight is a constant unless it is compiled, as those of torch.cond would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.mapped = torch.compile(self._mapped, backend="eager", fullgraph=True)
+
+    def _mapped(self, x: Tensor) -> Tensor:
+        weight = self.first.weight
+        return F.linear(x, weight if torch.compiler.is_compiling() else weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.mapped(x).tanh())
+
+
+@pytest.mark.parametrize(
+    ("network", "operator", "small"),
+    [
+        (Chosen, "CondAutogradOp", 2**16),
+        (Chosen, "CondAutogradOp", 0),
+        pytest.param(Repeated, "ScanAutogradOp", 2**16, marks=pytest.mark.slow),
+    ],
+)
+def test_operators_without_second_derivatives_are_refused_by_name_and_differenced(
+    network: type[Chosen], operator: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run in Python, they would hold parameters of their branches constant, also for differences of gradients."""
+    monkeypatch.setattr(batched, "SMALL", small)
+    n = network().double()
+    x, y = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).abs().double(), torch.tensor([0, 1, 1, 0, 1])
+    problem = hessfig.Problem(n, x, y)
+    with pytest.raises(ValueError, match=rf"{operator}(.|\n)*products='differences'"):
+        problem.operator("first.weight").dense()
+    slopes = []
+    for h in (1e-5, -1e-5):
+        moved = copy.deepcopy(n)
+        moved.first.weight.data.add_(h)
+        slopes.append(torch.autograd.grad(F.cross_entropy(moved(x), y), moved.first.weight)[0])
+    product = problem.operator("first.weight", products="differences") @ torch.ones(12).double()
+    torch.testing.assert_close(product, (slopes[0] - slopes[1]).flatten() / 2e-5, rtol=1e-5, atol=1e-8)
+
+
+def test_a_gradient_that_is_lost_outside_the_compiler_is_refused_whatever_loses_it() -> None:
+    """Products and differences agree with each other; they are compared with the gradient of the compiled function."""
+    with pytest.raises(ValueError, match=r"in Python than compiled(.|\n)*first\.weight"):
+        hessfig.Problem(Lifting(), torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])).operator("all").dense()
+
+
+class Following(nn.Module):
+    """A running mean that nothing reads, and a count of calls, kept by forward."""
+
+    def __init__(self, kept: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.calls, self._kept = nn.Linear(3, 4), nn.Linear(4, 2), list[int](), kept
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        self.calls.append(1)
+        following = 0.9 * self.mean + 0.1 * hidden.detach().mean(dim=0)
+        if self._kept == "in place":
+            self.mean.copy_(following)
+        elif self._kept == "data":
+            self.mean.data = following
+        else:
+            self.mean = following
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("kept", ["in place", "data", "attribute"])
+@pytest.mark.parametrize("by", ["method", "closure", "another module"])
+def test_a_measurement_moves_no_buffer_that_forward_updates(kept: str, by: str) -> None:
+    """Copies of networks whose forward is a closure call the original, and closures hold further modules."""
+    n = Following(kept)
+    other = copy.deepcopy(n)
+    if by != "method":
+        called, parameters = n if by == "closure" else other, dict(n.named_parameters())
+        forward = partial(type(n).forward, called)
+        n.forward = (  # type: ignore[method-assign]
+            forward if by == "closure" else lambda x: torch.func.functional_call(other, parameters, (x,))
+        )
+    problem = hessfig.Problem(n, torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]))
+    before = torch.random.get_rng_state()
+    problem.objective("float64")
+    operator = problem.operator("all", products="differences")
+    operator @ torch.ones(operator.shape[0])
+    hessfig.measure(problem, blocks="all", parts="H")
+    for one in (n, other):
+        assert torch.equal(one.mean, torch.zeros(4)) and not one.calls and one.mean.dtype == torch.float32
+    assert torch.equal(before, torch.random.get_rng_state())
