@@ -53,3 +53,22 @@ def test_workers_import_no_library_of_models() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+COUNTED = """
+import sys, torch, hessfig
+
+network = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, {width}))
+batches = [(torch.randn(4, 20), torch.randint(0, {width}, (4,))) for _ in range(2)]
+operator = hessfig.Problem(network, batches).operator("2.bias")
+operator @ torch.ones(operator.shape[1])
+print(*{{"torch._dynamo", "torch._inductor", "triton"}} & {{*sys.modules}})
+"""
+
+
+@pytest.mark.parametrize("width", [3, 1700], ids=["small, two batches", "more than 65 536 parameters"])
+def test_counting_memory_does_not_import_a_compiler(width: int) -> None:
+    program = COUNTED.format(width=width)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -98,8 +98,8 @@ class Case:
         return square + (self.counting * sum(product(one, one) for one in single) - square) / size
 
     @cached_property
-    def signals(self) -> tuple[Tensor, Tensor]:
-        """Inputs (samples, uses, n), and derivatives of outputs in what is added to the map's outputs, at every use."""
+    def signals(self) -> tuple[Tensor, Tensor, list[int]]:
+        """Inputs (samples, uses, n), derivatives of outputs in outputs of the map at every use, uses of each call."""
         count, given, added = len(self.outputs()), list[Tensor](), list[Tensor]()
 
         def add(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
@@ -113,16 +113,25 @@ class Case:
         rows = [torch.autograd.grad(one, added, retain_graph=True, materialize_grads=True) for one in outputs.flatten()]
         derivatives = torch.stack([torch.cat([p.reshape(count, -1, p.shape[-1]) for p in row], dim=1) for row in rows])
         own = derivatives.view(count, -1, *derivatives.shape[1:])[range(count), :, range(count)]
-        return torch.cat(given, dim=1), own
+        return torch.cat(given, dim=1), own, [one.shape[1] for one in given]
 
     def factors(self, *, reduce: bool) -> Tensor:
         """Return K-FAC by its definition, from the Hessian in the outputs itself."""
-        inputs, own = self.signals
-        inputs, own = (inputs.mean(1, keepdim=True), own.sum(2, keepdim=True)) if reduce else (inputs, own)
+        inputs, own, calls = self.signals
         blocks = self.curvature[range(len(own)), :, range(len(own))]
+        rows = [one[used] for one, used in zip(inputs, self.used(own, blocks, calls), strict=True) if used.any()]
+        rows, own = ([one.mean(0, keepdim=True) for one in rows], own.sum(2, keepdim=True)) if reduce else (rows, own)
         left = torch.einsum("ietm,ief,iftn->mn", own, blocks, own)
-        right = torch.einsum("ita,itb->ab", inputs, inputs) / inputs[..., 0].numel()
+        right = sum(one.T @ one for one in rows) / sum(map(len, rows))
         return torch.kron(left.contiguous(), right.contiguous())
+
+    def used(self, own: Tensor, blocks: Tensor, calls: list[int]) -> Tensor:
+        """Return which uses count (samples, uses), by docs/studies/approximations.md."""
+        by_position = blocks.any(-1).view(len(own), -1, self.outputs().shape[-1]).any(-1)
+        of_sample = by_position.any(1, keepdim=True)
+        pieces = [by_position if one == by_position.shape[1] else of_sample.expand(-1, one) for one in calls]
+        sends = torch.einsum("ief,iftm->itm", blocks.abs(), own.abs()).any(-1)
+        return torch.cat(pieces, dim=1) | sends
 
     def made(self, name: Approximation, block: str | None = None) -> Tensor:
         found = self.problem.approximation(name, block or self.weight)

@@ -126,12 +126,16 @@ def kronecker_factors(
 
 
 def kronecker_factors_of(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
-    """Return the K-FAC factors of several batches of (sent_back, inputs): sum g g^T, and the mean over all inputs."""
-    pairs = ((len(inputs), *kronecker_factors(sent, inputs)) for sent, inputs in batches)
-    count, left, right = next(pairs)
-    for uses, more, mean in pairs:
-        count += uses
-        left, right = left + more, right + (mean - right) * (uses / count)
+    """Return the K-FAC factors of several batches of (sent_back, inputs): sum g g^T, and the mean over all inputs.
+
+    A batch without inputs has no part in the mean.
+    """
+    count, left, right = 0, torch.zeros(()), torch.zeros(())
+    for sent, inputs in batches:
+        more, mean = kronecker_factors(sent, inputs)
+        count += len(inputs)
+        left = left + more
+        right = right + (mean - right) * (len(inputs) / count) if len(inputs) else right.expand(mean.shape)
     return left, right
 
 

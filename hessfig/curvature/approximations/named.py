@@ -114,7 +114,7 @@ class Material:
     @property
     def inputs(self) -> KroneckerSum:
         """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of the squared error of its outputs."""
-        each = [signals.inputs.flatten(0, 1) for signals in self._signals()]
+        each = [signals.expanded[1] for signals in self._signals()]
         right = torch.stack([of_batch.T @ of_batch for of_batch in each]).sum(dim=0)
         return KroneckerSum(torch.eye(self.shape[0], dtype=right.dtype)[None], right[None])
 
@@ -162,21 +162,19 @@ class Material:
 
     @cached_property
     def _kfac_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
-        return kronecker_factors_of((one.sent_back.flatten(0, 2), one.inputs.flatten(0, 1)) for one in self._signals())
+        return kronecker_factors_of(one.expanded for one in self._signals())
 
     def _kfac(self) -> KroneckerSum:
         left, right = self._kfac_factors
         return KroneckerSum(left[None], right[None])
 
     def _kfac_reduce(self) -> KroneckerSum:
-        pairs = ((one.sent_back.sum(dim=2).flatten(0, 1), one.inputs.mean(dim=1)) for one in self._signals())
-        left, right = kronecker_factors_of(pairs)
+        left, right = kronecker_factors_of(one.reduced for one in self._signals())
         return KroneckerSum(left[None], right[None])
 
     def _ekfac(self) -> Rotated:
         basis = Basis.of(*self._kfac_factors)
-        jacobians = (jacobian for signals in self._signals() for jacobian in signals.jacobians())
-        values = [basis.into(jacobian).square().sum(dim=0) for jacobian in jacobians]
+        values = [signals.squares(basis.left, basis.right) for signals in self._signals()]
         return Rotated(basis, torch.stack(values).sum(dim=0))
 
     def _shampoo(self) -> KroneckerSum:

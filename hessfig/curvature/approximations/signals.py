@@ -1,6 +1,6 @@
 """Ingredients of approximations: gradients of single samples, and inputs and backpropagated vectors of linear maps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -12,7 +12,7 @@ from torch.func import functional_call
 from hessfig.curvature.approximations.maps import MAPS, UnfoldedMap
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
-from hessfig.curvature.losses import CrossEntropy, class_weights, divisor, output_gradient
+from hessfig.curvature.losses import CrossEntropy, class_weights, divisor, output_gradient, takes_numbers
 from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
 from hessfig.curvature.rounding import LOSS, SINGLES, norm
 from hessfig.curvature.samples import alone, check_sum, counted, met
@@ -28,15 +28,42 @@ class Signals:
 
     H_o of the weight is the sum of vec(J) vec(J)^T over columns s and samples b, with J = sum_t g_t x_t^T. The uses are
     those of a call of the whole network: all positions of all sequences, scored or not, in the last layer as well.
+    A use without an effect whose own target is ignored (padding), or whose sample has no target, does not count: its x
+    is not among the inputs of K-FAC.
     """
 
     inputs: Float[Tensor, "batch uses n"]
     sent_back: Float[Tensor, "columns batch uses m"]
+    counts: Bool[Tensor, "batch uses"]
 
-    def jacobians(self) -> Iterator[Float[Tensor, "batch m n"]]:
-        """Yield J of all samples, column by column."""
+    @property
+    def expanded(self) -> tuple[Float[Tensor, "k m"], Float[Tensor, "count n"]]:
+        """All g, and the inputs of the uses that count: every use is a sample of its own."""
+        return self.sent_back.flatten(0, 2), self.inputs[self.counts]
+
+    @property
+    def reduced(self) -> tuple[Float[Tensor, "k m"], Float[Tensor, "count n"]]:
+        """sum_t g_t, and the mean of the inputs of the uses that count, for every sample that has one."""
+        sent_back, any_use = self.sent_back.sum(dim=2).flatten(0, 1), self.counts.any(dim=1)
+        if bool(self.counts.all()):
+            return sent_back, self.inputs.mean(dim=1)
+        sums = (self.inputs * self.counts[..., None]).sum(dim=1)[any_use]
+        return sent_back, sums / self.counts.sum(dim=1)[any_use][:, None]
+
+    def squares(self, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]) -> Float[Tensor, "m n"]:
+        """Return the sum over columns and samples of the squared entries of left^T J right.
+
+        Vectors are rotated, not the matrices J: left^T J right = sum_t (left^T g_t) (right^T x_t)^T. With one use for
+        each sample, the squares are products: sum_b (sum_s (left^T g_sb)^2) ((right^T x_b)^2)^T.
+        """
+        inputs = self.inputs @ right
+        if inputs.shape[1] == 1:
+            sums = sum((vectors[:, 0] @ left).square() for vectors in self.sent_back)
+            return sums.T @ inputs[:, 0].square()
+        total = torch.zeros(left.shape[1], right.shape[1], dtype=inputs.dtype)
         for vectors in self.sent_back:
-            yield vectors.mT @ self.inputs
+            total += ((vectors @ left).mT @ inputs).square_().sum(dim=0)
+        return total
 
 
 class OutputSide:
@@ -198,7 +225,32 @@ class OutputSide:
                 for place in range(positions)
                 for column in range(width)
             ]
-        return Signals(self._joined(inputs), torch.stack(sent_back))
+        columns = torch.stack(sent_back)
+        return Signals(self._joined(inputs), columns, self._counted_uses(linear, calls, columns))
+
+    def _counted_uses(
+        self, linear: UnfoldedMap, calls: list[Tensor], sent_back: Float[Tensor, "columns batch uses m"]
+    ) -> Bool[Tensor, "batch uses"]:
+        """Return which uses of a map count: those of a sample with a target, unless their own target is ignored.
+
+        Uses of a call that has as many positions as the outputs have a target of their own. If it is ignored, a use
+        still counts where it sends something back (words of a prompt, to which the answer attends).
+        """
+        by_position, own = self._counted_positions.cpu(), list[Tensor]()
+        for call in calls:
+            uses = linear.by_use(call)[..., 0].numel() // len(by_position)
+            of_sample = by_position.any(dim=1, keepdim=True).expand(-1, uses)
+            own.append(by_position if uses == by_position.shape[1] else of_sample)
+        return torch.cat(own, dim=1) | sent_back.any(dim=-1).any(dim=0)
+
+    @cached_property
+    def _counted_positions(self) -> Bool[Tensor, "batch positions"]:
+        """The positions whose target counts in the loss; all of them for a loss of numbers."""
+        if self._class_weights is not None:
+            return self._class_weights[0] > 0
+        if takes_numbers(self.problem.loss):
+            return torch.ones(self.outputs.shape[:2], dtype=torch.bool, device=self.outputs.device)
+        return self.slopes.any(dim=-1) | self.roots().flatten(2).any(dim=-1)
 
     def _through_leaves(self, weight: Weight) -> Float[Tensor, "batch positions width"]:
         """Return the outputs as a function of the leaves. Raises UserError if the network differentiates inside."""

@@ -88,6 +88,11 @@ def _free_bytes(device: torch.device) -> int:
 class _Live(TorchDispatchMode):
     """Counts the bytes of all storages that operations create, while they live."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps the method below for its compiler, which it would import for that (two seconds)."""
+        return False
+
     def __init__(self, beside: Iterable[Tensor]) -> None:
         super().__init__()
         self.now, self.peak = 0, 0

@@ -73,12 +73,12 @@ class Case:
             yield seen[0], J, H
 
     def factors(self, held: Sequence[str], *, reduce: bool) -> tuple[Tensor, Tensor]:
-        """Return sum g g^T and mean x x^T by loops over the samples of all batches and their positions."""
+        """Return sum g g^T and mean x x^T by loops over the samples that count, of all batches, and their positions."""
         left, right, count = 0, 0, 0
         for x, J, H in self.curvatures():
             x = torch.cat([x] * ("weight" in held) + [torch.ones_like(x[..., :1])] * ("bias" in held), dim=-1)
             x, J = (x.mean(1, keepdim=True), J.sum(2, keepdim=True)) if reduce else (x, J)
-            for sample, t in product(range(len(x)), range(x.shape[1])):
+            for sample, t in product([one for one in range(len(x)) if H[one].any()], range(x.shape[1])):
                 left = left + J[sample, :, t].T @ H[sample] @ J[sample, :, t]
                 right, count = right + torch.outer(x[sample, t], x[sample, t]), count + 1
         return left, right / count
@@ -291,6 +291,70 @@ def test_several_batches_are_one(loss: str) -> None:
         one, other = (problem.approximation(name, block).dense() for problem in (single, several))
         assert float(one.norm()) > 1e-3
         torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-9)
+
+
+class Tagged(nn.Module):
+    """Attention between the words of a sentence that are not padding (word 0), then an output for every word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.key, self.value = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.inner, self.out = nn.Linear(4, 2), nn.Linear(2, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        scores = (x @ self.key(x).mT).masked_fill((words == 0)[:, None], -torch.inf)
+        y = x + scores.softmax(-1) @ self.value(x)
+        return self.out(torch.relu(self.inner(y)))  # both units of some words are off
+
+
+WORDS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 0, 0, 0], [5, 3, 5, 8, 0], [7, 7, 2, 3, 0]])
+TAGS = labels(4, 5).where(WORDS != 0, IGNORED)
+
+
+@pytest.mark.parametrize("name", ["kfac", "kfac_reduce", "ekfac"])
+def test_padding_has_no_part_in_kfac(name: str) -> None:
+    """As much as one likes of it changes nothing; nor does a sentence without a target, or cutting the batch."""
+    network, loss = drawn(Tagged()), "cross_entropy"
+    wide = [(F.pad(WORDS, (0, 3)), F.pad(TAGS, (0, 3), value=IGNORED))]
+    more = [(torch.cat([WORDS, WORDS[:1]]), torch.cat([TAGS, torch.full_like(TAGS[:1], IGNORED)]))]
+    cut = [(WORDS[:3], TAGS[:3]), (WORDS[3:], TAGS[3:])]
+    short = [(WORDS[[0]], TAGS[[0]]), (WORDS[[1], :2], TAGS[[1], :2]), (WORDS[2:, :4], TAGS[2:, :4])]
+    for block in ("key.weight", "value.weight", "inner.weight", "out.weight"):
+        first = hessfig.Problem(network, WORDS, TAGS, loss).approximation(name, block).dense()
+        is_zero = (name, block) == ("kfac_reduce", "key.weight")  # a shift of all keys changes no attention
+        assert (float(first.norm()) > 1e-4) != is_zero
+        for batches in (wide, more, cut, short):
+            again = hessfig.Problem(network, batches, loss=loss).approximation(name, block).dense()
+            torch.testing.assert_close(again, first, rtol=1e-8, atol=1e-10)
+
+
+def test_rows_whose_targets_are_ignored_and_units_that_are_off() -> None:
+    """Twenty rows that count and twenty that do not: those alone. A row that sends nothing back still counts."""
+    network = drawn(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, CLASSES)))
+    x, y = draws(40, 3) * 2, labels(40)
+    y[20:] = IGNORED
+    off = int((torch.relu(network[0](x[:20])) == 0).all(dim=1).sum())
+    assert off
+    made, alone = (
+        hessfig.Problem(network, *some).approximation("kfac", "0.weight").dense() for some in ((x, y), (x[:20], y[:20]))
+    )
+    torch.testing.assert_close(made, alone, rtol=1e-10, atol=1e-13)
+    case = Case(network, "0", [(x[:20], y[:20])], "cross_entropy", F.cross_entropy, as_rows)
+    torch.testing.assert_close(alone, case.kfac(["weight"]), rtol=1e-10, atol=1e-13)
+
+
+def test_words_without_targets_that_others_attend_to_count() -> None:
+    network, y = drawn(Tagged()), TAGS.clone()
+    y[:, 0] = IGNORED
+    problem, seen = hessfig.Problem(network, WORDS, y, "cross_entropy"), list[Tensor]()
+    values, outputs = (problem.approximation("kfac", f"{one}.weight").dense() for one in ("value", "out"))
+    with hooked([network.value, network.out], lambda _, given, __: seen.append(given[0].detach())):
+        network(WORDS)
+    for made, given, counts in zip((values, outputs), seen, (WORDS != 0, y != IGNORED), strict=True):
+        rows, n = given[counts], given.shape[-1]
+        right, found = rows.T @ rows, made[:n, :n]  # up to a factor, the corner of a Kronecker product
+        torch.testing.assert_close(found / found.norm(), right / right.norm(), rtol=1e-8, atol=1e-10)
 
 
 def test_systems_of_a_map_with_its_bias_are_solved() -> None:
