@@ -18,7 +18,6 @@ from hessfig.errors import UserError
 _UNFINISHED = ".hessfig."  # first characters of the names of files that are being written, and of no others
 _TEMPORARY = re.compile(re.escape(_UNFINISHED) + r".+\.[a-z0-9_]{8}")  # as `_temporary` names them
 OLD = 3600.0  # seconds after which no writer is still working on a file
-MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.store.at_work
 
 
 @contextmanager
@@ -172,8 +171,7 @@ def leftovers(folder: Path) -> Iterator[Path]:
     now = clock_of(folder)
     for path in folder.rglob(".*"):
         with suppress(OSError):
-            is_mark = MARK.fullmatch(path.name) and path.stat().st_size == 0
-            is_ours = bool(is_mark or _TEMPORARY.fullmatch(path.name))
+            is_ours = bool(_TEMPORARY.fullmatch(path.name))
             if age(path, now) > OLD and is_ours and path.is_file() and not path.is_symlink():
                 yield path
 

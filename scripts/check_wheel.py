@@ -62,7 +62,7 @@ COMMANDS = (
     "hessfig bundle sweep=mine --config-dir my",
     "hessfig bundle sweep=sigma",
     "unpack sigma.zip",
-    "hessfig reproduce unpacked/sigma workers=1",
+    "hessfig compare unpacked/sigma outputs/sigma",
 )
 
 

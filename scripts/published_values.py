@@ -1,7 +1,7 @@
 """Write the values that the authors published as CSV files for `hessfig compare`, one for each sweep.
 
     python scripts/published_values.py CHECKOUT published
-    hessfig compare reference=published
+    hessfig compare outputs/published/sigma published/sigma.csv
 
 CHECKOUT is a checkout of github.com/dalab/transformer-hessian, or its folder `results`. The files there are pickles,
 shaped dict[layer][repeat] -> list of norms along sigma. The unpickler of this script builds numbers, lists,

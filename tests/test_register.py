@@ -130,7 +130,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "run, manifest": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/manifest.json"),
     "slopes": (("slopes", "sweep=sigma"), "outputs/sigma/slopes.csv"),
     "levels": (("slopes", "sweep=sigma", "levels=true"), "outputs/sigma/levels.csv"),
-    "compare": (("compare", "sweep=sigma", "reference=other/table.csv"), "outputs/sigma/paired.csv"),
+    "compare": (("compare", "outputs/sigma", "other", "rows=rows.csv"), "rows.csv"),
     "plot": (("plot", "figure=3a", "figure.formats=[pdf]"), "outputs/figures/fig3a.pdf"),
     "plot, numbers": (("plot", "figure=3a", "figure.formats=[svg]"), "outputs/figures/fig3a.csv"),
     "plot of one's own": (
@@ -144,7 +144,6 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "bundle": (("bundle", "sweep=sigma"), "sigma.zip"),
     "bundle, named": (("bundle", "sweep=sigma", "file=mine.zip"), "mine.zip"),
     "export": (("export", "outputs/sigma", "seed=1234", "sigma=0.01", "into=net.zip"), "net.zip"),
-    "reproduce": (("reproduce", "outputs/sigma", "beside=other"), "reproduced.csv"),
     "verify": (("verify", "statement=lem41", "seeds=1"), "outputs/verify/report.md"),
 }
 
@@ -183,9 +182,6 @@ def test_no_verb_replaces_a_file_of_the_users(cli: Cli, swept: Path, tmp_path: P
     [
         ("bundle", "sweep=sigma", "file=outputs/sigma/table.csv"),
         ("bundle", "sweep=sigma", "file=x.csv"),
-        ("reproduce", "outputs/sigma", "beside=other", "rows=outputs/sigma/table.csv"),
-        ("reproduce", "outputs/sigma", "rows=outputs/sigma/table.csv"),
-        ("reproduce", "outputs/sigma", "beside=other", "rows=outputs/sigma/manifest.json"),
         ("export", "outputs/sigma", "sigma=0.01", "seed=1234", "into=other"),
     ],
 )
@@ -219,7 +215,6 @@ def test_hidden_files_of_the_users_stay_however_they_are_called(cli: Cli, swept:
         path.write_text(MINE)
         os.utime(path, (time.time() - 7200,) * 2)
     assert cli("run", "sweep=sigma", *SMALL, "seeds=2").code == 0
-    assert cli("clean", "yes=true").code == 0
     assert [(tmp_path / "outputs/sigma" / name).read_text() for name in names] == [MINE] * len(names)
 
 

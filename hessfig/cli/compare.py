@@ -1,104 +1,97 @@
-"""Implements `hessfig compare`: one sweep, or every figure that has both a table and published numbers."""
+"""Implements `hessfig compare`: two tables, or a table and published values, number by number."""
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.against import Comparison
-from hessfig.analysis.comparison.one_by_one import OneByOne
-from hessfig.analysis.comparison.paired import Paired
-from hessfig.analysis.comparison.references import NothingToCompare
-from hessfig.cli.terminal import show
-from hessfig.config.compose.provenance import departures
-from hessfig.config.enums import Published
-from hessfig.config.presets import shipped_figures
-from hessfig.errors import UserError, run_command
-from hessfig.record import MANIFEST, TABLE
+from hessfig.cli.flags import own_words
+from hessfig.cli.terminal import print_plain, show
+from hessfig.errors import UserError, plain
+from hessfig.record import NUMBER
+from hessfig.register import publish
+from hessfig.verbs import VERBS
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
 
-def compare_sweep(folder: Path, reference: Path) -> None:
-    """Compare the sweep in `folder`; print its curves, the verdict and the written files."""
+    from hessfig.analysis.comparison import Comparison
 
-    comparison = against.compare_folder(folder, reference)
-    written = _leave(comparison, folder)
-    show(comparison.rich_table())
-    names = {sweep: f"figure {figure}" for figure, sweep in _published().items()}
-    _print(names.get(comparison.sweep, "sweep"), comparison, folder, written)
+TOLERANCE = 5e-4  # relative: what single precision explains in a norm
 
 
-def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: Path) -> None:
-    """Compare every published figure; print a verdict per figure, and which figures were skipped and why.
+def compare_verb(arguments: Sequence[str]) -> int:
+    """Compare two tables and print how many numbers agree, and how closely; return 1 if any differs, else 0."""
+    from hessfig.analysis.comparison import compared, numbers_at
 
-    `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
-    UserError when no figure can be compared.
-    """
-    compared: dict[str, tuple[Path, Comparison | Paired | OneByOne]] = {}
-    skipped: dict[str, str] = {}
-    for figure, sweep in _published().items():
-        try:
-            folder = folder_of(sweep)
-            compared[figure] = (folder, _read(folder, reference))
-        except NothingToCompare as error:
-            skipped[figure] = _reason(error)
-    if not compared:
-        raise _nothing_compared(skipped, outputs, reference)
-    for figure, (folder, comparison) in compared.items():
-        _print(f"figure {figure}", comparison, folder, _leave(comparison, folder))
-    for figure, why in skipped.items():
-        print(f"figure {figure} ({_published()[figure]}): skipped: {why}")
-    names = sorted(figure.name for figure in shipped_figures() if figure.published == Published.pictures)
-    print(f"figures {' and '.join(names)}: skipped: published as pictures, without numbers")
+    first, other, given = _asked(arguments)
+    tolerance = _tolerance(given)
+    comparison = compared(numbers_at(first), numbers_at(other))
+    different = comparison.different(tolerance)
+    show(_table(comparison))
+    print_plain(*_lines(comparison, different, tolerance))
+    if "rows" in given:
+        publish({Path(given["rows"]): comparison.pairs.to_csv(index=False, lineterminator="\n")}, "comparison")
+        print_plain(f"written: {given['rows']}")
+    return 1 if len(different) or comparison.lost else 0
 
 
-def _published() -> dict[str, str]:
-    """Return the sweep of every figure whose numbers the authors published."""
-    figures = shipped_figures()
-    return {figure.name: figure.sweep for figure in figures if figure.published == Published.numbers}
+def _asked(arguments: Sequence[str]) -> tuple[Path, Path, dict[str, str]]:
+    places = [word for word in arguments if "=" not in word]
+    given = own_words(VERBS["compare"], [word for word in arguments if "=" in word])
+    missing = [place for place in places if not Path(place).exists()]
+    if len(places) != 2 or missing:
+        raise UserError(
+            f"compare: {'there is no such table' if missing else 'two tables are needed'}",
+            got=plain(", ".join(missing or places) or "none"),
+            allowed="two of: the folder of a run, a table.csv, a CSV file of published values",
+            remedy=f"for example {VERBS['compare'].examples[0]}",
+        )
+    return Path(places[0]), Path(places[1]), given
 
 
-def _read(folder: Path, reference: Path) -> Comparison | Paired | OneByOne:
-    if not (folder / TABLE).is_file():
-        raise NothingToCompare(f"{folder / TABLE} is missing: {run_command(folder)}")
-    return against.compare_folder(folder, reference)
+def _tolerance(given: dict[str, str]) -> float:
+    text = given.get("tolerance", str(TOLERANCE))
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = -1.0
+    if not 0 <= tolerance < 1:
+        raise UserError(
+            "compare: tolerance is a relative difference",
+            got=f"tolerance={plain(text)}",
+            allowed="a number from 0 to below 1",
+            remedy=f"tolerance={TOLERANCE:g}",
+        )
+    return tolerance
 
 
-def _reason(error: NothingToCompare) -> str:
-    looked = f"; looked for: {error.allowed}; found: {error.got}" if error.allowed else ""
-    return f"{error.what}{looked}"
+def _table(comparison: Comparison) -> Table:
+    from hessfig.analysis.presented import terminal_table
+
+    total = len(comparison.pairs)
+    rows = [[words, str(count), f"{100 * count / total:.1f} %"] for words, count in comparison.counts.items()]
+    return terminal_table(["numbers", "count", "share"], rows)
 
 
-def _nothing_compared(skipped: dict[str, str], outputs: Path, reference: Path) -> UserError:
-    return UserError(
-        f"no figure has both a table in {outputs} and values in {reference}",
-        got="\n           ".join(f"figure {figure}: {why}" for figure, why in skipped.items()),
-        allowed=f"{outputs}/SWEEP/{TABLE} and {reference}/SWEEP.csv",
-        remedy="run a sweep of the paper first, or give another reference",
-    )
+def _lines(comparison: Comparison, different: pd.DataFrame, tolerance: float) -> list[str]:
+    """Return what is compared, what differs, what is left out, and the largest difference with its place."""
+    pairs = comparison.pairs
+    lines = [f"{len(pairs)} numbers compared, {len(different)} differ by more than {tolerance:g}"]
+    if comparison.lost or comparison.more:
+        lines.append(f"only in the first table: {comparison.lost}; only in the second: {comparison.more}")
+    for reason, count in pairs.loc[pairs["left_out"] != "", "left_out"].value_counts().items():
+        lines.append(f"left out, {reason}: {count}")
+    worst = pairs.loc[pairs["relative"].fillna(-1.0).idxmax()]
+    if worst["relative"] > 0:
+        values = f"{worst['value']:.9g} and {worst['value_other']:.9g}"
+        lines.append(f"largest difference {worst['relative']:.3g}: {values} at {_place(worst)}")
+    return lines
 
 
-def _leave(comparison: Comparison | Paired | OneByOne, folder: Path) -> list[Path]:
-    """Write the numbers next to the table, and the overlays next to the figures; return their paths."""
-    from hessfig.figures.layouts.overlay import draw_overlay
-
-    saved = against.save_comparison(comparison, folder)
-    if isinstance(comparison, Comparison):
-        return [*saved, *draw_overlay(comparison, folder.parent / "figures")]
-    return saved
-
-
-def _print(name: str, comparison: Comparison | Paired | OneByOne, folder: Path, written: Sequence[Path]) -> None:
-    print(f"{name} ({comparison.sweep}) against {comparison.reference}: {comparison.sentence()}")
-    manifest = folder / MANIFEST
-    known = comparison.sweep in _published().values() and manifest.exists()
-    other = departures(manifest, comparison.sweep) if known else []
-    notes = [f"measured with {', '.join(other)}"] if other else []
-    for line in [*notes, *comparison.notes(), f"written: {', '.join(_short(written))}"]:
-        print(f"  {line}")
-
-
-def _short(paths: Sequence[Path]) -> list[str]:
-    """Return paths that differ by their ending as one: 'outputs/figures/x.{pdf,png}'."""
-    groups = groupby(paths, lambda path: path.with_suffix(""))
-    stems = [(stem, [path.suffix[1:] for path in same]) for stem, same in groups]
-    return [f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}" for stem, ends in stems]
+def _place(row: pd.Series) -> str:
+    """Return where a number belongs, such as 'row=W_Q, part=H, sigma=0.1, seed=1234'."""
+    named = {name: str(row[name]) for name in NUMBER if name in row}
+    return plain(", ".join(f"{name}={text}" for name, text in named.items() if text not in ("", "nan")), most=300)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hessfig.cli.bundle import ARCHIVE, zipped
 from hessfig.cli.flags import Command, own_words, read_command
-from hessfig.cli.reproduce import bundle_arguments, job_again, measured_table
+from hessfig.cli.recorded import CODE, check_code, job_of, manifest_at, named_folder
 from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job
-from hessfig.config.user.packed import ARCHIVE, CODE, zipped
 from hessfig.errors import UserError, first_few, plain
 from hessfig.files import check_place, write_bytes
 from hessfig.register import check_replaceable, publish
@@ -84,9 +84,9 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             allowed=", ".join(_CHOICES),
             remedy="leave it out, or leave the folder out and give settings alone",
         )
-    place, *_ = bundle_arguments("export", [word for word in command.words if "=" not in word])
-    folder = place if place.is_dir() else place.parent
-    job = job_again(folder, measured_table(folder)[1], command.own, given)
+    folder, *_ = named_folder("export", [word for word in command.words if "=" not in word])
+    job = job_of(manifest_at(folder), command.own)
+    check_code(job, given)
     return job.in_folder(str(folder.parent)), given
 
 

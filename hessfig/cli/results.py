@@ -1,4 +1,4 @@
-"""Implements the verbs that measure nothing: plot, slopes, check, compare, predict, verify."""
+"""Implements the verbs that measure nothing: plot, slopes, check, predict, verify."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from hessfig.api.sessions import fitted_slopes
 from hessfig.cli.flags import check_format, own_words
 from hessfig.cli.terminal import print_plain, show
 from hessfig.config.compose.job import Job
-from hessfig.config.compose.provenance import as_made, matching_folder, table_folder
+from hessfig.config.compose.provenance import as_made, table_folder
 from hessfig.config.enums import Printed
 from hessfig.config.presets import STUDY, shipped_figures, theory_studies
 from hessfig.errors import UserError, first_few, plain, unknown_name
-from hessfig.files import is_file
-from hessfig.record import MANIFEST, TABLE
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -150,34 +148,6 @@ def check_verb(job: Job) -> int:
     lines, code = gate.summary(fitted_slopes(job), job.config.tolerance)
     print("\n".join([*lines, f"written: {table_folder(job) / SLOPES}"]))
     return code
-
-
-def _of_a_run(reference: Path) -> Path:
-    """Return the table in the folder of another run; other references are returned unchanged."""
-    is_run = is_file(reference / TABLE) and is_file(reference / MANIFEST)
-    return reference / TABLE if is_run else reference
-
-
-def compare_verb(job: Job) -> int:
-    """Compare one sweep with a reference, or every published figure with a folder of CSV files."""
-    from hessfig.cli.compare import compare_figures, compare_sweep
-
-    config = job.config
-    if not config.reference:
-        raise UserError(
-            "reference is missing",
-            got=f"reference={config.reference or ''}",
-            allowed="reference=FILE.csv or reference=FOLDER",
-            remedy="name a CSV file, the folder of another run, or a folder of CSV files named after sweeps",
-        )
-    reference = Path(config.reference)
-    if is_file(reference / TABLE) and is_file(reference / MANIFEST):  # the folder of another run
-        reference = reference / TABLE
-    if "sweep" not in job.given and reference.is_dir():
-        compare_figures(lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference)
-    else:
-        compare_sweep(table_folder(job), reference)
-    return 0
 
 
 def predict_verb(job: Job) -> int:

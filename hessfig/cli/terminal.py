@@ -112,18 +112,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     with suppress(Exception):
-        _leave_marks()
-    with suppress(Exception):
         _end_workers()
     with suppress(OSError):
         os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + WORDS)
     os._exit(128 + number)
-
-
-def _leave_marks() -> None:
-    """Remove the marks of a running command."""
-    if mark := sys.modules.get("hessfig.sweep.store"):
-        mark.leave_all()
 
 
 def _end_workers() -> None:

@@ -276,9 +276,7 @@ class Config:
         where="model.kind=python",
     )
     dry_run: bool = setting(False, "say what would be done, and do nothing", role=Role.command)
-    yes: bool = setting(False, "remove what `clean` lists without asking", role=Role.command)
     config_dir: str | None = setting(None, "set by --config-dir", role=Role.flag)
-    reference: str | None = setting(None, "published values: a CSV file, or a folder of CSV files named after sweeps")
     tolerance: float = setting(0.1, "how far a slope may be from its prediction", above=0)
     levels: bool = setting(False, "in place of slopes, mean levels in each window and how they go with settings")
     quantity: str | None = setting(

@@ -22,7 +22,7 @@ from hessfig.record import TABLE
 from hessfig.sweep import pool
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.preview import describe_plan, status_lines
-from hessfig.sweep.runner import Summary, begun, measure_cells, on_this_machine, run_sweep
+from hessfig.sweep.runner import Summary, begin, measure_cells, on_this_machine, run_sweep
 
 T = TypeVar("T")
 Say = Callable[..., None]
@@ -126,13 +126,13 @@ def run_shard(sweep: Sweep, shard: Shard) -> Summary:
     is measured. Raises UserError as `run_sweep` does.
     """
     started = time.perf_counter()
-    with begun(sweep):
-        pilots = shard.turned(sweep.pilots)
-        pilot = measure_cells(sweep, f"{sweep.name}: pilot", pilots, on_this_machine)
-        sweep = sweep.reread()
-        lost = len(sweep.unfinished(pilots))
-        cells = [] if lost else shard.cells(sweep.cells)
-        main = measure_cells(sweep, f"{sweep.name}: shard {shard}", cells, on_this_machine)
+    begin(sweep)
+    pilots = shard.turned(sweep.pilots)
+    pilot = measure_cells(sweep, f"{sweep.name}: pilot", pilots, on_this_machine)
+    sweep = sweep.reread()
+    lost = len(sweep.unfinished(pilots))
+    cells = [] if lost else shard.cells(sweep.cells)
+    main = measure_cells(sweep, f"{sweep.name}: shard {shard}", cells, on_this_machine)
     counts = main.counts
     return Summary(
         measured=counts["measured"],

@@ -1,8 +1,8 @@
 """Runs a sweep: reuses finished cells, measures the others in workers, then writes table and manifest."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +16,11 @@ from hessfig.sweep.outputs import Gathered, config_hash, gather_cells, manifest_
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, Here, Pool
 from hessfig.sweep.progress import Reporter
-from hessfig.sweep.store import CellStore, at_work
+from hessfig.sweep.store import CellStore
 from hessfig.sweep.trainings import trained_for
 from hessfig.sweep.variant import note_contents
 
-DERIVED = (
-    *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
-    *("comparison.csv", "comparison_curves.csv", "comparison_ratios.csv"),
-)
+DERIVED = ("slopes.csv", "levels.csv", "trends.csv")
 _NAMED, KIND = 5, "table"
 _DIVERGED = "Diverged"  # the name of the exception in states.training.loop, with which a cause begins
 Launch = Callable[[list[Cell], CellStore], Generator[CellOutcome, None, None]]
@@ -76,34 +73,31 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
     """
     check_replaceable([sweep.folder / TABLE, sweep.folder / MANIFEST], KIND, known=trusted_hashes(sweep.folder))
     started, start = time.perf_counter(), now()
-    with begun(sweep):
-        remove_leftovers(sweep.folder)
-        pilot = measure_cells(sweep, f"{sweep.name}: pilot", sweep.pilots, launch)
-        sweep = sweep.reread()
-        main = measure_cells(sweep, sweep.name, sweep.cells, launch)
-        counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
-        peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
-        run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
-        run["peak_worker_memory_mib"] = round(peak / 2**20)
-        gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
-        table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
-        is_written = len(gathered.missing) < len(sweep.cells)
-        diverged = _diverged(sweep, gathered.missing)
-        run["diverged_cells"] = len(diverged)
-        notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(sweep, gathered.missing, diverged)]
+    begin(sweep)
+    remove_leftovers(sweep.folder)
+    pilot = measure_cells(sweep, f"{sweep.name}: pilot", sweep.pilots, launch)
+    sweep = sweep.reread()
+    main = measure_cells(sweep, sweep.name, sweep.cells, launch)
+    counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
+    peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
+    run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
+    run["peak_worker_memory_mib"] = round(peak / 2**20)
+    gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
+    table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
+    is_written = len(gathered.missing) < len(sweep.cells)
+    diverged = _diverged(sweep, gathered.missing)
+    run["diverged_cells"] = len(diverged)
+    notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(sweep, gathered.missing, diverged)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
     return Summary(measured, reused, failed, seconds, peak, table, missing, notes, is_written)
 
 
-@contextmanager
-def begun(sweep: Sweep) -> Iterator[None]:
-    """Mark the sweep's folder as used by a running command. Raises UserError if the folder cannot be written."""
+def begin(sweep: Sweep) -> None:
+    """Note the content of the user's networks. Raises UserError if the sweep's folder cannot be written."""
     check_writable(sweep.store.folder)
     note_contents(sweep.folder, sweep.variants)
-    with at_work(sweep.folder):
-        yield
 
 
 def measure_cells(sweep: Sweep, name: str, cells: list[Cell], launch: Launch) -> Reporter:

@@ -1,18 +1,16 @@
-"""The store of a sweep: one file per finished cell, the causes of failures, and the marks of running commands."""
+"""The store of a sweep: one file per finished cell, and the causes of failures."""
 
 import hashlib
 import io
 import json
-import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
-from hessfig.files import MARK, OLD, age, clock_of, is_file, replacing, write_bytes, write_text
+from hessfig.files import is_file, replacing, write_bytes, write_text
 from hessfig.record import COLUMNS
 
 Rows = list[dict[str, Any]]
@@ -171,55 +169,8 @@ class Failures:
 
 # Functions that list the jobs in a sweep's folder, of launchers whose jobs outlive the submitting command.
 _JOBS = ("hessfig.sweep.slurm",)
-_RENEWED = 60.0  # seconds; older marks are ignored
-_OURS: set[Path] = set()  # marks of this process
-
-
-@contextmanager
-def at_work(folder: Path) -> Iterator[None]:
-    """Mark `folder` as used by a running command, for other commands on any machine; the mark is renewed every minute.
-
-    A killed process leaves its mark behind; after an hour the mark is ignored.
-    """
-    mark, ended = folder / f".running.{secrets.token_hex(8)}", Event()
-    keeper = Thread(target=_renew, args=(mark, ended), daemon=True)
-    _OURS.add(mark)
-    keeper.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        keeper.join()
-        _leave(mark)
-
-
-def leave_all() -> None:
-    """Remove the marks of this process, which ends without unwinding."""
-    for mark in list(_OURS):
-        _leave(mark)
-
-
-def is_at_work(folder: Path) -> bool:
-    """Whether a run has a fresh mark in `folder`, or a job that was submitted for it may still measure."""
-    marks = [path for path in folder.glob(".running.*") if MARK.fullmatch(path.name)]
-    is_marked = bool(marks) and any(age(path, clock_of(folder)) < OLD for path in marks)
-    return is_marked or any(submitted_jobs(folder).values())
 
 
 def submitted_jobs(folder: Path) -> dict[str, bool]:
     """Return a line for each job that was submitted for the sweep in `folder`, and whether it may still measure."""
     return {line: is_alive for name in _JOBS for line, is_alive in import_module(name).jobs_in(folder).items()}
-
-
-def _renew(mark: Path, ended: Event) -> None:
-    """Renew a mark until the run ends; errors of the disk are left to the writers of results."""
-    while not ended.is_set():
-        with suppress(OSError):
-            mark.touch()
-        ended.wait(_RENEWED)
-
-
-def _leave(mark: Path) -> None:
-    with suppress(OSError):
-        mark.unlink(missing_ok=True)
-    _OURS.discard(mark)

@@ -22,7 +22,7 @@ from tests.attack.target import CSV, Answer
 
 Call = Callable[..., Answer]
 SLOPES = ("slopes", "sweep=sigma")
-COMPARE = ("compare", "sweep=sigma", f"reference={CSV}")
+COMPARE = ("compare", "outputs/sigma", str(CSV))
 TURNS = 80  # of a whole command
 OWN = "# @package _global_\nsweep:\n  name: mine\n  vary: {model.n_heads: [1, 2]}\ngrid: {points: 3}\nblocks: [W_V]\n"
 

@@ -13,7 +13,7 @@ from tests.attack.ledger import MOST_MEMORY, Ledger
 from tests.attack.target import CSV, weighed
 
 SLOPES = ("slopes", "sweep=sigma")
-COMPARE = ("compare", "sweep=sigma", f"reference={CSV}")
+COMPARE = ("compare", "outputs/sigma", str(CSV))
 OWN = ("run", "--config-dir=own", "sweep=mine", "dry_run=true")
 
 

@@ -1,11 +1,10 @@
-"""Closed streams, odd environments and limits, YAML and tables of any content; and what `clean` may take."""
+"""Closed streams, odd environments and limits, YAML and tables of any content."""
 
 from __future__ import annotations
 
 import os
 import random
 import shlex
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import pytest
 
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
-from hessfig.sweep.garbage import YOUNG, remove_unused, unused_files
 from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, Answer
 from tests.runs import COMMAND, rows
@@ -32,7 +30,6 @@ status sweep=sigma
 slopes sweep=sigma
 check sweep=sigma
 plot figure=3a
-clean
 verify statement=thm31 seeds=1
 report""".splitlines()
 ENVIRONMENTS = """
@@ -283,33 +280,6 @@ def test_tables_of_any_content(place: Path, call: Call, dice: random.Random, led
             wrong = f"{type(error).__name__}: {error}"[:200]
         ledger.note(kind, traceback=wrong)
         if turn % 20 == 0:
-            for words in (("status",), ("clean", "dry_run=true"), ("slopes", "sweep=sigma")):
+            for words in (("status",), ("slopes", "sweep=sigma")):
                 ledger.note(kind, traceback=call(*words).traceback)
     assert not ledger.wrong(kind)
-
-
-def test_what_clean_may_take(pristine: Path, tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
-    """Of a folder in any state: what is old and unlisted, unless a run is at work or the table is in doubt."""
-    for turn in range(60):
-        folder = tmp_path / str(turn)
-        shutil.copytree(pristine / "outputs/sigma", folder)
-        is_replaced, is_busy, is_broken = (dice.random() < share for share in (0.7, 0.3, 0.3))
-        if is_replaced:  # by a run that stored nothing here: its table and manifest are gone with it
-            (folder / "table.csv").unlink()
-            (folder / "manifest.json").unlink()
-        if is_broken:
-            (folder / "table.csv").write_text(dice.choice(["", "x", "config,sigma,seed\nx,y,z\n", "\0"]))
-        if is_busy:
-            (folder / ".running.0123456789abcdef").touch()
-        cells = {path: dice.choice([0, YOUNG / 2, 2 * YOUNG, 20 * YOUNG]) for path in folder.glob("cells/*/*.json")}
-        for path, age in cells.items():
-            os.utime(path, (time.time() - age,) * 2)
-        remove_unused(unused_files(folder, None))
-        may_go = (
-            {path for path, age in cells.items() if age > YOUNG}
-            if is_replaced and not (is_busy or is_broken)
-            else set()
-        )
-        gone = {path for path in cells if not path.exists()}
-        ledger.note("victims of clean", silent=f"turn {turn}: {len(gone - may_go)} files" * bool(gone != may_go))
-    assert not ledger.wrong("victims of clean")

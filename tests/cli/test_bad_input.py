@@ -179,7 +179,6 @@ BAD = {
     ("plot", "figure=3a", "workers=2"): ["plot does not read workers", "workers=2", "for hessfig run, slice, status"],
     ("plot", "figure=3a", "dry_run=true"): ["plot does not read dry_run"],
     ("plot", "figure=3a", "tolerance=1"): ["plot does not read tolerance"],
-    ("plot", "figure=3a", "reference=x"): ["plot does not read reference", "hessfig compare"],
     ("plot", "figure=3a", "device=cuda"): ["plot does not read device"],
     ("plot", "figure=3a", "figure.order=3"): ["plot does not read figure.order"],
     ("plot", "figure=3a", "sweep=depht"): ["there is no sweep 'depht'", "did you mean 'depth'"],
@@ -195,7 +194,7 @@ BAD = {
     ("plot", "figure=3a"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
     ("plot", "figure=6"): ["depth/table.csv is missing", "hessfig run sweep=depth"],
     ("slopes", "sweep=sigma"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
-    ("compare", "sweep=sigma"): ["reference is missing", "reference=FILE.csv or reference=FOLDER"],
+    ("compare", "outputs/sigma"): ["two tables are needed", "hessfig compare outputs/sigma theirs/sigma"],
     ("status", "sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("verify", "statement=thm3"): ["thm3", "thm31", "did you mean"],
     ("rum",): ["no verb 'rum'", "run, plot", "did you mean 'run'?"],
@@ -272,12 +271,6 @@ def test_a_table_from_another_config(cli: Cli, undisturbed: Path) -> None:
     for words in ("is from another config", "model.d_model was 32", "model.d_model=128", "hessfig run sweep=sigma"):
         assert words in answer.err
     assert _files_in(undisturbed / "outputs/sigma") == before
-
-
-def test_a_reference_that_does_not_exist(cli: Cli, undisturbed: Path) -> None:
-    answer = cli("compare", f"output_dir={undisturbed}/outputs", "reference=published.csv")
-    assert answer.code == 2
-    assert "published.csv" in answer.err
 
 
 def _files_in(folder: Path) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,11 +22,10 @@ from hessfig.cli.help import candidates
 from hessfig.config.presets import choices
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
-from hessfig.record import CHECKSUM, checksum
 from hessfig.theory.statement import Dims
 from hessfig.verbs import VERBS, Verb
 from tests.conftest import Cli
-from tests.runs import CELLS, COMMAND, TOY, cell_files, here, hessfig, rows
+from tests.runs import CELLS, COMMAND, TOY, here, hessfig, rows
 
 HEAVY = {"torch", "hydra", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "transformer_lens", "rich"}
 
@@ -277,30 +275,6 @@ def test_another_shell_has_none(cli: Cli) -> None:
     assert answer.code == 2 and "bash, zsh, fish" in answer.err
 
 
-@pytest.mark.long
-def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
-    shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
-    assert "nothing to remove" in here("clean", folder=tmp_path).stdout
-    table = tmp_path / "outputs" / "sigma" / "table.csv"
-    first, *rows = table.read_text().splitlines()
-    table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
-    assert "every cell stays: what its table lists is not known" in here("clean", folder=tmp_path).stdout
-    manifest = json.loads(table.with_name("manifest.json").read_text())
-    manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
-    table.with_name("manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
-    assert "15 unused cells stay: they were written less than a day ago" in here("clean", folder=tmp_path).stdout
-    for path in cell_files(tmp_path):
-        os.utime(path, (time.time() - 25 * 3600,) * 2)
-    before = len(cell_files(tmp_path))
-    listed = here("clean", "dry_run=true", folder=tmp_path)
-    assert (listed.returncode, len(cell_files(tmp_path))) == (0, before) and "nothing was removed" in listed.stdout
-    refused = here("clean", folder=tmp_path)
-    assert refused.returncode == 2 and "hessfig clean yes=true" in refused.stderr
-    assert len(cell_files(tmp_path)) == before
-    assert "removed: 15 files" in here("clean", "yes=true", folder=tmp_path).stdout
-    assert len(cell_files(tmp_path)) == before - 15 == 5
-
-
 def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
     manifest = json.loads((undisturbed / "outputs" / "sigma" / "manifest.json").read_text())
     assert manifest["command"].startswith("hessfig run sweep=sigma estimator=hutchinson model.d_model=32")
@@ -337,7 +311,6 @@ SPOKEN = [
     ("run", "sweep=mine", "--cfg", "job"),
     ("run", "-m", "sweep=mine", "sweep.vary={}", "first_seed=1,2", "dry_run=true"),
     ("status", "sweep=mine", "sweep.vary={}"),
-    ("clean", "sweep=mine", "sweep.vary={}", "dry_run=true"),
 ]
 
 
@@ -352,5 +325,5 @@ def test_words_of_foreign_files_steer_no_terminal(cli: Cli, tmp_path: Path, word
     (folder / "manifest.json").write_text(json.dumps({"config": EVIL}))
     answer = cli(*words, "--config-dir=own")
     said = answer.out + answer.err
-    assert "evil" in said or "clean" in words
+    assert "evil" in said
     assert not set(said) & set("\x1b\x07\x9b\u202e")

@@ -9,7 +9,6 @@ import pytest
 
 from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import (
-    departures,
     manifest_of,
     matching_folder,
     preset_in,
@@ -108,19 +107,6 @@ def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"not a manifest(.|\n)*hessfig run sweep=sigma") as caught:
         matching_folder(job(f"output_dir='{tmp_path}'"))
     assert caught.value.got and caught.value.allowed
-
-
-def test_departures_from_the_paper(tmp_path: Path) -> None:
-    path = made(tmp_path, "model.norm=pre", "task.seed=3", "seeds=2")
-    assert departures(path, "sigma") == ["model.norm=pre (the paper: none)"]
-
-
-def test_what_a_plan_fills_in_is_no_departure(tmp_path: Path) -> None:
-    path = made(tmp_path, "task.batch_size=3")
-    manifest = json.loads(path.read_text())
-    manifest["config"]["task"]["path"] = "trained/sequences.txt"
-    path.write_text(json.dumps(manifest))
-    assert departures(path, "sigma") == ["task.batch_size=3 (the paper: 64)"]
 
 
 ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"

@@ -51,7 +51,7 @@ TOP = {
     OTHER_TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device", "memory", "reuse"},
     (Role.machine,): {"launcher", "workers", "force_workers"},
     (Role.machine, Role.command): {
-        *("launcher", "workers", "force_workers", "shard", "ranks", "ranks_timeout", "dry_run", "output_dir", "yes")
+        *("launcher", "workers", "force_workers", "shard", "ranks", "ranks_timeout", "dry_run", "output_dir")
     },
 }
 
@@ -79,10 +79,7 @@ def test_a_sweep_is_named_read_and_measured() -> None:
 
 def test_words_that_ask_nothing_of_a_table() -> None:
     single = {key for key in with_role(Role.reading) if "." not in key}
-    assert single == {
-        *("style", "tolerance", "reference", "levels", "quantity", "rows", "part"),
-        *("format", "powers_of"),
-    }
+    assert single == {*("style", "tolerance", "levels", "quantity", "rows", "part"), *("format", "powers_of")}
     assert role_of("figure") == role_of("figure.width") == role_of("figure.options.columns") == Role.reading
 
 

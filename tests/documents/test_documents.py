@@ -50,13 +50,7 @@ NO_SETTINGS = {
     **dict.fromkeys(("products=differences", "use_reentrant=False"), "an argument in Python"),
     "has_part=False": "an argument in Python",
     "statement=thm31,lem41": "a word of hessfig verify",
-    **dict.fromkeys(
-        [
-            "code=run",
-            *(f"code=run,{spec}" for spec in ("PACKAGE.MODULE:NAME", "../mynet.py:make", "mypackage.nets:make")),
-        ],
-        "a word of hessfig reproduce, bundle and export",
-    ),
+    "code=run": "a word of hessfig export",
 }
 
 

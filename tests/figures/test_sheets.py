@@ -16,7 +16,6 @@ import pytest
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
-from hessfig.figures.layouts.overlay import draw_overlay
 from hessfig.figures.parts import figure_spec
 from hessfig.figures.parts.figure_spec import STEPS
 from hessfig.figures.parts.page import Paper, styled
@@ -24,8 +23,6 @@ from hessfig.figures.parts.panel_sheet import APART, SHARED, Sheet, SheetStyle
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from hessfig.register import REGISTER
-from tests.analysis.authors import as_reference
-from tests.analysis.comparison.test_against import compare
 from tests.analysis.synthetic import make_table, write_sweep
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
@@ -202,16 +199,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "figures").write_text("in the way")
     with pytest.raises(UserError, match="cannot write"):
         draw(SPEC, tmp_path)
-
-
-@pytest.mark.long
-def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
-    table = make_table(seeds=4)
-    reference = as_reference(table)
-    paths = draw_overlay(compare(table, reference), tmp_path)
-    assert [path.name for path in paths] == [f"figcompare_sigma.{kind}" for kind in ("pdf", "png", "svg", "csv")]
-    numbers = pd.read_csv(paths[-1])
-    assert {"mean", "mean_reference", "log_ratio", "log_ratio_se", "z"} <= set(numbers.columns)
 
 
 @pytest.mark.parametrize("style", [SHARED, APART.replace(height=[0.5, 1.0], most=3), SHARED.replace(left=1.0, top=0.5)])

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.against import Comparison
+from hessfig.analysis.comparison import compared, numbers_at
 from hessfig.config.compose.job import compose
 from hessfig.config.grid import sigma_values
 from hessfig.config.keys import as_plain
@@ -198,6 +197,5 @@ def test_what_the_script_writes_is_compared(tmp_path: Path) -> None:
     for depth in (1, 2):
         write(tmp_path / CE.format(depth, "q_outer"), result(depth, 6))
     write_values(tmp_path, tmp_path / "published")
-    found = against.compare_folder(folder, tmp_path / "published")
-    assert isinstance(found, Comparison) and len(found.points) == 20 * 3
-    assert set(found.curves["num_layers"]) == {1, 2}
+    found = compared(numbers_at(folder), numbers_at(tmp_path / "published" / "depth.csv"))
+    assert set(found.pairs["num_layers"]) == {1, 2} and set(found.pairs["seed"]) == {1234, 1235, 1236}

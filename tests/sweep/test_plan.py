@@ -45,7 +45,6 @@ CHANGES_NOTHING = [
     {"tolerance": 0.5},
     {"seeds": 3},
     {"first_seed": 7},
-    {"reference": "published.csv"},
     {"figure": FigureConfig(name="3a")},
     {"sweep": SweepConfig(name="other", about="words", windows=[[None, None]])},
     {"grid": GridConfig(points=3)},

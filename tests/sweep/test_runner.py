@@ -321,14 +321,14 @@ def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -
 
 
 def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
-    publish({copied / "sigma" / name: "derived" for name in ("slopes.csv", "comparison.csv")}, "comparison")
+    publish({copied / "sigma" / name: "derived" for name in ("slopes.csv", "levels.csv", "trends.csv")}, "fit")
     (copied / "sigma/levels.csv").write_text("mine")
     assert run(copied).notes == []
     assert (copied / "sigma/slopes.csv").exists()
     note, kept = run(copied, seeds=3).notes
     assert "made with other settings and is replaced" in note and "levels.csv is not as hessfig left it" in kept
     assert (copied / "sigma/levels.csv").read_text() == "mine"
-    assert not list((copied / "sigma").glob("slopes.csv")) and not list((copied / "sigma").glob("comparison.csv"))
+    assert not list((copied / "sigma").glob("slopes.csv")) and not list((copied / "sigma").glob("trends.csv"))
 
 
 def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:

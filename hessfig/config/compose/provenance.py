@@ -121,20 +121,6 @@ def table_folder(job: Job) -> Path:
     return folder
 
 
-def departures(manifest: Path, sweep: str) -> list[str]:
-    """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
-    recorded = (manifest_of(manifest.parent) or {"config": {}})["config"]
-    own = as_plain(compose([f"sweep={sweep}"]).first)
-    return [
-        f"{group}.{key}={recorded[group][key]} (the paper: {value})"
-        for group in ("model", "task")
-        for key, value in own[group].items()
-        if f"{group}.{key}" not in (*_FREE, *with_role(Role.pin))
-        and recorded.get(group, {}).get(key, value) != value
-        and (value is not None or f"{group}.{key}" not in _FILLED)
-    ]
-
-
 def _agree(setting: SettingDifference, *, is_part: bool) -> bool:
     """Whether the values are equal; a reader may ask for some of a table's quantities."""
     is_subset = is_part and setting.key == "quantities" and bool(setting.asked)

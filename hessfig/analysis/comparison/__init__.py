@@ -1,1 +1,0 @@
-"""Comparisons of a sweep with published values or with another run."""
