@@ -306,6 +306,14 @@ class EstimatorConfig:
         "where probes come from: a stream of each column, or numpy's generator, each part's in the published order",
         where="estimator.method=hutchinson state.draw=published",
     )
+    rules: int = added(
+        2,
+        "with auto, 2: exact norms, turned probes and pilots where they are worth their time; 1: wherever possible",
+        least=1,
+        most=2,
+        where="estimator.method=auto",
+        role=Role.means,
+    )
 
 
 @dataclass

@@ -4,18 +4,20 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hessfig.config.enums import Method
+from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
-from hessfig.measurements.settings_and_costs import is_exact, is_few
+from hessfig.measurements.settings_and_costs import is_exact, is_few, norm_operations, too_expensive
 from hessfig.models.blocks import blocks_of
 from hessfig.weights import Layout
 
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
+PILOT_SHARE = 0.25  # of the cells' cost: what pilots may take
 FEWEST_PROBES = Method.auto.facts.fewest
 ALIGNED_PER_PLAIN = 0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/performance.md)
 Rows = Sequence[Mapping[str, Any]]
@@ -40,7 +42,27 @@ def needs_pilots(config: Config, layout: Layout) -> bool:
         return False
     blocks = blocks_of(config.blocks, layout, config.model)
     probed = [block for block in blocks if not is_few(layout, block.layer, block.col)]
-    return not all(is_exact(config, block, part) for block in probed for part in config.parts)
+    expensive = too_expensive(config, layout)
+    return not all(is_exact(config, block, part, expensive) for block in probed for part in config.parts)
+
+
+def pilot_config(config: Config) -> Config:
+    """Return the settings of a pilot: those of the cells, with few probes."""
+    estimator = config.estimator
+    return replace(config, estimator=replace(estimator, num_probes=min(PILOT_PROBES, estimator.num_probes)))
+
+
+def pilot_share(config: Config, layout: Layout) -> float:
+    """Return what all pilots of a variant cost, as a share of its cells with the probes of the settings.
+
+    In operations of a cell; for networks whose operations are not known, in probes.
+    """
+    sigmas, pilot = sigma_values(config.grid), pilot_config(config)
+    pilots, cells = PILOT_REPEATS * len(few(sigmas)), config.seeds * len(sigmas)
+    of_cell = norm_operations(config, layout)
+    if of_cell:
+        return pilots * norm_operations(pilot, layout) / (cells * of_cell)
+    return pilots * pilot.estimator.num_probes / (cells * config.estimator.num_probes)
 
 
 def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Generator, Tensor
 
-from hessfig.config.enums import Draws, Method
-from hessfig.config.science import EstimatorConfig, ModelConfig
+from hessfig.config.enums import Draws, DType, Method
+from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.column import (
     MEMORY_BOUND,
     PROBES_AT_ONCE,
@@ -35,9 +35,9 @@ from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
 from hessfig.curvature.rounding import deviation, norm, unit_of
+from hessfig.measurements.exact_choice import expensive_blocks, is_turned
 from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns, exact
-from hessfig.measurements.settings_and_costs import is_few
-from hessfig.models.exact.support import Level, exactness
+from hessfig.measurements.settings_and_costs import is_cheap, is_few
 from hessfig.models.routes import Engines
 from hessfig.record import FROBENIUS
 from hessfig.states.published import signs
@@ -54,7 +54,9 @@ Norms = dict[tuple[Block, Part], Estimate]
 
 def frobenius(objective: Objective, request: Request) -> Measured:
     """Return one row per block and part: ||H_part(row, col)||_F."""
-    estimator = Estimator(objective, request.model, request.estimator, request.probe_counts)
+    model, task, settings = request.model, request.at.config.task, request.estimator
+    expensive = expensive_blocks(model, task, settings, request.blocks, request.parts, request.dtype)
+    estimator = Estimator(objective, model, settings, request.probe_counts, expensive, task)
     rows = []
     for layer, col, blocks in columns(request.blocks):
         if request.estimator.probes == Draws.published:
@@ -84,7 +86,9 @@ class ColumnRequest:
 class Estimator:
     """Frobenius norms of the blocks of `problem`, column by column.
 
-    `allotted`: how many probes `auto` takes for a column of that name, instead of settings.num_probes.
+    `allotted`: how many probes `auto` takes for a column of that name, instead of settings.num_probes. `expensive`:
+    blocks that `auto` probes although they have an exact norm. `task`: the data, whose sizes say whether `auto` turns
+    probes.
     """
 
     def __init__(
@@ -93,8 +97,11 @@ class Estimator:
         model: ModelConfig,
         settings: EstimatorConfig,
         allotted: Mapping[str, int] | None = None,
+        expensive: Collection[Block] = (),
+        task: TaskConfig | None = None,
     ) -> None:
         self.problem, self.model, self.settings = objective, model, settings
+        self.expensive, self.task = expensive, task or TaskConfig()
         self.engines = Engines(objective, model, settings.products)
         self.allotted = allotted or {}
         self._takes_exact = True  # until the exact engine finds that this is another network
@@ -163,8 +170,12 @@ class Estimator:
         if column.dim <= count or is_few(self.problem.layout, asked.layer, asked.col):
             dense = _as_norms(dense_norms(column, asked.parts), column)
             return {key: replace(norm, by=Method.dense.value) for key, norm in dense.items()}
-        is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2
+        is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2 and self._is_turned(asked, column)
         return self._probed(asked, column, count, is_aligned=is_aligned)
+
+    def _is_turned(self, asked: ColumnRequest, column: Column) -> bool:
+        dtype = DType.float32 if column.dtype == torch.float32 else DType.float64
+        return is_turned(self.model, self.task, self.settings, asked.diagonal, column.dim, dtype)
 
     def _probed(self, asked: ColumnRequest, column: Column, count: int, *, is_aligned: bool) -> Norms:
         if is_aligned:
@@ -180,7 +191,7 @@ class Estimator:
         return groups
 
     def _is_cheap(self, block: Block, part: Part) -> bool:
-        return self._takes_exact and exactness(self.model, block, part).level == Level.cheap
+        return self._takes_exact and is_cheap(self.model, block, part, self.expensive)
 
 
 def _by_published_probes(

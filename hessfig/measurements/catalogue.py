@@ -26,7 +26,7 @@ _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measure
 
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
-    Quantity("frobenius", _NORMS, of.norm_settings, need.check_norms, of.norm_operations, knows_decay=True),
+    Quantity("frobenius", _NORMS, of.frobenius_settings, need.check_norms, of.norm_operations, knows_decay=True),
     Quantity("hessian", _TRACES, of.hessian_settings, need.check_hessian, of.hessian_operations),
     _of_blocks(
         "trace",

@@ -1,21 +1,57 @@
 """Settings that enter the key of a cell, by quantity, and rough estimates of a cell's cost."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from hessfig.config.enums import Draws, Kind, Method
+from hessfig.config.enums import Draws, DType, Kind, Method
 from hessfig.config.keys import as_plain
-from hessfig.config.schema import Config
+from hessfig.config.schema import Config, ModelConfig
+from hessfig.measurements.exact_choice import expensive_blocks, is_turned
 from hessfig.measurements.quantity import columns
-from hessfig.models.blocks import blocks_of
-from hessfig.models.exact.support import Level, cost, exactness, is_counted, probe_cost
+from hessfig.models.blocks import blocks_of, matrices_of
+from hessfig.models.exact.costs import MEMORY_BOUND, PROBES_AT_ONCE, Sizes, exact_cost, probe_cost, setup_cost
+from hessfig.models.exact.support import Level, exactness, is_counted
 from hessfig.states.training.trajectory import science
-from hessfig.terms import Block, Group, Part
+from hessfig.terms import AT_SCORES, Block, Group, Part
 from hessfig.weights import Layout
 
 FEW = 256  # entries of a column that `auto` takes dense in a small network (docs/accuracy.md)
 _ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance
 _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
+
+
+def frobenius_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of norms; with `auto`, also where it does not take an exact norm, or does not turn probes.
+
+    Up to version 0.4 it did both there; every other cell keeps its key.
+    """
+    settings, expensive = norm_settings(config, layout), too_expensive(config, layout)
+    blocks = blocks_of(config.blocks, layout, config.model)
+    if expensive:
+        settings["estimator"]["probed"] = _places([block for block in blocks if block in expensive])
+    plain = [block for block in blocks if _is_left_plain(config, layout, block, expensive)]
+    if plain:
+        settings["estimator"]["plain"] = _places(plain)
+    return settings
+
+
+def _is_left_plain(config: Config, layout: Layout, block: Block, expensive: Collection[Block]) -> bool:
+    """Whether the probes of a diagonal block are not turned into its axes, because that takes too long."""
+    is_matrix = is_counted(config.model) and block.col in matrices_of(config.model)
+    if config.estimator.method != Method.auto or not (block.is_diagonal and is_matrix):
+        return False
+    if is_few(layout, block.layer, block.col) or _is_all_exact(config, [block], expensive):
+        return False
+    entries = layout.size(block.layer, block.col)
+    return not is_turned(config.model, config.task, config.estimator, block, entries, config.dtype)
+
+
+def too_expensive(config: Config, layout: Layout) -> frozenset[Block]:
+    """Return the requested blocks that `auto` probes although they have an exact norm in the last layer."""
+    if config.estimator.method != Method.auto:
+        return frozenset()
+    blocks = blocks_of(config.blocks, layout, config.model)
+    return expensive_blocks(config.model, config.task, config.estimator, blocks, config.parts, config.dtype)
 
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
@@ -36,8 +72,8 @@ def is_few(layout: Layout, layer: int, col: str) -> bool:
     return layout.size(layer, col) <= FEW and layout.is_small
 
 
-def _is_all_exact(config: Config, blocks: Sequence[Block]) -> bool:
-    return all(is_exact(config, block, part) for block in blocks for part in config.parts)
+def _is_all_exact(config: Config, blocks: Sequence[Block], expensive: Collection[Block] = ()) -> bool:
+    return all(is_exact(config, block, part, expensive) for block in blocks for part in config.parts)
 
 
 def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
@@ -123,15 +159,37 @@ def norm_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of floating-point operations of one cell; 0 for networks of unknown cost."""
     if not is_counted(config.model):
         return 0.0
+    expensive = too_expensive(config, layout)
     blocks = blocks_of(config.blocks, layout, config.model)
-    return sum(_column_operations(config, layout, *column) for column in columns(blocks))
+    return sum(_column_operations(config, layout, *column, expensive) for column in columns(blocks))
 
 
-def is_exact(config: Config, block: Block, part: Part) -> bool:
+def norm_bytes(config: Config, layout: Layout) -> float:
+    """Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together."""
+    sizes, expensive = Sizes.of(config.model, config.task), too_expensive(config, layout)
+    number = 4 if config.dtype == DType.float32 else 8
+    most = 0.0
+    for layer, col, blocks in columns(blocks_of(config.blocks, layout, config.model)):
+        for block in blocks:
+            parts = [part for part in config.parts if is_exact(config, block, part, expensive)]
+            most = max(most, exact_cost(config.model, config.task, block, parts).held if parts else 0.0)
+        if not _is_all_exact(config, blocks, expensive):
+            each = probe_cost(sizes, Block(layer, col, col), config.parts).held * number / 8
+            at_once = min(PROBES_AT_ONCE, max(1, int(MEMORY_BOUND / each)))
+            most = max(most, setup_cost(sizes).held + at_once * each)
+    return most
+
+
+def is_exact(config: Config, block: Block, part: Part, expensive: Collection[Block] = ()) -> bool:
     """Whether the configured estimator computes `part` of `block` without probes."""
     method = config.estimator.method
-    cheap = method == Method.auto and exactness(config.model, block, part).level == Level.cheap
+    cheap = method == Method.auto and is_cheap(config.model, block, part, expensive)
     return cheap or method == Method.exact
+
+
+def is_cheap(model: ModelConfig, block: Block, part: Part, expensive: Collection[Block]) -> bool:
+    """Whether `auto` takes the exact norm of a part: `expensive` blocks have that of H_fT alone."""
+    return exactness(model, block, part).level == Level.cheap and (block not in expensive or part in AT_SCORES)
 
 
 def hessian_operations(config: Config, layout: Layout) -> float:
@@ -139,7 +197,7 @@ def hessian_operations(config: Config, layout: Layout) -> float:
     if not is_counted(config.model):
         return 0.0
     first = layout.weights[0]
-    return layout.size(0, Group.all) * probe_cost(config.model, config.task, Block(0, first.name, first.name))
+    return layout.size(0, Group.all) * _probe_operations(config, Block(0, first.name, first.name))
 
 
 def dense_operations(config: Config, layout: Layout) -> float:
@@ -169,23 +227,31 @@ def diagonal_blocks(config: Config, layout: Layout) -> list[Block]:
     return [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
 
 
-def _column_operations(config: Config, layout: Layout, layer: int, col: str, blocks: Sequence[Block]) -> float:
+def _column_operations(
+    config: Config, layout: Layout, layer: int, col: str, blocks: Sequence[Block], expensive: Collection[Block]
+) -> float:
     exact = 0.0
     for block in blocks:
-        parts = [part for part in config.parts if is_exact(config, block, part)]
-        exact += max((cost(config.model, config.task, block, part) for part in parts), default=0.0)
-    return exact + (0.0 if _is_all_exact(config, blocks) else _product_operations(config, layout, layer, col))
+        parts = [part for part in config.parts if is_exact(config, block, part, expensive)]
+        exact += exact_cost(config.model, config.task, block, parts).flops if parts else 0.0
+    if _is_all_exact(config, blocks, expensive):
+        return exact
+    return exact + _product_operations(config, layout, layer, col)
 
 
 def _product_operations(config: Config, layout: Layout, layer: int, col: str) -> float:
     estimator = config.estimator
     is_dense = estimator.method == Method.dense or (estimator.method == Method.auto and is_few(layout, layer, col))
     count = layout.size(layer, col) if is_dense else estimator.num_probes
-    return count * probe_cost(config.model, config.task, Block(layer, col, col))
+    return count * _probe_operations(config, Block(layer, col, col))
+
+
+def _probe_operations(config: Config, block: Block) -> float:
+    return probe_cost(Sizes.of(config.model, config.task), block, config.parts).flops
 
 
 def _of_products(config: Config, counts: Sequence[tuple[Block, int]]) -> float:
     """Return the operations of products; 0 for networks of unknown cost."""
     if not is_counted(config.model):
         return 0.0
-    return sum(count * probe_cost(config.model, config.task, block) for block, count in counts)
+    return sum(count * _probe_operations(config, block) for block, count in counts)

@@ -10,9 +10,11 @@ from hessfig.config.settings import settings, value_of
 from hessfig.config.user.user_code import is_own
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import CATALOGUE
-from hessfig.measurements.settings_and_costs import keys_read
+from hessfig.measurements.settings_and_costs import keys_read, norm_bytes
 from hessfig.models import network_checks
+from hessfig.models.exact.support import is_counted
 from hessfig.models.protocol import kind
+from hessfig.record import FROBENIUS
 from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
@@ -123,10 +125,12 @@ def expected_memory(variant: Variant) -> float | None:
     if facts.place or not task.data.facts.length:
         return None
     number = 8 if config.dtype == DType.float64 else 4
+    dense = variant.widest**2 if config.estimator.method == Method.dense else 0
+    if is_counted(model) and FROBENIUS in config.quantities:
+        return _START + norm_bytes(config, layout) + number * dense + sum(size for _, _, size in _held(variant))
     scores = model.n_heads * task.num_tokens if facts.has_scores else 0
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
-    dense = variant.widest**2 if config.estimator.method == Method.dense else 0
     return _START + number * (kept + dense) + sum(size for _, _, size in _held(variant))
 
 

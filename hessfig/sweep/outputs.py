@@ -114,7 +114,8 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
     }
     maker, networks = kind(config.model.kind), variant.networks()  # files last: the user's code has run then
     read = files_read(config.model.factory, config.config_dir) if maker.is_own else {}
-    extra = {"data": maker.about(config), "networks": networks, "files": read, "witness": variant.witness}
+    extra: dict[str, Any] = {"data": maker.about(config), "networks": networks, "files": read}
+    extra |= {"witness": variant.witness, "pilots": variant.left_out}
     return {**other, **shared, **{key: value for key, value in extra.items() if value}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any
 from hessfig.config.given import GivenSetting, check_given
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
-from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few
+from hessfig.measurements.allocation import PILOT_REPEATS, Allocation, allocation, few, pilot_config
 from hessfig.measurements.catalogue import walks
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
@@ -132,6 +133,13 @@ class Sweep:
             for name in variant.config.quantities
         ]
 
+    @property
+    def notes(self) -> list[str]:
+        """Why variants have no pilots although they could; each reason once, with how many variants have it."""
+        reasons = Counter(variant.left_out for variant in self.variants if variant.left_out)
+        number = len(self.variants)
+        return [why + f" ({count} of {number} variants)" * (number > 1) for why, count in reasons.items()]
+
     def reread(self) -> Sweep:
         """Return the same sweep with its cells planned again, from the pilots finished by now."""
         fresh = copy(self)
@@ -157,9 +165,7 @@ class Sweep:
 
 
 def _pilots(variant: Variant) -> list[Cell]:
-    estimator = variant.config.estimator
-    few_probes = replace(estimator, num_probes=min(PILOT_PROBES, estimator.num_probes))
-    pilot = replace(variant, config=replace(variant.config, estimator=few_probes))
+    pilot = replace(variant, config=pilot_config(variant.config))
     return [
         Cell(pilot, sigma, seed)
         for index, sigma in enumerate(few(sigma_values(variant.config.grid)))

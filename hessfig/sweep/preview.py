@@ -47,6 +47,7 @@ def describe_plan(sweep: Sweep, *, title: str = "") -> str:
     ]
     if pilots:
         lines.append(_pilot_line(pilots, pilots_todo))
+    lines += sweep.notes
     lines += _training_lines(todo)
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)

@@ -87,7 +87,8 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
     is_written = len(gathered.missing) < len(sweep.cells)
     diverged = _diverged(sweep, gathered.missing)
     run["diverged_cells"] = len(diverged)
-    notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(sweep, gathered.missing, diverged)]
+    written = _write(sweep, gathered, run) if is_written else []
+    notes = [*sweep.notes, *written, *_lacks(sweep, gathered.missing, diverged)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))

@@ -13,8 +13,9 @@ from hessfig.config.keys import in_key
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.measurements.allocation import needs_pilots
+from hessfig.measurements.allocation import PILOT_SHARE, needs_pilots, pilot_share
 from hessfig.measurements.catalogue import check_decay, quantity, source_of_quantity, walks
+from hessfig.measurements.exact_choice import BY_COST
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts, check_published_probes
 from hessfig.measurements.settings_and_costs import keys_read
@@ -162,16 +163,32 @@ class Variant:
 
     @property
     def has_pilots(self) -> bool:
-        """Whether pilots settle its probes: not where nothing spreads over seeds, nor where each were a training."""
+        """Whether pilots settle its probes: where they can, and cost at most PILOT_SHARE of its cells."""
+        return self.may_have_pilots and not self.left_out
+
+    @cached_property
+    def may_have_pilots(self) -> bool:
+        """Whether pilots could settle its probes: if they spread over seeds, and none is a training."""
         spreads = {"sigma", "seed"} <= self.axes and self.config.state.kind != State.trained
         return FROBENIUS in self.config.quantities and spreads and needs_pilots(self.config, self.layout)
 
     @cached_property
+    def left_out(self) -> str:
+        """Why there are no pilots although they could settle its probes; empty if there are."""
+        if not self.may_have_pilots or self.config.estimator.rules < BY_COST:
+            return ""
+        share = pilot_share(self.config, self.layout)
+        if share <= PILOT_SHARE:
+            return ""
+        probes = self.config.estimator.num_probes
+        return f"pilots would cost {share:.0%} of the cells, more than {PILOT_SHARE:.0%}: {probes} probes without them"
+
+    @cached_property
     def keys_read(self) -> frozenset[str]:
         """The settings, by dotted key, that its quantities read besides network, data and state."""
-        settled = ["estimator.variance_share"] * self.has_pilots + ["estimator.method"] * bool(
-            self.config.task.weight_decay
-        )
+        settled = ["estimator.variance_share"] * self.may_have_pilots
+        settled += ["estimator.method"] * bool(self.config.task.weight_decay)
+        settled += ["estimator.rules"] * (FROBENIUS in self.config.quantities)
         names = self.config.quantities
         return frozenset(settled).union(*(keys_read(self.science(name)["settings"]) for name in names))
 

@@ -14,7 +14,7 @@ import torch
 from hessfig.config.enums import Method
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
-from hessfig.measurements.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
+from hessfig.measurements.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, pilot_share, probes_needed
 from hessfig.rng import stream
 from hessfig.sweep import preview
 from hessfig.sweep.plan import Sweep
@@ -28,7 +28,7 @@ def config(folder: Path | str = "outputs", **settings: Any) -> Config:
         "model": TWO_LAYERS,
         "task": TaskConfig(digits=1, batch_size=3),
         "grid": GridConfig(points=2),
-        "estimator": EstimatorConfig(method=Method.auto, num_probes=20, variance_share=0.01),
+        "estimator": EstimatorConfig(method=Method.auto, num_probes=20, variance_share=0.01, rules=1),
         "blocks": ["W_Q"],
         "seeds": 2,
         "workers": 1,
@@ -75,6 +75,24 @@ def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
     assert all(cell.seed < 0 for cell in cells) and {cell.sigma for cell in cells} == {0.01, 10.0}
     assert not Sweep([("", config(model=ModelConfig(d_model=6)))]).pilots
     assert not Sweep([("", config(estimator=EstimatorConfig(Method.hutchinson)))]).pilots
+
+
+def test_pilots_cost_at_most_a_quarter_of_the_cells() -> None:
+    by_cost = EstimatorConfig(method=Method.auto, num_probes=20)
+    few, many = (Sweep([("", config(estimator=by_cost, seeds=seeds))]) for seeds in (2, 40))
+    assert pilot_share(few.config, few.variants[0].layout) > 0.25 >= pilot_share(many.config, many.variants[0].layout)
+    assert not few.pilots and len(many.pilots) == 2 * PILOT_REPEATS and not many.notes
+    assert few.notes == ["pilots would cost 178% of the cells, more than 25%: 20 probes without them"]
+    assert all(cell.probe_counts == {} for cell in few.cells)
+    assert few.notes[0] in preview.describe_plan(few)
+
+
+def test_a_run_without_pilots_says_so(tmp_path: Path) -> None:
+    by_cost = EstimatorConfig(method=Method.auto, num_probes=20)
+    summary = run_sweep(Sweep([("", config(tmp_path, estimator=by_cost, seeds=1))]))
+    manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
+    assert summary.notes[0].startswith(manifest["variants"][0]["pilots"])
+    assert manifest["variants"][0]["probes"] == 20 and summary.measured == 2
 
 
 def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.toys import toy_config
 def with_pilots(folder: Path) -> Config:
     """Return a sweep of two layers, whose lower one is probed as often as pilots say."""
     model = ModelConfig(d_model=17, d_mlp=6, n_layers=2)  # columns of more than 256 entries
-    return toy_config(folder, model=model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto))
+    return toy_config(folder, model=model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto, rules=1))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 50])

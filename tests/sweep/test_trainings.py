@@ -50,7 +50,7 @@ def test_cells_share_their_trainings(tmp_path: Path) -> None:
 
 def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
     model = ModelConfig(n_layers=2, d_model=17)  # the lower layer's columns are probed
-    config = training_config(tmp_path, estimator=EstimatorConfig(Method.auto), model=model)
+    config = training_config(tmp_path, estimator=EstimatorConfig(Method.auto, rules=1), model=model)
     assert Sweep([("", config)]).pilots == []
     assert Sweep([("", replace(config, state=StateConfig()))]).pilots
 

@@ -140,6 +140,7 @@ class LastLayer:
         gradient, self.root = loss_rows(objective, outputs)
         self.gradients = self._gradients(gradient)
         self._jacobians: dict[ScoredPlace, Tensor] = {}
+        self._curvature: tuple[tuple[ScoredPlace, ScoredPlace] | None, ItemMatrices] = (None, ItemMatrices())
 
     def jacobian(self, place: ScoredPlace) -> Float[Tensor, "#n r place"]:
         """Return R d outputs/d place of each item, computed once."""
@@ -148,7 +149,13 @@ class LastLayer:
         return self._jacobians[place]
 
     def curvature(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
-        """Return d2<dl/df, f>/d later d earlier of each item."""
+        """Return d2<dl/df, f>/d later d earlier of each item; kept for the other pairs of heads."""
+        places = later, earlier
+        if self._curvature[0] != places:
+            self._curvature = places, self._curvature_of(later, earlier)
+        return self._curvature[1]
+
+    def _curvature_of(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
         if later == ScoredPlace.logits:
             return ItemMatrices()
         if later == ScoredPlace.output:

@@ -13,6 +13,7 @@ from hessfig.config.enums import MLP, Norm
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.losses import CrossEntropy, output_gradient
 from hessfig.curvature.problem import Objective
+from hessfig.models.exact.kronecker import one_of_each
 from hessfig.models.tape.steps import DERIVATIVES
 
 
@@ -67,6 +68,12 @@ class ScoredEntry:
     feature: Float[Tensor, "#n place m"] | None = None
     labels: Int[Tensor, " n"] | None = None
     head: int = 0
+
+    @cached_property
+    def gram(self) -> Float[Tensor, "labels labels"]:
+        """Products of the inputs, one item of each label; all pairs of heads share them."""
+        inputs = self.inputs if self.labels is None else one_of_each(self.inputs, self.labels)
+        return inputs @ inputs.T
 
 
 class Identity:

@@ -1,4 +1,4 @@
-"""Availability and cost of exact norms, from sizes and settings only, without tensors."""
+"""Availability of exact norms, from settings only, without tensors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hessfig.config.enums import MLP, Norm
-from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
+from hessfig.config.schema import ModelConfig
 from hessfig.errors import UserError
-from hessfig.models.blocks import SCORE_LIKE, components, matrices_of, weight_size
+from hessfig.models.blocks import SCORE_LIKE, components, matrices_of
 from hessfig.models.protocol import Structure, kind, kinds_where
 from hessfig.terms import AT_SCORES, Block, Matrix, Part
 
@@ -124,93 +124,3 @@ _REASONS = {
     Route.gradient: "H_fT is the loss's gradient in the scores between the inputs of queries and keys",
     Route.missing: "below the last layer the outputs depend on it through too many values",
 }
-
-
-def cost(model: ModelConfig, task: TaskConfig, block: Block, part: Part) -> float:
-    """Return a rough count of floating-point operations for the exact norm of `part` of `block` in a fresh cell."""
-    sizes, route = _Sizes.of(model, task), route_of(model, block, part)
-    if route == Route.last_layer:
-        return _last_layer_cost(model, sizes, block, part)
-    if route == Route.tokens:
-        return 2.0 * sizes.items * sizes.vocabulary * sizes.width * sizes.width
-    if route == Route.columns:
-        fewest = min(weight_size(matrix, model, task) for matrix in (block.row, block.col))
-        return fewest * probe_cost(model, task, block)
-    if route == Route.gradient:
-        return 2.0 * model.n_heads * sizes.sequences * sizes.length * sizes.width * (sizes.length + sizes.width)
-    if route == Route.missing:
-        return float("inf")
-    outer = _outer_cost(model, sizes, block)
-    if route == Route.outputs:
-        return outer
-    scores = model.n_heads * sizes.length * (sizes.length + 1) / 2
-    return outer + 2 * scores * _pass_cost(model, sizes, block) + 2 * sizes.sequences**2 * scores**3
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    sequences: int
-    items: int
-    scored: int
-    length: int
-    width: int
-    inner: int
-    hidden: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, model: ModelConfig, task: TaskConfig) -> _Sizes:
-        m = with_defaults(model)
-        length = task.num_tokens
-        is_bare = kind(m.kind).structure == Structure.attention
-        scored = length if is_bare else task.num_scored
-        hidden = 0 if m.mlp == MLP.none or is_bare else m.d_mlp or 0
-        inner = m.n_heads * (m.d_head or 0)
-        return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden, task.vocabulary)
-
-
-def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:
-    """Return the cost of the Jacobians of the tail, and of the Gram matrices of items (half for symmetric blocks)."""
-    curved = model.norm != Norm.none and part != Part.H_o
-    tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else sizes.vocabulary)
-    tail += 6.0 * sizes.items * sizes.width**3 if curved else 0.0
-    row, col = (_side(model, sizes, matrix) for matrix in (block.row, block.col))
-    if block.is_diagonal:
-        items = 60 if model.n_layers == 1 and block.row in SCORE_LIKE else sizes.items
-        return tail + 0.8 * items**2 * row * col
-    return tail + sizes.items**2 * (1.4 * row * col + 60.0 * (row + col))
-
-
-def _side(model: ModelConfig, sizes: _Sizes, matrix: str) -> int:
-    """Return the number of outputs of a weight for an item, for all heads together."""
-    sides: dict[str, int] = {
-        Matrix.W_Q: sizes.inner,
-        Matrix.W_V: sizes.inner,
-        Matrix.W_O: sizes.width,
-        Matrix.W_in: sizes.hidden,
-        Matrix.W_out: sizes.width,
-        Matrix.W_U: sizes.vocabulary,
-    }
-    return sides.get(matrix, sizes.width * model.n_heads)
-
-
-def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
-    """Return the cost of one backward pass per output of a sequence, and of Gram matrices for pairs of sequences."""
-    rank = sizes.scored * sizes.vocabulary
-    sides = {_side(model, sizes, matrix) for matrix in (block.row, block.col)}
-    pairs = sizes.sequences**2 / 2 * sum(2.0 * rank * sizes.length * side * (rank + sizes.length) for side in sides)
-    return rank * _pass_cost(model, sizes, block) + pairs
-
-
-def probe_cost(model: ModelConfig, task: TaskConfig, block: Block) -> float:
-    """Return a rough operation count of one probe: one forward tangent, and backward products of H_o and H_f."""
-    return 3 * _pass_cost(model, _Sizes.of(model, task), block)
-
-
-def _pass_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
-    """Return the operations of one tangent from the layer of the block on; the last layer is at scored positions."""
-    above = model.n_layers - max(block.layer, 1)
-    if kind(model.kind).structure == Structure.tokens:
-        return 2.0 * sizes.items * (above + 1) * sizes.width**2
-    per_position = 4 * sizes.width * sizes.inner + 2 * sizes.width * sizes.hidden
-    return 2.0 * sizes.sequences * (sizes.length * above + sizes.scored) * per_position

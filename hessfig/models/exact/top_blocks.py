@@ -130,11 +130,8 @@ def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Square
 
 
 def _heads(layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]) -> Squares:
-    symmetric, labels = first is second, first.labels
-    matrices, inputs = _matrices(layer, first, second, parts, labels), (first.inputs, second.inputs)
-    if labels is not None:
-        inputs = kronecker.one_of_each(first.inputs, labels), kronecker.one_of_each(second.inputs, labels)
-    weights = _gram(inputs[0]) * _gram(inputs[1])
+    symmetric, weights = first is second, first.gram * second.gram
+    matrices = _matrices(layer, first, second, parts, first.labels)
     return _once(matrices, lambda item_matrices: kronecker_squared_norm(weights, item_matrices, symmetric=symmetric))
 
 
