@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.losses import Inside, is_convex
+from hessfig.curvature.losses import Inside, curvature_of_rounding, is_convex
 from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.errors import plain
@@ -26,6 +26,7 @@ class OutputCurvature:
         self.like = self._leaf.detach().new_empty(0, dtype=torch.float64)
         with torch.enable_grad():
             self._slope = gradients(objective.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
+        self.least = curvature_of_rounding(self._slope.detach(), self._leaf.detach())
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return B V."""
@@ -72,7 +73,7 @@ def why_no_split(objective: Objective) -> str:
                 lowest_pair = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
         except RuntimeError as error:
             return plain(f"the loss has no second derivative in the outputs: {error}")
-        if float(lowest_pair.values[0]) < -2 * _TOLERANCE * lowest_pair.scale:
-            lowest = float(lowest_pair.values[0])
+        lowest = float(lowest_pair.values[0])
+        if lowest < -2 * _TOLERANCE * lowest_pair.scale - operator.least:
             return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
     return ""

@@ -130,6 +130,16 @@ def no_mean(loss: Module) -> UserError:
     )
 
 
+def curvature_of_rounding(slope: Tensor, outputs: Tensor) -> float:
+    """Return the size of second derivatives in the outputs that rounding makes of a gradient dl/df: 100 eps |g| / |f|.
+
+    A loss may be linear up to rounding, such as log(exp(f)), whose second derivative is 1 - 1. Root mean squares are
+    taken; outputs below 1 count as 1, since they may cancel.
+    """
+    entries = max(outputs.numel(), 1) ** 0.5
+    return 100 * torch.finfo(outputs.dtype).eps * norm(slope) / max(norm(outputs), entries)
+
+
 def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
     """Return dl/df at `output`, detached, in the shape of `output`."""
     with torch.enable_grad():
@@ -242,9 +252,10 @@ def _shown_weights(
     pieces = slope.split([len(output) for output in outputs])
     shown = [_share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)]
     by_size = [1.0 if loss.reduction == "sum" else size / sum(sizes) for size in sizes]
-    if _add_up(by_size, singles, (whole, pieces)):
+    change = sum(float((piece * output).abs().sum()) for piece, output in zip(pieces, outputs, strict=True))
+    if _add_up(by_size, singles, (whole, pieces), change):
         return sizes, True
-    if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces)):
+    if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces), change):
         return shown, False
     values = first_few([f"{value:.6g}" for value, _ in singles])
     raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
@@ -271,16 +282,22 @@ def _share(piece: Tensor, own: Tensor) -> float:
 
 
 def _add_up(
-    shares: Sequence[float], singles: Sequence[tuple[float, Tensor]], whole: tuple[float, Sequence[Tensor]]
+    shares: Sequence[float],
+    singles: Sequence[tuple[float, Tensor]],
+    whole: tuple[float, Sequence[Tensor]],
+    change: float,
 ) -> bool:
+    """Whether value and gradient of the whole are the sums of those of the pieces, relative to the sizes of the terms.
+
+    A constant may make the value vanish: then its change counts if outputs change by their own size, |<g, f>|.
+    """
     counted = [(share, value, own) for share, (value, own) in zip(shares, singles, strict=True)]
-    value = sum(share * value for share, value, _ in counted if share)
+    terms = [share * value for share, value, _ in counted if share]
     rounding = LOSS.of(singles[0][1].dtype)
     off = [(piece - share * own if share else piece) for piece, (share, _, own) in zip(whole[1], counted, strict=True)]
     length = norm_of_all(whole[1], sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5)
-    return abs(value - whole[0]) <= rounding * max(abs(whole[0]), abs(value)) and all(
-        norm(one) <= rounding * length for one in off
-    )
+    size = max(abs(whole[0]), sum(map(abs, terms)), change)
+    return abs(sum(terms) - whole[0]) <= rounding * size and all(norm(one) <= rounding * length for one in off)
 
 
 def _apart(loss: Module, got: str, what: str) -> UserError:

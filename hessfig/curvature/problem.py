@@ -258,6 +258,8 @@ class Witness:
         What was taken where a user could have said otherwise: the weights of batches.
     constants : frozenset of str
         The parameters that autograd does not reach, such as those of a teacher under torch.no_grad().
+    size : float
+        Size of the terms of the loss (witness.Directions), since the loss may be zero; 0 if nothing was compared.
     """
 
     measured: str
@@ -268,6 +270,7 @@ class Witness:
     has_gradient: bool = True
     taken: Mapping[str, Any] = field(default_factory=dict)
     constants: frozenset[str] = frozenset()
+    size: float = 0.0
 
     def check_products(self, *, by_differences: bool) -> None:
         """Raise UserError if second derivatives cannot be computed in this way."""
@@ -415,6 +418,7 @@ class Suffix(nn.Module):
         self.inputs, self.outputs, self.targets = starts[0], outputs[0], objective.batch.targets
         self.every_output = outputs
         self._values = [float(self._value(k, one)) for k, one in enumerate(outputs)] if objective.witness else []
+        self._size = objective.witness.size if objective.witness else 0.0
         slopes = [
             output_gradient(self.loss, output, batch.targets) for output, batch in zip(outputs, batches, strict=True)
         ]
@@ -432,14 +436,14 @@ class Suffix(nn.Module):
         return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
 
     def check_held(self, number: int, outputs: Tensor) -> None:
-        """Raise UserError if the loss of a batch has changed since this object was created.
+        """Raise UserError if the loss of a batch has changed since this object was created, relative to its terms.
 
         A network of a user is copied, but its code and its loss may read variables that change elsewhere.
         """
         if not self._values:
             return
         was, now = self._values[number], float(self._value(number, outputs))
-        if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(abs(was), abs(now)):
+        if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(abs(was), abs(now), self._size):
             raise UserError(
                 "the function has changed since this operator was created: network or loss read other values",
                 got=f"a loss of {now:.9g}, and {was:.9g} before",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessfig.curvature.double_backward import length
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.losses import Inside, of_classes, single_weights
 from hessfig.curvature.problem import Batch, Layered, Objective, scored_outputs
-from hessfig.curvature.rounding import SINGLES
+from hessfig.curvature.rounding import LOSS, SINGLES
+from hessfig.curvature.witness import STEP, derivatives, leaves_of, step_of, terms_of
 from hessfig.errors import UserError, first_few, plain
 
 _NOISE = 1e3  # allowed rounding errors in the gradient of a parameter, relative to all gradients together
@@ -157,13 +160,23 @@ def single_gradients(objective: Objective, most: int | None = None) -> Iterator[
         if is_wanted:
             yield gradient
     mean = scale / len(every)
-    check_sum(whole, dict(zip(whole, (mean * total).split(lengths), strict=True)), (mean * sizes).tolist())
+    total_by_name = dict(zip(whole, (mean * total).split(lengths), strict=True))
+    check_sum(whole, total_by_name, (mean * sizes).tolist(), partial(_change, objective, whole))
+
+
+def _change(objective: Objective, here: Mapping[str, Tensor]) -> float:
+    """Return |g(w + d) - g(w)| |w| / |d|, which does not vanish at a perfect fit, where all gradients are rounding."""
+    at = leaves_of(objective, here)
+    steps = step_of({name: one.detach() for name, one in at.items()})
+    beside = {name: (one.detach() + steps[name]).requires_grad_() for name, one in at.items()}
+    there = derivatives(terms_of(objective, beside), beside, (), 1).slopes
+    return length(there[name] - one for name, one in here.items()) / STEP
 
 
 def check_alike(objective: Objective) -> None:
     """Raise UserError if samples of the batch have different weights, or interact in a network of a user."""
     weights = counted(objective, objective.batch).weights
-    if bool((weights != weights[0]).any()):
+    if bool(((weights - weights[0]).abs() > LOSS.double * weights.abs().max()).any()):
         raise UserError(
             "the samples have different weights in the loss: some targets are ignored, or have larger weights",
             got=f"weights of samples from {float(weights.min()):.4g} to {float(weights.max()):.4g}",
@@ -175,22 +188,28 @@ def check_alike(objective: Objective) -> None:
             pass
 
 
-def check_sum(whole: Mapping[str, Tensor], total: Mapping[str, Tensor], sizes: Sequence[float]) -> None:
+def check_sum(
+    whole: Mapping[str, Tensor],
+    total: Mapping[str, Tensor],
+    sizes: Sequence[float],
+    change: Callable[[], float] = float,
+) -> None:
     """Raise UserError if gradients of single samples do not add up to that of all; the error names the parameters.
 
-    `sizes` are the sums of the norms of the summands, parameter by parameter; rounding is relative to these. Gradients
-    that are not finite are not checked.
+    `sizes` are the sums of the norms of the summands, parameter by parameter; rounding is relative to these, and to the
+    `change` of the gradient under a step as long as the weights. Gradients that are not finite are not checked.
     """
     if not all(bool(gradient.isfinite().all()) for gradient in whole.values()):
         return
-    noise = _NOISE * torch.finfo(next(iter(whole.values())).dtype).eps * sum(sizes)
+    noise = _NOISE * torch.finfo(next(iter(whole.values())).dtype).eps
     wrong = dict[str, float]()
     for (name, gradient), size in zip(whole.items(), sizes, strict=True):
         off = float((gradient.double().flatten() - total[name].to(gradient.device).flatten()).norm())
-        if not off <= SINGLES.of(gradient.dtype) * size + noise:
-            wrong[name] = off / max(float(gradient.norm()), torch.finfo(torch.float64).tiny)
-    if wrong:
-        shares = [f"{name} by {share:.2g} of its length" for name, share in wrong.items()]
+        if not off <= SINGLES.of(gradient.dtype) * size + noise * sum(sizes):
+            wrong[name] = off
+    if wrong and not max(wrong.values()) <= noise * change():
+        lengths = {name: float(whole[name].norm()) for name in wrong}
+        shares = [f"{name} by {off / (lengths[name] or off):.2g} of its length" for name, off in wrong.items()]
         raise met(f"the gradients of single samples do not add up to that of the loss: off in {first_few(shares)}")
 
 

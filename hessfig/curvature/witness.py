@@ -35,7 +35,7 @@ _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
 _NO_FUNCTION = "is not that of a function: u.Hv differs from v.Hu"
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
-_STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
+STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
 Tensors = Mapping[str, Tensor]
 
 
@@ -71,7 +71,7 @@ class Directions:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor]) -> Directions:
-        """Return a random vector, a constant vector, and a step of length _STEP along another random vector."""
+        """Return a random vector, a constant vector, and a step of length STEP along another random vector."""
         signs = {name: _signs("v", name, one) for name, one in parameters.items()}
         ones = {name: torch.ones_like(one) for name, one in parameters.items()}
         count = sum(one.numel() for one in parameters.values())
@@ -81,10 +81,35 @@ class Directions:
         """Return the vectors in the types of the leaves."""
         return [{name: vector[name].to(one) for name, one in leaves.items()} for vector in self.vectors]
 
+    def size_of_terms(self, here: Derivatives) -> float:
+        """Return the size of the terms of a value, as the function of this name, from its derivatives at one point.
+
+        max(|f|, r |g|, r^2 |v.H v|) with r = |w| / |v|: the change under a step as long as the weights.
+        """
+        size = max(abs(float(here.value)), self.ratio * length(here.slopes.values()))
+        for vector, product in zip(self.vectors, here.products, strict=False):
+            bend = inner([vector[name].to(one) for name, one in product.items()], [*product.values()])
+            size = max(size, self.ratio**2 * abs(float(bend)))
+        return size
+
 
 def step_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a step of length _STEP, relative to each parameter, along a random vector."""
-    return {name: _STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
+    """Return a step of length STEP, relative to each parameter, along a random vector."""
+    return {name: STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
+
+
+def size_of_terms(here: Tensor, beside: Tensor) -> float:
+    """Return the size of the terms that make up some numbers, from their values at the weights and one step away.
+
+    max(|f(w)|, |f(w + d)|, |f(w + d) - f(w)| / STEP), the largest finite entry of each. Terms may cancel in a value,
+    which is then a rounding error of either sign; they do not cancel in its change under a step as long as the weights.
+    """
+    return max(peak(here), peak(beside), peak(beside - here) / STEP)
+
+
+def peak(tensor: Tensor) -> float:
+    """Return the largest finite entry in size; 0 if there is none."""
+    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) if tensor.numel() else 0.0
 
 
 def _signs(word: str, name: str, like: Tensor) -> Tensor:

@@ -12,7 +12,14 @@ from torch.func import functional_call
 from hessfig.curvature.approximations.maps import MAPS, UnfoldedMap
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
-from hessfig.curvature.losses import CrossEntropy, class_weights, divisor, output_gradient, takes_numbers
+from hessfig.curvature.losses import (
+    CrossEntropy,
+    class_weights,
+    curvature_of_rounding,
+    divisor,
+    output_gradient,
+    takes_numbers,
+)
 from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
 from hessfig.curvature.rounding import LOSS, SINGLES, norm
 from hessfig.curvature.samples import alone, check_sum, counted, met
@@ -111,7 +118,8 @@ class OutputSide:
             return self._weighted(root.flatten(2)).view_as(root)
         hessian = self._hessian(self.raw)
         values, vectors = torch.linalg.eigh(hessian)
-        if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()):
+        least = curvature_of_rounding(self.slopes, self.raw)
+        if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()) - least:
             raise self._refusal("is not convex in the outputs")
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
@@ -154,7 +162,8 @@ class OutputSide:
         weights = even.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / max(1 - 1 / classes, 0.5)  # of one class: 0
         shaped = weights[..., None, None] * (chances.diag_embed() - chances[..., None] * chances[..., None, :])
         is_so = float((here - shaped).norm()) <= LOSS.of(here.dtype) * float(weights.norm())
-        return (weights, 1.0) if is_so and bool((weights >= 0).all()) else None
+        counting = weights * (weights.abs() > 100 * torch.finfo(weights.dtype).eps * weights.abs().max())
+        return (counting, 1.0) if is_so and bool((counting >= 0).all()) else None
 
     @property
     def terms(self) -> float:
@@ -321,7 +330,8 @@ class OutputSide:
             (product,) = gradients((slope * factors).sum(), [leaf])
         hessian = torch.stack(rows, dim=-2)
         off = (hessian @ factors[..., None]).squeeze(-1) - product
-        if norm(off) > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5:
+        rounding = curvature_of_rounding(slope.detach(), at) * hessian.numel() ** 0.5
+        if norm(off) > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5 + rounding:
             raise self._refusal("couples positions, or its classes are not the last axis")
         return self.share * hessian.reshape(*self.outputs.shape, -1)
 

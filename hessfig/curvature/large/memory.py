@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hessfig.curvature.problem import Batch, Objective, evaluating
-from hessfig.curvature.rounding import SINGLES, norm
+from hessfig.curvature.rounding import SINGLES
 from hessfig.curvature.samples import BySample, alone, by_sample, counted, met
-from hessfig.curvature.witness import leaves_of, step_of, terms_of
+from hessfig.curvature.witness import leaves_of, size_of_terms, step_of, terms_of
 from hessfig.errors import UserError
 
 HOST_BYTES = 8e9  # what products take on the host, unless another bound is given
@@ -149,36 +149,47 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
     """Raise UserError if samples interact: at the weights, or a step away, where a weight that is zero here is not.
 
     Outputs of pieces are compared with those of a batch; of networks that are functions of the samples, the losses.
+    Differences are relative to the terms of both points (witness.size_of_terms), since terms may cancel at one.
     """
     parameters = {name: one for name, one in objective.network.named_parameters() if one.is_floating_point()}
     here = leaves_of(objective, parameters)
     steps = step_of({name: one.detach() for name, one in here.items()})
-    for at in (here, {name: (one + steps[name]).detach().requires_grad_() for name, one in here.items()}):
-        if isinstance(objective.network, BySample):
-            _check_value(objective, split, at)
-        else:
-            for batch in objective.batches:
-                _check_apart(objective, batch, samples, at)
+    points = (here, {name: (one + steps[name]).detach().requires_grad_() for name, one in here.items()})
+    if isinstance(objective.network, BySample):
+        _check_value(objective, split, points)
+    else:
+        for batch in objective.batches:
+            _check_apart(objective, batch, samples, points)
 
 
-def _check_value(objective: Objective, split: Objective, at: dict[str, Tensor]) -> None:
+def _check_value(objective: Objective, split: Objective, points: Sequence[dict[str, Tensor]]) -> None:
+    """Raise UserError if losses of pieces do not add up to those of batches, relative to the sizes of all terms."""
     with alone():
-        losses = [[float(term().detach()) for term in terms_of(one, at)] for one in (objective, split)]
-    whole, pieces = map(math.fsum, losses)
-    size = max(math.fsum(map(abs, some)) for some in losses)  # terms of both signs may cancel
-    if abs(pieces - whole) > SINGLES.of(objective.dtype) * size:
-        raise met(f"a loss of {pieces:.9g} from pieces, and of {whole:.9g} from all samples")
+        losses = [
+            [[float(term().detach()) for term in terms_of(one, at)] for one in (objective, split)] for at in points
+        ]
+    wholes, pieces = ([math.fsum(some[k]) for some in losses] for k in range(2))
+    terms = max(math.fsum(map(abs, some)) for both in losses for some in both)
+    size = max(terms, size_of_terms(*map(torch.tensor, wholes)))
+    for whole, sum_of_pieces in zip(wholes, pieces, strict=True):
+        if abs(sum_of_pieces - whole) > SINGLES.of(objective.dtype) * size:
+            raise met(f"a loss of {sum_of_pieces:.9g} from pieces, and of {whole:.9g} from all samples")
 
 
-def _check_apart(objective: Objective, batch: Batch, samples: int, at: dict[str, Tensor]) -> None:
+def _check_apart(objective: Objective, batch: Batch, samples: int, points: Sequence[dict[str, Tensor]]) -> None:
+    """Raise UserError if outputs of pieces of a batch are not those of the batch, relative to the outputs' terms."""
     if len(batch.inputs) <= samples:
         return
-    with evaluating(objective.network), alone():
-        outputs_of = partial(functional_call, objective.network, at)
-        whole = outputs_of((batch.inputs,)).detach()
-        outputs = torch.cat([outputs_of((piece,)).detach() for piece in batch.inputs.split(samples)])
-        off = norm(outputs - whole) if outputs.shape == whole.shape else float("inf")
-    if off > SINGLES.of(whole.dtype) * norm(whole):
+    wholes, offs = list[Tensor](), list[float]()
+    for at in points:
+        with evaluating(objective.network), alone():
+            outputs_of = partial(functional_call, objective.network, at)
+            whole = outputs_of((batch.inputs,)).detach()
+            outputs = torch.cat([outputs_of((piece,)).detach() for piece in batch.inputs.split(samples)])
+        wholes.append(whole)
+        offs.append(float((outputs - whole).abs().max()) if outputs.shape == whole.shape else math.inf)
+    allowed = SINGLES.of(wholes[0].dtype) * size_of_terms(*wholes)
+    if any(off > allowed for off in offs):
         raise met(f"outputs of {samples} samples that differ from those of all {len(batch.inputs)}")
 
 

@@ -99,7 +99,8 @@ def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, 
         return None, outputs
     module, features, _ = calls[0]
     mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
-    is_same = norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * norm(outputs)
+    terms = norm(features) * norm(module.weight.detach()) + norm(outputs)  # terms of W x + b may cancel
+    is_same = norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * terms
     return module if is_same else None, outputs
 
 
@@ -238,9 +239,15 @@ class LargeNetwork:
         return VocabularyReadout(matrix, labels[labels != IGNORED], self.head.labels.divisor(labels) / share)
 
     def _check_same(self, number: int, features: Tensor) -> None:
-        size = norm(features)
+        """Raise UserError if the features of a batch have another length than the first time.
+
+        Outputs may be zero up to rounding, also those that are a loss: their length is compared beside the size of the
+        terms of the loss.
+        """
+        size, witness = norm(features), self.problem.witness
         was = self._sizes.setdefault(number, size)
-        if abs(size - was) > 100 * torch.finfo(features.dtype).eps * max(size, was):
+        terms = witness.size if witness and self.head is None else 0.0
+        if abs(size - was) > 100 * torch.finfo(features.dtype).eps * max(size, was, terms):
             raise UserError(
                 "the function has changed since this operator was created: network or loss read other values",
                 got=f"features of length {size:.9g}, and {was:.9g} before",

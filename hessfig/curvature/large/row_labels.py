@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.rounding import norm
+from hessfig.curvature.witness import peak
 
 _SCALES = (1.0, 0.5)  # outputs are compared as they are, and scaled
 _DIGITS = 100  # allowed rounding errors of values and gradients, in the precision of the type
@@ -97,7 +99,7 @@ class LabelSearch:
             own = [_value_and_slope(self._loss, scale * outputs, targets) for scale in _SCALES]
         except (RuntimeError, TypeError, ValueError, IndexError):  # it takes outputs of another form
             return
-        is_counted = own[0][1].flatten(0, -2).count_nonzero(dim=1) > 0
+        is_counted = sum(slope.flatten(0, -2).count_nonzero(dim=1) for _, slope in own) > 0
         for shifted in (False, True) if targets.ndim == 2 and targets.shape == outputs.shape[:-1] else (False,):
             rows = Labels(shifted).of(targets)
             counted, left = ({*rows[chosen].unique().tolist()} for chosen in (is_counted, ~is_counted))
@@ -105,7 +107,8 @@ class LabelSearch:
             for is_sum in (False, True):
                 labels = Labels(shifted, is_sum, tuple(left - counted))
                 others = (_value_and_slope(labels.cross_entropy, scale * outputs, targets) for scale in _SCALES)
-                if all(map(_agree, own, others)):
+                rows_over_divisor = float((labels.of(targets) != IGNORED).sum()) / labels.divisor(labels.of(targets))
+                if all(map(partial(_agree, peak(outputs), rows_over_divisor), own, others)):
                     yield replace(labels, ignored=()), (counted, left)
 
 
@@ -118,7 +121,13 @@ def _value_and_slope(
         return float(value.detach()), torch.autograd.grad(value, leaf)[0]
 
 
-def _agree(one: tuple[float, Tensor], other: tuple[float, Tensor]) -> bool:
+def _agree(largest: float, rows: float, one: tuple[float, Tensor], other: tuple[float, Tensor]) -> bool:
+    """Whether values and gradients are equal up to rounding of their terms.
+
+    A row's loss logsumexp(f) - f_y is a difference of numbers as large as its outputs, and its gradient q - y one of
+    probabilities; both cancel where the softmax saturates. `rows` is the number of rows over the divisor.
+    """
     allowed = _DIGITS * torch.finfo(one[1].dtype).eps
-    is_same_value = abs(one[0] - other[0]) <= allowed * abs(one[0])
-    return is_same_value and norm(one[1] - other[1]) <= allowed * norm(one[1])
+    count = max(1, one[1].shape[:-1].numel())
+    is_same_value = abs(one[0] - other[0]) <= allowed * max(abs(one[0]), rows * largest)
+    return is_same_value and norm(one[1] - other[1]) <= allowed * max(norm(one[1]), rows / count**0.5)

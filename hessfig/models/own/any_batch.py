@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import inf
@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.problem import evaluating
 from hessfig.curvature.rounding import SINGLES
 from hessfig.curvature.samples import met
+from hessfig.curvature.witness import peak, size_of_terms, step_of
 from hessfig.errors import first_few, plain
 from hessfig.models.own.in_place import in_its_place
 from hessfig.models.own.own_checks import shape_of
@@ -103,6 +106,7 @@ class _Fit:
 
 Read = Callable[[Any, Any], Tensor]
 _MOST_CHOICES = 256  # the most choices of axes that are tried
+_DIGITS = 1e5  # allowed rounding errors, in the precision of the type: below them two choices fit equally well
 
 
 class Rows(Shell):
@@ -139,11 +143,14 @@ class Rows(Shell):
         """Return the network as a function of some of the samples.
 
         Which axis of which tensor runs over samples is shown by the outputs: those of every sample alone are compared
-        with those of all, for every choice of axes of that length. Raises UserError where none does.
+        with those of all, for every choice of axes of that length. They are compared one step away from the weights,
+        where terms that cancel at the weights do not. Raises UserError where no choice fits.
         """
+        parameters = {name: one.detach() for name, one in self.named_parameters() if one.is_floating_point()}
+        beside = {name: parameters[name] + step for name, step in step_of(parameters).items()}
         with evaluating(self._inside[0]):
             network = Rows(self._inside[0], self.given, self._read)
-            fits = [self._fit(batch) for batch in self.given]
+            fits = [self._fit(batch, beside) for batch in self.given]
             network._along, network.is_sum = [fit.axes for fit in fits], all(fit.is_sum for fit in fits)
             return network
 
@@ -158,41 +165,47 @@ class Rows(Shell):
         with in_its_place(self._inside[0]):
             return self._read(self._inside[0](*own.arguments, **own.words), own.targets)
 
-    def _fit(self, one: Given) -> _Fit:
-        """Return the likeliest choice of those that are equal to all up to rounding."""
-        whole = self._shown(one.mapped(torch.clone))
+    def _fit(self, one: Given, beside: Mapping[str, Tensor]) -> _Fit:
+        """Return the likeliest choice of those that are equal to all up to rounding, with the parameters `beside`."""
+        whole = self._shown(one, beside)
+        size = size_of_terms(self._shown(one), whole)
         *given, targets = (_axes_of(tensor, one.size) for _, tensor in one.tensors)
         choices = islice(product(*given, targets[:1]), _MOST_CHOICES)  # targets have their samples first
-        fits = [self._fit_of(one, axes, whole) for axes in choices]
+        fits = [self._fit_of(one, axes, whole, size, beside) for axes in choices]
         least = min(fit.off for fit in fits)
         if least <= SINGLES.of(whole.dtype):
-            return next(fit for fit in fits if fit.off <= max(10 * least, 1e3 * torch.finfo(whole.dtype).eps))
+            return next(fit for fit in fits if fit.off <= max(10 * least, _DIGITS * torch.finfo(whole.dtype).eps))
         shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in one.tensors]
         raise met(f"no choice of axes gives single samples the outputs they have among all; given {first_few(shapes)}")
 
-    def _fit_of(self, one: Given, axes: Axes, whole: Tensor) -> _Fit:
-        """Return how far outputs of single samples are from those of all, over the largest.
+    def _fit_of(self, one: Given, axes: Axes, whole: Tensor, size: float, beside: Mapping[str, Tensor]) -> _Fit:
+        """Return how far outputs of single samples are from those of all, relative to the `size` of their terms.
 
-        Of a loss, which has no axis of samples, their mean or their sum.
+        Of a loss, which has no axis of samples, their mean or their sum; losses of samples may have both signs, and
+        count by their sizes. If neither a mean nor a sum is excluded, the choice does not fit.
         """
-        nothing = _Fit(axes, inf)
-        outputs, size = list[Tensor](), float(whole.nan_to_num().abs().max()) or 1.0
+        nothing, most = _Fit(axes, inf), SINGLES.of(whole.dtype)
+        outputs = list[Tensor]()
         for row in range(one.size):
             try:
-                outputs.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes)))
+                outputs.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes), beside))
             except Exception:  # whatever it raises: this is not what the network takes
                 return nothing
-            if len(whole) == one.size and not _far(outputs[-1], whole[row : row + 1]) <= SINGLES.of(whole.dtype) * size:
+            if len(whole) == one.size and not _off(far(outputs[-1], whole[row : row + 1]), size) <= most:
                 return nothing
         alone = torch.cat(outputs)
         if len(whole) == one.size:
-            return _Fit(axes, _far(alone, whole) / size)
-        together = (alone.mean(0, keepdim=True), alone.sum(0, keepdim=True))
-        of_mean, of_sum = (_far(each, whole) / size for each in together)
+            return _Fit(axes, _off(far(alone, whole), size))
+        of_mean = _off(far(alone.mean(0, keepdim=True), whole), max(size, peak(alone.abs().mean(0))))
+        of_sum = _off(far(alone.sum(0, keepdim=True), whole), max(size, peak(alone.abs().sum(0))))
+        if one.size > 1 and 0.0 < max(of_mean, of_sum) <= most:
+            return nothing
         return _Fit(axes, min(of_mean, of_sum), is_sum=of_sum < of_mean)
 
-    def _shown(self, one: Given) -> Tensor:
-        outputs = self._outputs(one).detach()
+    def _shown(self, one: Given, at: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the outputs of a batch with the parameters `at`, or with those of the network."""
+        run = Evaluated(self, lambda network: network._outputs(one))
+        outputs = functional_call(run, {f"network.{name}": tensor for name, tensor in (at or {}).items()}, ()).detach()
         return outputs if outputs.ndim else outputs[None]
 
     def train(self, mode: bool = True) -> Rows:
@@ -212,7 +225,11 @@ def _axes_of(tensor: Tensor, size: int) -> list[int | None]:
     return [0, None, *axes[1:]] if 0 in axes else [None, *axes]
 
 
-def _far(first: Tensor, other: Tensor) -> float:
+def _off(far: float, size: float) -> float:
+    return far / size if size else far
+
+
+def far(first: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors, where nan equals nan; inf if their shapes differ."""
     if first.shape != other.shape:
         return inf

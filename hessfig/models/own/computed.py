@@ -367,12 +367,12 @@ class Computing:
             values = [loss.first_value(number, one) for number, one in enumerate(computed.first_values())]
         problem = self._problem(computed, loss)
         value = sum(share * float(one) for share, one in zip(problem.shares, values, strict=True))
-        refusal = _refusal(problem, value)
+        refusal, size = _refusal(problem, value)
         taken = {"batches": len(values), "batch_weights": _shown(self.weights)}
         if computed.draws:
             taken["random"] = "global generators start every call from the same state"
         has_gradient = refusal is None or refusal.remedy == DIFFERENCES
-        witness = Witness(WAY, taken=taken, refusal=refusal, has_gradient=has_gradient)
+        witness = Witness(WAY, taken=taken, refusal=refusal, has_gradient=has_gradient, size=size)
         return Built(replace(problem, witness=witness), dict(enumerate(problem.shares)))
 
     def _problem(self, computed: Computed, loss: nn.Module) -> Objective:
@@ -478,23 +478,23 @@ def _raised(function: Any, error: BaseException, batch: Any, real: torch.dtype) 
     )
 
 
-def _refusal(problem: Objective, value: float) -> UserError | None:
-    """Return an error if second derivatives by autograd are not those of the function.
+def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]:
+    """Return an error if second derivatives by autograd are not those of the function; and the size of its terms.
 
     Products must be symmetric, and equal to differences of gradients (witness.refusal_of). Raises UserError if the
     function changes from its first `value`, has no gradient, or does not depend on parameters.
     """
     named = {name: one.detach() for name, one in problem.network.named_parameters() if one.is_floating_point()}
-    leaves = leaves_of(problem, named)
-    vectors = Directions.of(named).like(leaves)
+    leaves, directions = leaves_of(problem, named), Directions.of(named)
+    vectors = directions.like(leaves)
     try:
         here = derivatives(terms_of(problem, leaves), leaves, vectors, 2)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise no_derivative(error, "compute_loss has no gradient in torch") from error
-    again = float(here.value)
-    if abs(again - value) > LOSS.of(problem.dtype) * max(abs(again), abs(value)):
+    again, size = float(here.value), directions.size_of_terms(here)
+    if abs(again - value) > LOSS.of(problem.dtype) * max(abs(value), size):
         raise UserError(
             "compute_loss is not a function: it changes from call to call",
             got=f"{value:.9g}, then {again:.9g}, with the same parameters and batches",
@@ -508,7 +508,7 @@ def _refusal(problem: Objective, value: float) -> UserError | None:
             allowed="a loss that autograd can follow back to the parameters of the network it is given",
             remedy="remove .detach(), .item() and torch.no_grad(); call the network that is the first argument",
         )
-    return refusal_of(problem, here, vectors)
+    return refusal_of(problem, here, vectors), size
 
 
 def _is_equal(first: Tensor, other: Tensor) -> bool:

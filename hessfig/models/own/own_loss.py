@@ -15,14 +15,18 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from hessfig.curvature.losses import IGNORED, LOSSES, Called, CrossEntropy, Inside, SquaredError
+from hessfig.curvature.rounding import OUTPUTS
+from hessfig.curvature.witness import peak
 from hessfig.errors import UserError, did_you_mean, first_few, plain
-from hessfig.models.own.any_batch import LABELS, Given, Rows
+from hessfig.models.own.any_batch import LABELS, Given, Rows, far
 from hessfig.models.own.batches import read_batches
 from hessfig.models.own.border import Asked
 from hessfig.models.own.copies import cast_module, copied
 from hessfig.models.own.own_checks import Raised, check_mode, shape_of, words_of
 
-_ULPS = 4  # allowed difference of a loss to a known loss, before derivatives are compared
+# Allowed difference of a loss to a known loss, relative to its terms, before derivatives are compared: sums of many
+# terms in another order (rows that do not count left out, or zero) differ by some units in the last place.
+_ULPS = 32
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,8 @@ class ForeignCall:
     def _candidate(self, known: KnownLoss, batch: Given, result: Any, own: Tensor) -> LossCandidate | None:
         """Return a known loss of a batch; None if it does not fit, or if its value differs from the network's own loss.
 
-        It is computed in the type of the network's own loss, which may be float32 whatever the type of the weights.
+        It is computed in the type of the network's own loss, which may be float32 whatever the type of the weights. The
+        difference is relative to the terms of the loss: of a perfect fit, outputs and targets are larger than the loss.
         """
         output = self._selected(result)
         if output is None or own.dtype not in (torch.float32, torch.float64):
@@ -188,7 +193,8 @@ class ForeignCall:
         except (RuntimeError, ValueError, IndexError):
             return None
         off = _ULPS * torch.finfo(own.dtype).eps
-        is_own = torch.isclose(candidate.value, own, rtol=off, atol=0.0, equal_nan=True).all()
+        terms = own.abs().max() + candidate.size
+        is_own = torch.isclose(candidate.value, own, rtol=0.0, atol=off * float(terms), equal_nan=True).all()
         return candidate if is_own else None
 
     def _bare(self) -> list[Given]:
@@ -204,11 +210,9 @@ class ForeignCall:
             output, shown = self._selected(_called(self.network, batch)), self._selected(result)
         except UserError:
             return False
-        return output is not None and shown is not None and _is_equal(output, shown)
-
-
-def _is_equal(first: Tensor, other: Tensor) -> bool:
-    return first.shape == other.shape and bool(torch.isclose(first, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+        if output is None or shown is None:
+            return False
+        return far(output, shown) <= OUTPUTS.of(shown.dtype) * peak(shown)  # outputs may be computed in another order
 
 
 def _takes_labels(network: nn.Module, batch: Given) -> bool:
@@ -286,11 +290,12 @@ def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
 
 
 class LossCandidate(NamedTuple):
-    """A known loss that may be the network's own loss: its value, its targets, and the loss itself."""
+    """A known loss that may be the network's own loss: its value, its targets, the loss, and the size of its terms."""
 
     value: Tensor
     targets: Tensor
     loss: nn.Module
+    size: float
 
 
 KnownLoss = Callable[[Tensor, Tensor], LossCandidate]  # of an output and the targets
@@ -304,7 +309,7 @@ def _next_token(output: Tensor, targets: Tensor) -> LossCandidate:
 def _each_token(output: Tensor, targets: Tensor) -> LossCandidate:
     if targets.is_floating_point() or targets.shape != output.shape[:-1]:
         raise ValueError("no classes")
-    return LossCandidate(CrossEntropy()(output, targets), targets, CrossEntropy())
+    return LossCandidate(CrossEntropy()(output, targets), targets, CrossEntropy(), peak(output))
 
 
 def _numbers(output: Tensor, targets: Tensor) -> LossCandidate:
@@ -317,7 +322,8 @@ def _yes_or_no(output: Tensor, targets: Tensor) -> LossCandidate:
 
 def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> LossCandidate:
     shaped = targets.to(output.dtype).view_as(output)
-    return LossCandidate(loss(output, shaped), shaped, loss)
+    size = peak(output) if isinstance(loss, nn.BCEWithLogitsLoss) else float(loss(output, -shaped))
+    return LossCandidate(loss(output, shaped), shaped, loss, size)
 
 
 _KNOWN: tuple[KnownLoss, ...] = (_next_token, _each_token, _numbers, _yes_or_no)

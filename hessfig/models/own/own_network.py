@@ -9,6 +9,7 @@ from torch import nn
 
 from hessfig.curvature.losses import Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
 from hessfig.models.own.any_batch import KeptInputs
 from hessfig.models.own.batches import tensor_batches
@@ -69,7 +70,10 @@ def _built(asked: Asked, network: nn.Module, loss: nn.Module, batches: list[Batc
 
 
 def _weighed(batches: list[Batch], weights: list[float]) -> list[Batch]:
-    """Return the batches that count, with the divisors of their means, unless these are proportional to samples."""
+    """Return the batches that count, with the divisors of their means, unless these are proportional to samples.
+
+    Divisors that are sums of class weights are so up to rounding.
+    """
     counted = [(batch, weight) for batch, weight in zip(batches, weights, strict=True) if weight]
     if not counted:
         raise UserError(
@@ -79,6 +83,7 @@ def _weighed(batches: list[Batch], weights: list[float]) -> list[Batch]:
             remedy="leave ignored samples out",
         )
     sizes = [len(batch.inputs) for batch, _ in counted]
-    if all(one * sizes[0] == counted[0][1] * size for (_, one), size in zip(counted, sizes, strict=True)):
+    each = [weight / size for (_, weight), size in zip(counted, sizes, strict=True)]
+    if max(each) - min(each) <= LOSS.double * max(each):
         return [batch for batch, _ in counted]
     return [replace(batch, weight=float(one)) for batch, one in counted]

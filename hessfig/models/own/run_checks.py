@@ -14,7 +14,10 @@ from torch.func import functional_call
 from hessfig.curvature.double_backward import no_derivative, steps_of
 from hessfig.curvature.losses import CrossEntropy, takes_numbers
 from hessfig.curvature.problem import Batch
+from hessfig.curvature.rounding import OUTPUTS
+from hessfig.curvature.witness import peak
 from hessfig.errors import UserError
+from hessfig.models.own.any_batch import far
 from hessfig.models.own.own_checks import Raised, oddity, shape_of, words_of
 
 _REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
@@ -24,7 +27,7 @@ _ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor o
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
     """Check network and loss in a run, and return the outputs.
 
-    Outputs must be a tensor, equal in two calls, and the loss must be differentiable in them.
+    Outputs must be a tensor, equal in two calls up to rounding, and the loss must be differentiable in them.
     """
     outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
     if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
@@ -34,7 +37,7 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             allowed="a tensor, floating point",
             remedy="outputs='NAME' of one of several, such as outputs='logits', or wrap it in a module that returns it",
         )
-    if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
+    if not far(outputs, again) <= OUTPUTS.of(outputs.dtype) * peak(outputs):  # a card adds in any order
         raise UserError(
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
@@ -137,18 +140,20 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
             _misfit(outputs, targets, f"it returned {shape_of(value)}")
         if value.requires_grad:
             of_outputs = partial(torch.autograd.grad, value, allow_unused=True)
-            if _called("the loss's backward pass", of_outputs, leaf)[0] is None:
+            slope = _called("the loss's backward pass", of_outputs, leaf)[0]
+            if slope is None:
                 raise UserError(
                     "the loss does not depend on the network's outputs",
                     got=f"{float(value.detach()):.6g}",
                     allowed="a loss of outputs and targets",
                     remedy="use its first argument",
                 )
-            again = float(_called("the loss", loss, leaf, targets).detach())
-            if again != float(value.detach()) and again == again:
+            first, again = (float(one.detach()) for one in (value, _called("the loss", loss, leaf, targets)))
+            terms = max(abs(first), float((slope * leaf.detach()).abs().sum()))  # which may cancel in the value
+            if abs(again - first) > OUTPUTS.of(leaf.dtype) * terms:
                 raise UserError(
                     "the loss is random: it changes from call to call",
-                    got=f"{float(value.detach()):.6g}, then {again:.6g}, of the same outputs and targets",
+                    got=f"{first:.6g}, then {again:.6g}, of the same outputs and targets",
                     allowed="a loss that depends only on outputs and targets",
                     remedy="draw its random numbers once, before: noise = torch.randn(...), and let the loss use noise",
                 )

@@ -188,6 +188,7 @@ class Witnessing:
             refusal=refusal,
             has_gradient=refusal is None or refusal.remedy == DIFFERENCES,
             constants=frozenset(here.slopes) - here.reached,
+            size=self.own.directions.size_of_terms(here),
         )
 
     def _of_few(self, built: Built) -> Witness | None:
@@ -211,7 +212,8 @@ class Witnessing:
             here = seen.here
             del seen  # as large as several networks
             is_refused = self._refusal(objective, here) or self._lost(objective, here, own, whole)
-            return None if is_refused else Witness(self.route.words, off)
+            size = self.own.directions.size_of_terms(here)
+            return None if is_refused else Witness(self.route.words, off, size=size)
         return None
 
     def _apart_in_value(self, built: Built, seen: _Comparison) -> dict[str, float]:

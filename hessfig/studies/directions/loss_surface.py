@@ -46,6 +46,7 @@ class Surface:
         self._flat = parameters_to_vector(parameters.values()).detach().clone()
         self.start = self._of(self._flat)
         self.rounding = 1e3 * torch.finfo(objective.dtype).eps
+        self.size = objective.witness.size if objective.witness else 0.0
 
     @property
     def dim(self) -> int:
@@ -128,16 +129,17 @@ class ExpansionRule:
 
     The expansion P departs from the loss L at the first point t with |L(t) - P(t)| > share * C(t), where C(t) is the
     largest |L(s) - L(0)| for s up to t. The criterion uses the largest change so far, because the change at t is zero
-    where the loss returns to its first value. Gaps below `rounding` times |L(0)| are ignored; a loss that is not finite
-    counts as departed.
+    where the loss returns to its first value. Gaps below `rounding` times the loss are ignored; one that is not finite
+    counts as departed. Where terms cancel in L(0), their `size` counts (problem.Witness).
     """
 
     share: float
     rounding: float
+    size: float = 0.0
 
     def is_off(self, gap: float, change: float, start: float) -> bool:
         """Whether a gap is too large; nan counts as too large."""
-        return not abs(gap) <= self.share * change + self.rounding * abs(start)
+        return not abs(gap) <= self.share * change + self.rounding * max(abs(start), self.size)
 
     def horizon(self, losses: Sequence[float], expansion: Sequence[float]) -> float:
         """Return the first place at which the expansion has departed, or infinity if there is none."""

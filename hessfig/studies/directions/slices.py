@@ -51,7 +51,7 @@ class _Axes:
     def __init__(self, surface: Surface, request: Request) -> None:
         self.surface, self.request = surface, request
         settings = request.at.config.directions
-        self.rule = ExpansionRule(settings.departure, surface.rounding)
+        self.rule = ExpansionRule(settings.departure, surface.rounding, surface.size)
 
     @cached_property
     def here(self) -> LossPoint:

@@ -39,7 +39,7 @@ def descent(objective: Objective, request: Request) -> Measured:
     largest, converged = _largest_eigenvalue(surface, request)
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
-    rule = ExpansionRule(settings.departure, surface.rounding)
+    rule = ExpansionRule(settings.departure, surface.rounding, surface.size)
     numbers = {
         "rate": rate,
         "horizon": rule.horizon(course["losses"], course["model_losses"]) if math.isfinite(rate) else math.nan,
