@@ -126,11 +126,14 @@ def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> st
         return f"the powers of model.kind={architecture.kind} have not been counted"
     if part not in (Part.H, Part.H_o, Part.H_f):
         return f"{part} is split at the scores, and only the split at the outputs is counted"
-    strange = [name for name in (block.row, block.col) if name not in (*Matrix, TIED)]
+    names = {block.row, block.col}
+    strange = sorted(names - {*Matrix, TIED})
     if strange:
         return f"{strange[0]} is no single weight of the paper's networks"
     if block.is_across:
         return "the two weights belong to different layers"
+    if architecture.attention == Attention.kernel and architecture.most_keys == 1 and not names <= _OF_VALUES:
+        return "kernel attention over a single key is one up to rounding"
     output = Output(block, architecture, Regime.small_sigma)
     output.series()
     missing = [name for name in (block.row, block.col) if name not in output.met]
@@ -185,6 +188,7 @@ def _is_exact(part: Part, architecture: Architecture, terms: list[tuple[float, s
 
 
 _ATTENTION_WEIGHTS = frozenset({Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V})
+_OF_VALUES = frozenset(Matrix) - {Matrix.W_Q, Matrix.W_K, Matrix.W_QK} | {TIED}
 _COUNTING = "power counting (not in the paper)"
 _PRINTED = Architecture()
 

@@ -1,7 +1,8 @@
 """Terms that are no polynomials of the scores: the second theorem, what the first one said of them, its conditions."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,3 +165,51 @@ def test_the_table_of_the_page_is_the_theorem() -> None:
         found = mixing_exponents(polynomials, non_polynomial=[float(other)])
         H = [found[Part.H, one, one] for one in (V, Q)]
         assert [float(value), float(query), float(gap)] == [*H, H[1] - H[0]], name
+
+
+def _slopes(weights: Callable[[torch.Tensor], torch.Tensor], sigma: float) -> tuple[float, float]:
+    """Return the exponents of H(V, V) and H(Q, Q) of one layer near sigma, in plain PyTorch."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((5, 4), (4, 3), (4, 3), (4, 4), (5, 4))
+    inputs, query, key, value, targets = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes
+    )
+
+    def norms(scale: float) -> torch.Tensor:
+        tokens = scale * inputs
+
+        def loss(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return (weights(tokens @ query @ key.T @ tokens.T) @ tokens @ value - targets).square().mean()
+
+        blocks = (torch.func.hessian(loss, 1)(query, value), torch.func.hessian(loss, 0)(query, value))
+        return torch.stack([block.norm() for block in blocks])
+
+    step = 1.05
+    growth = (norms(sigma * step) / norms(sigma / step)).log() / (2 * math.log(step))
+    return float(growth[0]), float(growth[1])
+
+
+def test_a_term_that_is_linear_on_pieces_does_not_count_where_terms_must_bend() -> None:
+    stated = mixing_exponents([1, 2])
+    assert (stated[Part.H, V, V], stated[Part.H, Q, Q]) == (6, 5)
+    found = _slopes(lambda s: torch.relu(s) / (1 + torch.relu(s).sum(-1, keepdim=True)), 1e-3)
+    assert found == pytest.approx((6, 5), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("size", "below", "border"),
+    [(torch.relu, 6, 1.0), (torch.square, 10, 0.5)],
+    ids=["ReLU over its sum: at scores of eps", "squares over their sum: at scores of sqrt(eps)"],
+)
+def test_an_eps_in_the_sum_is_met_where_the_sum_is_that_small(
+    size: Callable[[torch.Tensor], torch.Tensor], below: float, border: float
+) -> None:
+    """Scores have the size sigma^2; a factor of 100 in sigma to either side of the border is far from it."""
+    eps = 1e-8
+    sigma = eps ** (border / 2)
+
+    def weights(scores: torch.Tensor) -> torch.Tensor:
+        return size(scores) / (size(scores).sum(-1, keepdim=True) + eps)
+
+    assert _slopes(weights, sigma / 100)[0] == pytest.approx(below, abs=0.05)
+    assert _slopes(weights, sigma * 100)[0] == pytest.approx(2, abs=0.05)

@@ -53,7 +53,7 @@ def _published(row: Any, measured: MeasuredCurves) -> list[str]:
     """Return the published slope with its standard error in words, if there is one for this curve and window."""
     if measured.printed == LEVEL or math.isnan(row.published):
         return []
-    error = f" (se {row.published_se:.3f})" if math.isfinite(row.published_se) else ""
+    error = f" (se {row.published_se:.2f})" if math.isfinite(row.published_se) else ""
     return [f"published {row.published:.2f}{error}".replace("-", "−")]
 
 

@@ -41,7 +41,7 @@ def test_figure_3a(pages: Draw) -> None:
 
 
 def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(pages: Draw) -> None:
-    for preset, said in (("sigma", "published 6.00 (se 0.009)"), ("", "")):
+    for preset, said in (("sigma", "published 6.00 (se 0.01)"), ("", "")):
         (page,) = pages("growth", make_table(), preset=preset)
         told = [line for line in words(page.figure.axes[3]).splitlines() if line.startswith("published")]
         assert told == [said] * bool(said)
