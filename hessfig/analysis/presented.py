@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 def as_csv(frame: pd.DataFrame) -> str:
     """Return a frame as CSV, with ten digits per number."""
     return str(frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """Return facts as JSON; a frame among them becomes a list of its rows, and a number that is not finite null."""
+    return json.dumps({key: _plain(value) for key, value in content.items()}, indent=1, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, pd.DataFrame):
+        return value
+    finite = value.replace([math.inf, -math.inf], math.nan)
+    return finite.astype(object).where(finite.notna(), None).to_dict("records")
 
 
 def write_csv(frames: Mapping[Path, pd.DataFrame], kind: str) -> None:
@@ -84,7 +98,14 @@ def latex_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str
 
 def latex_row(cells: Iterable[str]) -> str:
     """Return one line of a tabular."""
-    return " & ".join("".join(_OF_LATEX.get(mark, mark) for mark in cell) for cell in cells) + r" \\"
+    return " & ".join(map(_latex, cells)) + r" \\"
+
+
+def _latex(cell: str) -> str:
+    """Return a cell in LaTeX: special characters escaped, minus signs and powers of ten as mathematics."""
+    signed = re.sub(r"(?<![\w.-])-(?=[\d.])", "−", cell)
+    escaped = "".join(_OF_LATEX.get(mark, mark) for mark in signed)
+    return re.sub(r"\b(\d(?:\.\d+)?)e\+?(-?)0*(\d+)\b", r"\1$\\cdot10^{\2\3}$", escaped)
 
 
 def between_marks(page: str, name: str, text: str, command: str) -> str:

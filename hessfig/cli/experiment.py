@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hessfig.cli.flags import check_format
 from hessfig.cli.terminal import print_plain
 from hessfig.config.compose.job import Job, compose
+from hessfig.config.enums import Printed
 from hessfig.record import MANIFEST
 
 if TYPE_CHECKING:
@@ -36,9 +38,16 @@ def slice_verb(job: Job) -> int:
 def status_verb(job: Job) -> int:
     """Print what is measured, what remains to be measured, and the present table."""
     from hessfig.sweep.plan import Sweep
-    from hessfig.sweep.preview import status_lines
+    from hessfig.sweep.preview import progress_facts, status_lines
 
-    print_plain(*status_lines(job, Sweep(job.variants, job.asked)))
+    check_format(job.config.format, Printed.table, Printed.json)
+    sweep = Sweep(job.variants, job.asked)
+    if job.config.format == Printed.json:
+        from hessfig.analysis.presented import as_json
+
+        print_plain(as_json(progress_facts(sweep)))
+    else:
+        print_plain(*status_lines(job, sweep))
     return 0
 
 

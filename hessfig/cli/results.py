@@ -88,7 +88,7 @@ def slopes_verb(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes.fit import ACROSS, SLOPES
 
-    check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
+    check_format(job.config.format, Printed.table, Printed.csv, Printed.json, Printed.markdown, Printed.latex)
     job = as_made(job)
     if job.config.levels:
         return _levels(job)
@@ -99,18 +99,24 @@ def slopes_verb(job: Job) -> int:
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
     print_plain(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
-    print(f"written: {table_folder(job) / SLOPES}")
+    print(f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={job.config.tolerance:g})")
     return 0
 
 
 def _print(frame: pd.DataFrame, job: Job) -> None:
-    """Print the requested lines: for a terminal, or as LaTeX or Markdown only."""
+    """Print the requested lines: for a terminal, as the rows of the file, or as LaTeX or Markdown only."""
     from hessfig.analysis import presented
     from hessfig.analysis.slopes import printed
 
     lines = printed.chosen(frame, rows=job.config.rows, parts=job.config.part)
     if job.config.format == Printed.table:
         show(printed.rich_table(lines))
+        return
+    if job.config.format == Printed.csv:
+        print_plain(presented.as_csv(lines).rstrip("\n"))
+        return
+    if job.config.format == Printed.json:
+        print_plain(presented.as_json({"rows": lines}))
         return
     _, heads, rows = printed.cells(lines)
     if job.config.format == Printed.latex:
@@ -123,6 +129,7 @@ def _levels(job: Job) -> int:
     """Print the mean levels in the windows, and their exponents in what the sweep varies."""
     from hessfig.analysis.slopes import levels
 
+    check_format(job.config.format, Printed.table, Printed.markdown, Printed.latex)
     config, folder = job.config, table_folder(job)
     tables = levels.run(
         folder,
@@ -141,12 +148,18 @@ def _levels(job: Job) -> int:
 
 def check_verb(job: Job) -> int:
     """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
+    from hessfig.analysis.presented import as_json
     from hessfig.analysis.slopes import gate
     from hessfig.analysis.slopes.fit import SLOPES
 
+    check_format(job.config.format, Printed.table, Printed.json)
     job = as_made(job)
-    lines, code = gate.summary(fitted_slopes(job), job.config.tolerance)
-    print("\n".join([*lines, f"written: {table_folder(job) / SLOPES}"]))
+    slopes, tolerance = fitted_slopes(job), job.config.tolerance
+    lines, code = gate.summary(slopes, tolerance)
+    if job.config.format == Printed.json:
+        print_plain(as_json({"passes": code == 0, "tolerance": tolerance, "lines": lines, "slopes": slopes}))
+        return code
+    print("\n".join([*lines, f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={tolerance:g})"]))
     return code
 
 

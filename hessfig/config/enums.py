@@ -27,6 +27,7 @@ class Printed(StrEnum):
 
     table = "table"
     csv = "csv"
+    json = "json"
     latex = "latex"
     markdown = "markdown"
 

@@ -295,7 +295,8 @@ class Config:
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
     )
     format: enums.Printed = setting(
-        enums.Printed.table, "how rows are printed: predictions as csv, slopes as latex or markdown"
+        enums.Printed.table,
+        "how rows are printed: predictions as csv; slopes as csv, json, latex or markdown; check and status as json",
     )
     powers_of: enums.PowersOf = setting(
         enums.PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"

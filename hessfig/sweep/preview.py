@@ -6,7 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, plain
@@ -65,6 +65,24 @@ def status_lines(job: Job, sweep: Sweep) -> list[str]:
     plan = describe_plan(sweep, title=title(job))
     products = _product_lines(sweep.variants) if sweep.unfinished(sweep.cells) else []
     return [plan, *products, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
+
+
+def progress_facts(sweep: Sweep) -> dict[str, Any]:
+    """Return how far a sweep is, in numbers: its cells (with those of pilots), what remains, and its table if any."""
+    check_place(sweep.folder)
+    cells = [*sweep.pilots, *sweep.cells]
+    todo = sweep.unfinished(cells)
+    table = sweep.folder / TABLE
+    failed = sum(len(some) for _, some in reasons(sweep.failures, todo))
+    return {
+        "sweep": sweep.name,
+        "folder": str(sweep.folder),
+        "cells": len(cells),
+        "done": len(cells) - len(todo),
+        "to_do": len(todo),
+        "failed": failed,
+        "table": str(table) if is_file(table) else None,
+    }
 
 
 def _table_there(job: Job, sweep: Sweep) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis.manifest import architectures
-from hessfig.analysis.presented import latex_table, markdown_table, unmarked
+from hessfig.analysis.presented import as_json, latex_table, markdown_table, unmarked
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes import gate, levels
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
@@ -242,6 +243,29 @@ def test_run_writes_the_contract(tmp_path: Path) -> None:
 def test_bad_windows(windows: list[Any]) -> None:
     with pytest.raises(UserError, match=r"sweep\.windows"):
         fitted(make_table(), windows=windows)
+
+
+def test_verdicts_come_with_their_tolerance(tmp_path: Path) -> None:
+    folder = write_sweep(make_table(law=wrong), tmp_path)
+    for tolerance, verdict in ((0.1, "deviates"), (1.5, "agrees")):
+        slopes.write_slopes(folder, WINDOW, slopes.FitSettings(tolerance=tolerance))
+        written = pd.read_csv(folder / "slopes.csv").set_index(["row", "part"])
+        assert written.loc[("W_Q", "H"), ["verdict", "tolerance"]].tolist() == [verdict, tolerance]
+
+
+def test_numbers_in_latex_have_minus_signs_and_powers() -> None:
+    cells_of_a_row = ("-0.02 ± 0.01", "[-0.04, -1.2e-05]", "model.positions=a-1", "2.5e+03", "-")
+    row = latex_table(["one"], [cells_of_a_row])[4]
+    assert row == (
+        r"$-$0.02 $\pm$ 0.01 & [$-$0.04, $-$1.2$\cdot10^{-5}$] & model.positions=a-1 & 2.5$\cdot10^{3}$ & - \\"
+    )
+
+
+def test_rows_as_json_have_null_where_no_number_is() -> None:
+    frame = pd.DataFrame({"slope": [1e-20, math.nan, -math.inf], "row": ["W_Q", "W_V", "W_K"], "num_seeds": [3, 1, 2]})
+    rows = json.loads(as_json({"rows": frame, "passes": True}))
+    assert rows["rows"][0] == {"slope": 1e-20, "row": "W_Q", "num_seeds": 3} and rows["passes"] is True
+    assert [row["slope"] for row in rows["rows"][1:]] == [None, None]
 
 
 def test_rich_table_shows_predictions_and_zeros() -> None:

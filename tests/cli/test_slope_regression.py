@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -41,3 +43,22 @@ def test_gate_exits_1_naming_every_slope_outside(outputs: Path) -> None:
     done = here("check", "sweep=sigma", "tolerance=0.0001", f"output_dir={outputs}", folder=outputs)
     assert done.returncode == 1
     assert all(name in done.stdout for name in ("W_Q", "W_V", "H_o"))
+
+
+def test_programs_read_verdicts_slopes_and_progress_as_json(outputs: Path) -> None:
+    place = ("sweep=sigma", f"output_dir={outputs}")
+    checked = here("check", *place, "tolerance=0.0001", "format=json", folder=outputs)
+    found = json.loads(checked.stdout)
+    assert checked.returncode == 1 and not found["passes"] and found["tolerance"] == 0.0001
+    assert len(found["slopes"]) == 6 and found["slopes"][0]["window_low"] is None
+    rows = json.loads(here("slopes", *place, "rows=W_Q", "format=json", folder=outputs).stdout)["rows"]
+    assert {row["row"] for row in rows} == {"W_Q"}
+    printed = pd.read_csv(io.StringIO(here("slopes", *place, "format=csv", folder=outputs).stdout))
+    pd.testing.assert_frame_equal(printed, pd.read_csv(outputs / "sigma" / "slopes.csv"))
+    progress = json.loads(here("status", *SMALL, f"output_dir={outputs}", "format=json", folder=outputs).stdout)
+    assert (progress["done"], progress["to_do"], progress["failed"]) == (progress["cells"], 0, 0)
+
+
+def test_levels_are_in_files_of_their_own(outputs: Path) -> None:
+    done = here("slopes", "sweep=sigma", "levels=true", "format=csv", f"output_dir={outputs}", folder=outputs)
+    assert done.returncode == 2 and "format=csv" in done.stderr

@@ -163,7 +163,10 @@ Key = tuple[str, int, int, int, str, str, str, str, int]
 SLOPES = "slopes.csv"
 
 _FITTED = ["window_low", "window_high", "slope", "slope_se", "ci_low", "ci_high"]
-_COMPARED = ["predicted", "verdict", "published", "published_se", "joint_se", "prediction", "regime", "reference"]
+_COMPARED = [
+    *["predicted", "verdict", "tolerance", "published", "published_se", "joint_se", "prediction", "regime"],
+    "reference",
+]
 _EVIDENCE = [
     *["lower_half", "lower_half_se", "num_points", "num_seeds", "num_nonfinite", "num_not_converged"],
     *["is_zero", "x_high", "axis"],
@@ -253,7 +256,8 @@ def fit_slopes(
     frame = pd.DataFrame(rows).astype({"predicted": float, "window_low": float, "window_high": float})
     frame = in_reading_order(frame, numbers)
     frame = frame.assign(joint_se=np.hypot(frame["slope_se"], frame["published_se"]))
-    return frame.assign(verdict=[judge(row, settings.tolerance).value for row in frame.itertuples()])[COLUMNS]
+    verdicts = [judge(row, settings.tolerance).value for row in frame.itertuples()]
+    return frame.assign(verdict=verdicts, tolerance=settings.tolerance)[COLUMNS]
 
 
 ROUNDING = {"float64": 1e-10, "float32": 1e-4}  # shares of the norm of H that count as zero where a sweep states zero

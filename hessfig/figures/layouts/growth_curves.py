@@ -313,7 +313,7 @@ def _words(measured: MeasuredCurves) -> str:
     first, *others = dict.fromkeys([measured.windows[0], *windows])
     where = label(first, axis) + "".join(f" ({label(window, axis)} for limits of small σ)" for window in others)
     seeds = seeds_words(measured.table)
-    return f"Dots: slope on {where}, {seeds}, ± 95 % interval over seeds; grey bars: predicted."
+    return f"Dots: slope on {where}, {seeds}, ± 95% interval over seeds; grey bars: predicted."
 
 
 def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:

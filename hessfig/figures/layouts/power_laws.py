@@ -226,5 +226,5 @@ def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     words = labels.note_words(along(table, laws.axis), laws.axis, [], several_points=True)
     if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
         return words + chance
-    fits = f"Slopes ± 95 % intervals: least squares in logarithms, {window}, where a line explains 0.9 of the variance."
+    fits = f"Slopes ± 95% intervals: least squares in logarithms, {window}, where a line explains 0.9 of the variance."
     return f"{words} {fits}{chance}"

@@ -184,7 +184,7 @@ def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
     seeds = labels.seeds_words(measured.table)
     window_told = windows_in_words([window], measured.axis)
-    return f"{circles}{window_told}, {seeds}, ± 95 % interval over seeds. {measured.setting}"
+    return f"{circles}{window_told}, {seeds}, ± 95% interval over seeds. {measured.setting}"
 
 
 _SIGMAS = (0.02, 0.1, 0.3, 1.0)

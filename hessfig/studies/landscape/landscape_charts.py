@@ -140,4 +140,4 @@ def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     words = labels.note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
     words = words.replace("orders, ", "").replace("probes", "orders of the samples")
     tail = "a few large losses dominate the rms. r, b: correlation and slope of the 2nd order with the truth"
-    return f"{words} Slopes ± 95 % intervals: {window}; chance has slope −1 whatever the network; {tail}."
+    return f"{words} Slopes ± 95% intervals: {window}; chance has slope −1 whatever the network; {tail}."
