@@ -270,6 +270,15 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
         pages("lines", activation_table(), settings=stated, slopes="no")
 
 
+def test_several_predicted_powers_name_their_lines(pages: Draw) -> None:
+    networks = [(f"model.attention={one}", 1) for one in ("softmax", "linear")]
+    table = make_table(networks=networks, blocks=[("W_V", "W_V"), ("W_K", "W_K")], parts=["H_o"], seeds=2)
+    (page,) = pages("lines", table)
+    key, value = page.figure.axes
+    assert "σ² (softmax)" in words(value) and "σ⁶ (linear)" in words(value)
+    assert "σ⁶" in words(key).splitlines()
+
+
 @pytest.mark.parametrize(
     ("where", "names"),
     [

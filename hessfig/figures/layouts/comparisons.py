@@ -305,8 +305,19 @@ def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: 
         panels.draw_guide(ax, np.sort(every[X].unique()), exponent, panels.dropped(ax) * min(constants), style=style)
     ax.set(xlim=ends, ylim=keep)
     if exponents:
-        words = [panels.power(exponent, drawing.look.axis) for exponent in sorted(exponents)]
-        panels.beside_one(ax, words, drawing.look.axis, at="lower" if rising else "upper")
+        panels.beside_one(ax, _powers_in_words(fits, drawing), drawing.look.axis, at="lower" if rising else "upper")
+
+
+def _powers_in_words(fits: Sequence[tuple[str, pd.DataFrame, Any]], drawing: _Lines) -> list[str]:
+    """Return each predicted power; of several, with the names of the lines that it belongs to."""
+    lines_of: dict[float, list[str]] = {}
+    for words, _, fit in fits:
+        if fit.prediction == Prediction.exponent:
+            lines_of.setdefault(fit.predicted, []).append(words)
+    powers = {exponent: panels.power(exponent, drawing.look.axis) for exponent in sorted(lines_of)}
+    if len(powers) == 1 or len(fits) > _LISTED:
+        return list(powers.values())
+    return [f"{power} ({', '.join(lines_of[exponent])})" for exponent, power in powers.items()]
 
 
 def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
