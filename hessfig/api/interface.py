@@ -57,8 +57,9 @@ class Problem:
         predict the next one, and weights=None means "found" (docs/real-models.md).
     inputs : tensor, tuple, dict, or an iterable of these
         One batch: a tensor whose first axis counts the samples, a tuple of several inputs, or a dictionary of
-        arguments. A list, DataLoader or iterable of these, or of (inputs, targets) pairs, holds several batches. It is
-        read once, here, and kept; generators of random numbers stay as they were.
+        arguments; arrays of NumPy count as tensors. A list, DataLoader or iterable of these, or of (inputs, targets)
+        pairs, holds several batches; a Dataset holds samples, which make one batch. It is read once, here, and kept;
+        generators of random numbers stay as they were.
     targets : tensor, list of tensors or str, optional
         One tensor per batch; classes of -100 are ignored, as in torch. A name is that entry of a dictionary. By default
         the second of a pair, or the entry `labels` of a dictionary.
@@ -469,7 +470,8 @@ def _with_parts(config: Config, objective: Objective, asked: Any) -> Config:
             f"parts: H_o and H_f are not defined here: {why}",
             got=plain(repr(asked)),
             allowed="H",
-            remedy="parts='H', or declare outputs in which the loss is convex: loss=..., outputs='NAME'",
+            remedy="parts='H', or declare outputs in which the loss is convex: outputs='NAME' with loss=..., or "
+            "compute_outputs=g(network, batch) with compute_loss=f(outputs, batch)",
         )
     return replace(config, parts=[Part.H]) if why else config
 

@@ -28,6 +28,9 @@ from hessfig.weights import Weight
 
 _OWN_DIAGONALS = {Approximation.diagonal, Approximation.soap}  # of the block itself, in a basis or not
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
+_OF_WHOLE_BATCHES = (
+    "compute_loss takes batches whole; hessfig.Problem(network, inputs, targets, loss) tells samples apart"
+)
 _NO_MAP = "no torch.nn.Linear that the network calls, and no convolution with groups=1,"
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
 NEGLIGIBLE = 1e-12  # an approximation that is this small compared with the block is rounding, and counts as 0
@@ -114,6 +117,8 @@ class _Shared:
         side = self.problem.layout.side(block.layer, str(block.col))
         if name.facts.needs in (Need.any, Need.moments, Need.whole):
             return ""
+        if name.facts.needs == Need.linear and hasattr(self.problem.network, "opaque_batches"):
+            return _OF_WHOLE_BATCHES
         if name.facts.needs == Need.linear:
             names = " and ".join(weight.name for weight in side)
             return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {names} whole"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import re
+import secrets
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import hessfig
-from tests.api.any_functions import CASES, Case
+from hessfig.models.identity import identity
+from tests.api.any_functions import CASES, Case, log_probability, mlp
 from tests.double_backward import hessian
 from tests.runs import here
 
@@ -69,19 +74,6 @@ def dense(make: Callable[[], Case]) -> Tensor:
     return hessian(lambda: total(make, case), list(parameters(case).values()))
 
 
-def measured(name: str, dtype: str) -> dict[str, float]:
-    table = hessfig.measure(
-        problem(CASES[name]()),
-        blocks=["all"],
-        parts="H",
-        quantities=["frobenius", "trace", "largest_eigenvalue"],
-        estimator="dense",
-        dtype=dtype,
-    )
-    assert (table["status"] == "ok").all()
-    return dict(zip(table["quantity"], table["value"], strict=True))
-
-
 def check(found: Tensor, truth: Tensor, case: Case, allowed: float) -> None:
     """Compare two matrices in the rows of every parameter, relative to these, or to a thousandth of the whole."""
     sizes = [one.numel() for one in parameters(case).values()]
@@ -122,6 +114,42 @@ def test_measure_and_monitor_agree_with_double_backward(name: str, tmp_path: Pat
     monitor.close()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", LARGE)
+def test_large_networks_agree_with_double_backward(name: str, tmp_path: Path) -> None:
+    make = CASES[name]
+    case = make()
+    named = parameters(case)
+    for dtype, allowed in {"float64": 1e-9, "float32": 1e-4}.items():
+        operator = problem(case).operator("all", dtype=dtype)
+        vector = torch.randn(operator.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        slopes = torch.autograd.grad(total(make, case), [*named.values()], create_graph=True)
+        along = sum((one * v.view_as(one)).sum() for one, v in zip(slopes, vector.split(operator.sizes), strict=True))
+        truth = torch.autograd.grad(along, [*named.values()])
+        pieces = (operator @ vector.to(getattr(torch, dtype))).double().split(operator.sizes)
+        for found, piece in zip(pieces, truth, strict=True):
+            assert float((found - piece.flatten()).norm()) <= allowed * float(piece.norm())
+    (tmp_path / "functions.py").write_text(FACTORY)
+    options = {"blocks": ["all"], "parts": "H", "quantities": ["largest_eigenvalue"]}
+    (value,) = hessfig.measure(problem(case), **options, seed=1234)["value"]
+    words = ["model.factory=functions.py:make", f"model.options.name={name}", "blocks=[all]", "parts=[H]", "seeds=1"]
+    answer = here("run", "sweep=network", *words, "quantities=[largest_eigenvalue]", "workers=1", folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    (found,) = hessfig.read(tmp_path / "outputs" / "network").table["value"]
+    assert found == pytest.approx(value, rel=1e-6)
+    monitor = hessfig.Monitor(
+        case.network,
+        case.batches,
+        compute_loss=case.compute_loss,
+        folder=tmp_path / "m",
+        weights=None,
+        **options,
+        **case.further,
+    )
+    assert [*monitor(0).values()] == [pytest.approx(value, rel=1e-6)]
+    monitor.close()
+
+
 FACTORY = """
 import hessfig
 from tests.api.any_functions import CASES
@@ -146,3 +174,342 @@ def test_the_command_line_measures_them_all(tmp_path: Path) -> None:
         truth = dense(CASES[name.rpartition("=")[2]])
         number = float(truth.norm() if quantity == "frobenius" else truth.trace())
         assert rows["value"].item() == pytest.approx(number, abs=1e-8 * float(truth.norm())), name
+
+
+SPLIT: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor, Any], Tensor]]] = {
+    "autoencoder": (lambda network, x: network(x), F.mse_loss),
+    "denoising_autoencoder": (
+        lambda network, batch: network(batch["x"] + 0.1 * batch["noise"]) - batch["x"],
+        lambda outputs, batch: outputs.square().mean(),
+    ),
+    "distillation": (
+        lambda network, x: network(x),
+        lambda outputs, x: F.kl_div((outputs / 2).log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean"),
+    ),
+    "preference": (
+        lambda network, batch: log_probability(network, batch["chosen"]) - log_probability(network, batch["rejected"]),
+        lambda outputs, batch: -F.logsigmoid(0.3 * outputs).mean(),
+    ),
+    "graph": (
+        lambda network, graph: network(torch.cat([graph.nodes, graph.nodes], 1))[:, 0],
+        lambda outputs, graph: F.huber_loss(outputs, graph.values),
+    ),
+    "ragged_documents": (
+        lambda network, batch: torch.stack([log_probability(network, one[None])[0] for one in batch[0]]),
+        lambda outputs, batch: (-outputs).exp().sum() / len(outputs),
+    ),
+    "ragged_texts": (
+        lambda network, text: network(torch.tensor([*map(ord, text[:-1])])),
+        lambda outputs, text: F.cross_entropy(outputs, torch.tensor([*map(ord, text[1:])])),
+    ),
+    "actor_critic": (
+        lambda network, batch: torch.cat([network(batch.states)[0].flatten(), network(batch.states)[1]]),
+        lambda outputs, batch: (
+            F.cross_entropy(outputs[: 3 * len(batch.actions)].view(-1, 3), batch.actions)
+            + 0.5 * F.mse_loss(outputs[3 * len(batch.actions) :], batch.returns)
+        ),
+    ),
+    "oscillator": (
+        lambda network, t: torch.autograd.grad(network(t.requires_grad_()).sum(), t, create_graph=True)[0] + network(t),
+        lambda outputs, t: outputs.square().mean(),
+    ),
+    "large_contrastive_pair": (
+        lambda network, batch: (network.left(batch[0]) * network.right(batch[1])).sum(1),
+        lambda outputs, batch: F.softplus(-outputs).mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_h_o_and_h_f_are_those_of_the_definition(name: str) -> None:
+    """H_o = J^T B J and H_f = sum_i (dl / df_i) d^2 f_i, by products with one vector, of the user's own objects."""
+    compute_outputs, compute_loss = SPLIT[name]
+    case = CASES[name]()
+    weights = {name: one for name, one in case.further.items() if name == "batch_weights"}
+    split = hessfig.Problem(
+        case.network, case.batches, compute_loss=compute_loss, compute_outputs=compute_outputs, **weights
+    )
+    whole = hessfig.Problem(
+        case.network,
+        case.batches,
+        compute_loss=lambda network, batch: compute_loss(compute_outputs(network, batch), batch),
+        **weights,
+    )
+    at = [*parameters(case).values()]
+    sizes = [one.numel() for one in at]
+    given = weights.get("batch_weights") or (lambda batch: 1.0)
+    shares = [float(given(one)) for one in case.every] if callable(given) else [*map(float, given)]
+    vector = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    truth = {"H_o": torch.zeros_like(vector), "H_f": torch.zeros_like(vector)}
+    for batch, share in zip(case.every, shares, strict=True):
+        outputs = compute_outputs(case.network, batch)
+        leaf = outputs.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(compute_loss(leaf, batch), leaf, create_graph=True)
+        cotangent = torch.zeros_like(outputs).requires_grad_()
+        pulled = _flat(torch.autograd.grad(outputs, at, cotangent, create_graph=True, materialize_grads=True))
+        (tangent,) = torch.autograd.grad(pulled @ vector, cotangent)
+        curved = torch.autograd.grad(slope, leaf, tangent)[0] if slope.requires_grad else torch.zeros_like(leaf)
+        again = compute_outputs(case.network, batch)
+        outer = _flat(torch.autograd.grad(again, at, curved, materialize_grads=True))
+        along = (compute_outputs(case.network, batch) * slope.detach()).sum()
+        first = _flat(torch.autograd.grad(along, at, create_graph=True, materialize_grads=True))
+        inner = _flat(torch.autograd.grad(first @ vector, at, materialize_grads=True))
+        truth["H_o"] += share / sum(shares) * outer
+        truth["H_f"] += share / sum(shares) * inner
+    size = max(float(one.norm()) for one in truth.values())
+    found = split.operator("all", "H_o").split(vector)
+    for part, product in truth.items():
+        assert float((found[part] - product).norm()) <= 1e-9 * size, part
+    h = whole.operator("all") @ vector
+    assert float((found["H"] - h).norm()) <= 1e-9 * size
+
+
+def _flat(pieces: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.flatten() for one in pieces])
+
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return mlp(4, 3, 1)
+
+
+def squares(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch).square().mean()
+
+
+def measured(network: nn.Module, batches: Any, compute_loss: Any, dtype: str = "float64", **further: Any) -> Tensor:
+    return hessfig.Problem(network, batches, compute_loss=compute_loss, **further).operator("all", dtype=dtype).dense()
+
+
+REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
+    "a number of Python": (
+        "does not return one real number",
+        "no .item()",
+        lambda: measured(small(), X, lambda network, x: squares(network, x).item()),
+        lambda: measured(small(), X, squares),
+    ),
+    "loss and outputs": (
+        "does not return one real number",
+        r"f\(network, batch\)\[0\]",
+        lambda: measured(small(), X, lambda network, x: (squares(network, x), network(x))),
+        lambda: measured(small(), X, lambda network, x: (squares(network, x), network(x))[0]),
+    ),
+    "a vector": (
+        "does not return one real number",
+        r"\.mean\(\) or \.sum\(\)",
+        lambda: measured(small(), X, lambda network, x: network(x)),
+        lambda: measured(small(), X, lambda network, x: network(x).mean()),
+    ),
+    "complex numbers": (
+        "does not return one real number",
+        r"\.real",
+        lambda: measured(small(), X, lambda network, x: torch.fft.fft(network(x), dim=0).sum()),
+        lambda: measured(small(), X, lambda network, x: torch.fft.fft(network(x), dim=0).sum().real),
+    ),
+    "detached": (
+        "does not depend on the network's parameters",
+        r"remove \.detach\(\)",
+        lambda: measured(small(), X, lambda network, x: squares(network, x).detach()),
+        lambda: measured(small(), X, squares),
+    ),
+    "a training step inside": (
+        "changes parameters of the network",
+        "functional_call",
+        lambda: measured(small(), X, _stepped),
+        lambda: measured(small(), X, _stepped_as_a_function),
+    ),
+    "another value at every call": (
+        "it changes from call to call",
+        "data of the batch",
+        lambda: measured(small(), X, lambda network, x: squares(network, x) * secrets.randbelow(10**6)),
+        lambda: measured(small(), (X, 17), lambda network, batch: squares(network, batch[0]) * batch[1]),
+    ),
+    "a target network that is the network": (
+        "has another derivative than autograd says",
+        "give what is detached or rounded as data",
+        lambda: measured(small(), X, lambda network, x: (network(x) - network(x + 1).detach()).square().mean()),
+        lambda: measured(
+            small(), (X, small()(X + 1).detach()), lambda network, batch: (network(batch[0]) - batch[1]).square().mean()
+        ),
+    ),
+    "a batch with a graph": (
+        "a tensor of a batch has a graph",
+        r"\.detach\(\) it",
+        lambda: measured(small(), small()(X), lambda network, y: (network(X.to(y)) - y).square().mean()),
+        lambda: measured(small(), small()(X).detach(), lambda network, y: (network(X.to(y)) - y).square().mean()),
+    ),
+    "a lock in a batch": (
+        "a batch cannot be copied",
+        "leave files, locks",
+        lambda: measured(
+            small(), {"x": X, "lock": threading.Lock()}, lambda network, batch: squares(network, batch["x"])
+        ),
+        lambda: measured(small(), {"x": X}, lambda network, batch: squares(network, batch["x"])),
+    ),
+    "no batch": (
+        "there is no batch",
+        "Problem\\(network, batch, compute_loss",
+        lambda: measured(small(), [], squares),
+        lambda: measured(small(), X, squares),
+    ),
+    "weights of too few batches": (
+        "not one number for each batch",
+        "batch_weights=lambda",
+        lambda: measured(small(), [X, X[:2]], squares, batch_weights=[1]),
+        lambda: measured(small(), [X, X[:2]], squares, batch_weights=lambda batch: len(batch)),
+    ),
+    "float32 inside": (
+        "raises RuntimeError",
+        "dtype='float32'",
+        lambda: measured(small(), X, lambda network, x: squares(network, torch.ones(2, 4))),
+        lambda: measured(small(), X, lambda network, x: squares(network, torch.ones(2, 4)), "float32"),
+    ),
+    "dropout": (
+        "in training mode",
+        r"network\.eval\(\)",
+        lambda: measured(nn.Sequential(small(), nn.Dropout(0.5)), X, squares),
+        lambda: measured(nn.Sequential(small(), nn.Dropout(0.5)).eval(), X, squares),
+    ),
+    "complex parameters": (
+        "no dense real tensors",
+        "hold them as real tensors",
+        lambda: measured(nn.Linear(4, 1, dtype=torch.complex64), X, lambda network, x: network(x + 0j).abs().mean()),
+        lambda: measured(nn.Linear(4, 2), X, lambda network, x: torch.view_as_complex(network(x)).abs().mean()),
+    ),
+    "several outputs": (
+        "compute_outputs does not return one tensor",
+        r"torch\.cat",
+        lambda: measured(small(), X, lambda o, x: o[0].sum(), compute_outputs=lambda network, x: (network(x), x)),
+        lambda: measured(small(), X, lambda o, x: o.square().sum(), compute_outputs=lambda network, x: network(x)),
+    ),
+    "samples": (
+        "compute_loss takes a batch whole",
+        r"Problem\(network, inputs, targets, loss\)",
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation("shampoo", "0.weight"),
+        lambda: hessfig.Problem(small(), X, X[:, :1], "mse").approximation("shampoo", "0.weight"),
+    ),
+    "K-FAC": (
+        "takes batches whole",
+        r"leave kfac or",
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation("kfac", "0.weight"),
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation("diagonal", "0.weight"),
+    ),
+    "a landscape": (
+        "compute_loss takes a batch whole",
+        r"Problem\(network, inputs, targets, loss\)",
+        lambda: _landscape(hessfig.Problem(small(), X, compute_loss=squares)),
+        lambda: _landscape(hessfig.Problem(small(), X, X[:, :1], "mse")),
+    ),
+    "the split of a whole loss": (
+        "H_o and H_f are not defined here",
+        "compute_outputs",
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).operator("all", "H_o"),
+        lambda: hessfig.Problem(
+            small(), X, compute_outputs=lambda network, x: network(x), compute_loss=lambda o, x: o.square().mean()
+        ).operator("all", "H_o"),
+    ),
+    "a loss beside": (
+        "loss next to compute_loss",
+        "the function reads",
+        lambda: hessfig.Problem(small(), X, loss="mse", compute_loss=squares),
+        lambda: hessfig.Problem(small(), X, compute_loss=squares),
+    ),
+    "too little memory": (
+        "memory: too little",
+        "several smaller batches",
+        lambda: _large([torch.ones(900, 4)]) @ torch.ones(71200),
+        lambda: _large([torch.ones(9, 4)] * 2) @ torch.ones(71200),
+    ),
+}
+
+
+def _stepped(network: nn.Module, x: Tensor) -> Tensor:
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    squares(network, x).backward()
+    optimiser.step()
+    optimiser.zero_grad()
+    return squares(network, x)
+
+
+def _stepped_as_a_function(network: nn.Module, x: Tensor) -> Tensor:
+    at = dict(network.named_parameters())
+    slopes = torch.autograd.grad(squares(network, x), [*at.values()], create_graph=True)
+    updated = {name: one - 0.1 * slope for (name, one), slope in zip(at.items(), slopes, strict=True)}
+    return torch.func.functional_call(network, updated, x).square().mean()
+
+
+def _landscape(given: hessfig.Problem) -> Any:
+    return hessfig.measure(given, blocks=["all"], quantities=["landscape_difference"])
+
+
+def _large(batches: list[Tensor]) -> Any:
+    given = hessfig.Problem(mlp(4, 140, 500), batches, compute_loss=squares, memory="6MB")
+    return given.operator("all", dtype="float32")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_a_remedy_that_works(name: str) -> None:
+    what, remedy, refused, followed = REFUSED[name]
+    with pytest.raises(hessfig.errors.UserError, match=what) as caught:
+        refused()
+    assert re.search(remedy, str(caught.value.remedy)), caught.value.remedy
+    followed()
+
+
+def test_what_a_function_reaches_stays_as_it_was() -> None:
+    names = ["preference_of_an_object", "moving_baseline", "variational_autoencoder_with_a_generator"]
+    names += ["distillation_of_features", "batch_changed_in_place", "variational_autoencoder"]
+    for name in names:
+        case = CASES[name]()
+        before = identity(case.network, case.compute_loss, case.batches)
+        draws = torch.get_rng_state()
+        problem(case).operator("all").dense()
+        assert identity(case.network, case.compute_loss, case.batches) == before, name
+        assert torch.equal(torch.get_rng_state(), draws)
+        assert all(one.grad is None for one in case.network.parameters())
+
+
+def test_a_table_says_what_was_taken() -> None:
+    batches = [torch.ones(2, 5, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.float64)]
+    case = CASES["variational_autoencoder"]()
+    given = hessfig.Problem(case.network, batches, compute_loss=case.compute_loss, batch_weights=len)
+    assert "batches: 2" in repr(given)
+    record = hessfig.measure(given, blocks=["all"]).attrs["witness"]
+    assert (record["batches"], record["batch_weights"]) == (2, "2, 1")
+    assert "same state" in record["random"]
+
+
+def test_a_monitor_follows_the_weights(tmp_path: Path) -> None:
+    network = small()
+    monitor = hessfig.Monitor(
+        network, X, compute_loss=squares, folder=tmp_path, every=1, max_fraction=None, quantities=["loss"], parts="H"
+    )
+    for step in range(3):
+        assert [*monitor(step).values()] == [pytest.approx(float(squares(network, X).detach()), rel=1e-6)]
+        with torch.no_grad():
+            network[0].weight += 0.1
+    monitor.close()
+
+
+def test_the_loss_of_a_trainer(tmp_path: Path) -> None:
+    """transformers' Trainer has the convention compute_loss(model, inputs): its bound method is the function."""
+    transformers = pytest.importorskip("transformers")
+
+    class Weighted(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return F.mse_loss(model(inputs["x"]), inputs["y"]) * 3
+
+    options = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    network, batch = small(), {"x": X, "y": X[:, :1]}
+    trainer = Weighted(model=network, args=options)
+    given = hessfig.Problem(network, batch, compute_loss=trainer.compute_loss)
+    plain = hessfig.Problem(network, X, X[:, :1], "mse")
+    assert torch.allclose(given.operator("all").dense(), 3 * plain.operator("all").dense(), rtol=1e-9)
+    monitor = hessfig.Monitor(
+        network, batch, compute_loss=trainer.compute_loss, folder=tmp_path / "m", quantities=["loss"]
+    )
+    assert [*monitor(0).values()] == [pytest.approx(3 * float(F.mse_loss(network(X), X[:, :1]).detach()), rel=1e-6)]
+    monitor.close()

@@ -63,10 +63,10 @@ class Memory:
         """Return the number of samples whose product takes at most `bound` bytes. Raises UserError if there is none."""
         if self.peak(1) > bound:
             raise UserError(
-                "memory: too little for the product of one sample",
+                "memory: too little for the product of one sample, or of one batch of a compute_loss",
                 got=f"{bound / 1e9:.3g} GB",
                 allowed=f"at least {self.peak(1) / 1e9:.3g} GB",
-                remedy="shorter sequences, float32, or a larger memory=",
+                remedy="several smaller batches in place of one, shorter sequences, float32, or a larger memory=",
             )
         return int((bound - self.fixed) / self.each) if self.each > 0 else 2**62
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from hessfig.config.machine import memory
 from hessfig.curvature.problem import Batch
@@ -34,6 +36,8 @@ def keep_batches(given: Any, what: str = "inputs", copied: Callable[[Any], Any] 
     generators, and of generators in the loader, its samplers and its data, is restored. Raises UserError for more than
     MOST_BATCHES batches, or more bytes than a quarter of the memory, because a stream may be infinite.
     """
+    if isinstance(given, Dataset) and hasattr(given, "__len__") and copied is None:
+        given = DataLoader(given, batch_size=len(given))  # samples, which make one batch
     if isinstance(given, _BATCHES) or not isinstance(given, Iterable) or hasattr(given, "__array__"):
         return given
     batches, size, most = list[Any](), 0, memory() // SHARE
@@ -44,6 +48,15 @@ def keep_batches(given: Any, what: str = "inputs", copied: Callable[[Any], Any] 
             if len(batches) > MOST_BATCHES or size > most:
                 raise _too_many(what, len(batches), size, most)
     return batches
+
+
+def as_tensors(given: Any) -> Any:
+    """Return a batch with its arrays of NumPy as tensors, also in tuples, lists and dictionaries."""
+    if isinstance(given, numpy.ndarray) and given.dtype.kind in "biuf":
+        return torch.from_numpy(given)
+    if type(given) in (tuple, list):
+        return type(given)(map(as_tensors, given))
+    return {name: as_tensors(one) for name, one in given.items()} if type(given) is dict else given
 
 
 def copy_batch(batch: Any) -> Any:
@@ -150,7 +163,7 @@ def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
         f"the batch cannot be read: {what}",
         got=f"{shape_of(inputs)} and {shape_of(targets)}",
         allowed=_ALLOWED,
-        remedy="for example hessfig.Problem(network, {'input_ids': ids, 'labels': ids}), or targets='NAME' of an entry",
+        remedy="hessfig.Problem(network, inputs, targets), or targets='NAME' of an entry of a dictionary",
     )
 
 

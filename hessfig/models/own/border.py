@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hessfig.config.machine import bytes_of
 from hessfig.curvature.double_backward import differentiating
 from hessfig.models.found_weights import FOUND, find_weights
-from hessfig.models.own.batches import is_plain, read_batches
+from hessfig.models.own.batches import as_tensors, is_plain, keep_batches, read_batches
 from hessfig.models.own.own_checks import checked_network
 from hessfig.models.own.weight_names import TRAINABLE
 from hessfig.models.own.wrappers import opener_of
@@ -69,6 +70,7 @@ def open_request(
     """
     most = None if memory is None else bytes_of(memory)
     network = checked_network(network)
+    inputs, targets = as_tensors(keep_batches(inputs)), as_tensors(keep_batches(targets, "targets"))
     is_found = isinstance(weights, str) and weights == FOUND
     opener = opener_of(network)
     with differentiating(), kept_draws():
@@ -80,3 +82,19 @@ def open_request(
             batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
             weights = find_weights(network, inputs=batch.words or batch.arguments)
     return Asked(network, inputs, targets, loss, weights, outputs, most)
+
+
+def any_function(asked: Asked) -> str:
+    """Return the problem that takes any function of the network and any batch, with the batches of a request."""
+    given = asked.inputs
+    batch, call = "batch", "network(batch)"
+    if isinstance(asked.targets, Tensor):
+        batch, call = "(inputs, targets)", "network(batch[0])"
+    elif isinstance(given, list) and given:
+        batch, given = "batches", given[0]
+    if isinstance(given, Mapping):
+        call = "network(**batch)"
+    elif isinstance(given, tuple):
+        call = "network(*batch)"
+    loss = call if asked.loss is None else f"loss({call}, {'batch[1]' if 'targets' in batch else 'batch'})"
+    return f"hessfig.Problem(network, {batch}, compute_loss=lambda network, batch: {loss}), with any function"

@@ -440,9 +440,9 @@ def one_number(value: Any) -> Tensor:
     """Return a loss as a tensor of shape (). Raises UserError for anything but one real number."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
         return value.reshape(())
-    remedy = (
-        "end it with .mean() or .sum()" if isinstance(value, Tensor) else "return the tensor: no .item() or float()"
-    )
+    remedy = "return the tensor: no .item() or float()"
+    if isinstance(value, Tensor):
+        remedy = "end it with .mean() or .sum(), or .real of a complex number"
     if isinstance(value, tuple | list | Mapping):
         remedy = "return the loss alone: compute_loss=lambda network, batch: f(network, batch)[0]"
     raise UserError(

@@ -44,8 +44,8 @@ def check_network(network: Any) -> None:
         raise UserError(
             "the network is no module",
             got=shape_of(network),
-            allowed="a torch.nn.Module that maps one tensor to one tensor",
-            remedy="wrap a function in a torch.nn.Module whose forward() calls it",
+            allowed="a torch.nn.Module",
+            remedy="wrap a function in a torch.nn.Module whose parameters it reads",
         )
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     if any(isinstance(module, parallel) for module in network.modules()):

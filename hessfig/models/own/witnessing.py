@@ -30,12 +30,13 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, first_few, plain
-from hessfig.models.own.border import Asked, open_request
+from hessfig.models.own.border import Asked, any_function, open_request
 from hessfig.models.own.copies import Uncopied, copy_of, in_place_of, uncopied
 from hessfig.models.own.own_checks import Raised, shape_of
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.own_network import Built, split_problem, whole_problem
 from hessfig.models.own.preserved import preserved
+from hessfig.models.own.weight_names import named_layout
 from hessfig.rng import made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
@@ -117,7 +118,18 @@ class Witnessing:
         self.asked, self.own, self.route = asked, OwnFunction(asked), WAYS[0]
 
     def measured(self, real: torch.dtype) -> Built:
-        """Return the first problem of WAYS that reproduces the user's function. Raises UserError if none does."""
+        """Return the first problem of WAYS that reproduces the user's function.
+
+        Raises UserError if none does; the remedy ends with the form of a problem that takes any function.
+        """
+        named_layout(self.asked.network, self.asked.weights)  # a wrong name of a weight is another matter
+        try:
+            return self._measured(real)
+        except UserError as error:
+            remedy = f"{error.remedy}; or {any_function(self.asked)}"
+            raise type(error)(error.what, got=error.got, allowed=error.allowed, remedy=remedy) from error
+
+    def _measured(self, real: torch.dtype) -> Built:
         refusals, others = list[UserError](), dict[str, str]()
         for self.route in WAYS:
             try:

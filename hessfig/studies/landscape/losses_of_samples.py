@@ -196,12 +196,13 @@ def samples_of(objective: Objective, request: Request) -> Samples:
             allowed="inputs and targets that are tensors",
             remedy="concatenate the batches; those of model=huggingface are one with a larger memory=...",
         )
+    apart = by_sample(objective)
     count = number_of_samples(request.at.config, size=len(objective.batch.inputs))
     check_alike(objective)
     share = counted(objective, objective.batch)
     if not math.isclose(float(share.weights.sum()), share.divisor, rel_tol=_NEAR):
         raise no_mean(objective.loss)
-    return Samples(by_sample(objective), count)
+    return Samples(apart, count)
 
 
 def orders_of(request: Request, count: int) -> list[torch.Tensor]:
