@@ -16,6 +16,7 @@ _HOMES = {
     "ColumnOperator": "curvlinops",
     "BatchedColumn": "batched",
     "DifferencedColumn": "differences",
+    "product_by_differences": "richardson",
     "HeadedColumn": "large.headed_column",
     "LossGradient": "gradients",
     "Square": "spectral.lanczos",

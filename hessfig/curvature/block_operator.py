@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.batched import undisturbed
-from hessfig.curvature.column import Column, multiplied, view_of
+from hessfig.curvature.column import Column, view_of
+from hessfig.curvature.differences import check_errors, multiplied_with_errors
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few, plain
@@ -95,6 +96,9 @@ class BlockOperator(ImplicitMatrix):
         The weights of a vector that is multiplied, in order, and the number of entries of each.
     rows, columns : Entries
         Both sides of the block, with names, shapes and sizes.
+    last_errors : tensor, (k,), or None
+        With products="differences": the estimated error |A v - product| of each of the last products, in `split` of the
+        part with the largest one. A product with an error above a tenth of its size raises UserError.
 
     Examples
     --------
@@ -182,7 +186,10 @@ class BlockOperator(ImplicitMatrix):
     def _products(self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]) -> dict[Part, Tensor]:
         column = self._made_column()
         with undisturbed(self._problem):
-            products = multiplied(column, vectors, parts)
+            products, errors = multiplied_with_errors(column, vectors, parts)
+            for (block, part), error in errors.items():
+                check_errors(column, (block, part), vectors, products[block, part], error)
+        self.last_errors = torch.stack(list(errors.values())).amax(dim=0) if errors else None
         return {part: products[self.block, part].detach() for part in parts}
 
     def _made_column(self) -> Column:

@@ -1,17 +1,43 @@
-"""Products by central differences of gradients, without double backward; a second step estimates their error."""
+"""Columns of blocks by differences of gradients, without double backward, and the errors of their products."""
 
 from collections.abc import Hashable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
-from hessfig.curvature.double_backward import differentiable_twice, gradients, summed
+from hessfig.curvature.column import (
+    PROBES_AT_ONCE,
+    SPLIT,
+    Column,
+    DecayedColumn,
+    Products,
+    Rows,
+    SidedColumn,
+    chunks,
+    completed,
+    multiplied,
+    to_multiply,
+)
+from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type, summed
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.problem import Objective, Scalar, along, evaluating
+from hessfig.curvature.richardson import (
+    ACCURATE,
+    Differenced,
+    Quotient,
+    extrapolated,
+    first_step,
+    moved_weights,
+    product_by_differences,
+)
+from hessfig.errors import UserError
+from hessfig.rng import stream
 from hessfig.terms import AT_OUTPUTS, Part
+
+ROUGHEST = 0.1  # of products by differences: the largest error, relative to their size
+Errors = dict[tuple[Hashable, Part], Float[Tensor, " k"]]
 
 
 def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
@@ -26,11 +52,11 @@ def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
 
 
 class DifferencedColumn(SidedColumn):
-    """A column of blocks by differences, H v = (g(w + h v) - g(w - h v)) / 2h.
+    """A column of blocks by differences of gradients, with the step and the error of every vector.
 
-    The step h is `stretch` times that of the function `step`. H_f v is the same difference for the gradient of
-    <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with s = dl/df at the moved outputs and J at
-    the weights. Each part has its own difference; H, if requested alone, is the difference of gradients.
+    H v is that of `richardson.product_by_differences`. H_f v is the same for the gradient of <dl/df, f> with dl/df
+    fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with s = dl/df at the moved outputs and J at the weights. Each
+    part has its own differences; H, if requested alone, is by differences of gradients.
 
     Parameters
     ----------
@@ -40,8 +66,13 @@ class DifferencedColumn(SidedColumn):
         Layer and name of the weight or group; layers count from 1 (0: outside the layers).
     rows : names in the same layer, or {key: (layer, name)}
         The rows of the blocks.
-    stretch : float
-        Factor of the step h.
+
+    Attributes
+    ----------
+    deviations : dict
+        Estimates of the errors of the last products, entry by entry, with the keys and shapes of the products.
+    gradients : int
+        The number of gradients that were evaluated.
 
     Examples
     --------
@@ -54,62 +85,87 @@ class DifferencedColumn(SidedColumn):
     [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
-    def __init__(
-        self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows, *, stretch: float = 1.0
-    ) -> None:
+    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         super().__init__(objective, layer, col, rows)
-        self._suffix, self._stretch = objective.suffix(self.weights), stretch
+        self._suffix = objective.suffix(self.weights)
         self.bytes_per_probe = self._suffix.bytes_per_probe
         names = {parameter: name for name, parameter in self._suffix.named_parameters()}
         self._names = [names[parameter] for parameter in self.parameters]
         constants = objective.witness.constants if objective.witness else frozenset()
         self._constants = {id(objective.network.get_parameter(name)) for name in constants}
+        self._here = [parameter.detach() for parameter in self.parameters]
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
+        self._typical: dict[Part, dict[Hashable, float]] = {}
+        self.deviations: Products = {}
+        self.gradients = 0
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
-        """Return A V by (row, part), for every row and each of `parts`; record the difference to a step of 2 h."""
-        asked, probes = to_multiply(parts), probes.to(self.parameters[0])
-        near, far = (self._products(probes, asked, self._stretch * factor) for factor in (1, 2))
+        """Return A V by (row, part), for every row and each of `parts`; see `deviations` for their errors."""
+        asked = to_multiply(parts)
+        products, deviations = self._products(probes.to(self._here[0]), asked)
         every = [*asked, Part.H] if {*AT_OUTPUTS} <= {*asked} else asked
-        fine, coarse = completed(near, every), completed(far, every)
-        for key, product in fine.items():
-            pair = torch.stack([(product - coarse[key]).double().square().sum(), product.double().square().sum()])
+        self.deviations = completed(deviations, every)
+        for key, product in completed(products, every).items():
+            pair = torch.stack([self.deviations[key].double().square().sum(), product.double().square().sum()])
             self._squares[key] = self._squares.get(key, 0) + pair
-        return completed(near, parts)
+        return completed(products, parts)
 
     def relative_error(self, row: Hashable, part: Part) -> float:
-        """Return |D_h - D_2h| / |D_h|, Frobenius norms of the differences D of all products so far.
+        """Return the error of all products so far, relative to their size, both as Frobenius norms.
 
-        The truncation error of D_h is a third of |D_h - D_2h|, and its rounding error is at most about |D_h - D_2h|
-        (that of D_2h is half as large). The ratio therefore estimates both errors; it is too small if the series has
-        not begun to converge. By the triangle inequality, a norm of the products has at most the error of the products.
-        The ratio is infinite if all products are zero, because products that are lost in rounding look the same.
+        By the triangle inequality, a norm of the products has at most the error of the products. The ratio is infinite
+        if all products are zero, because products that are lost in rounding look the same.
         """
-        apart, size = self._squares[row, part].tolist()
-        return float((apart / size) ** 0.5) if size else float("inf")
+        deviation, size = self._squares[row, part].tolist()
+        return float((deviation / size) ** 0.5) if size else float("inf")
 
-    def _products(self, probes: Tensor, parts: Sequence[Part], stretch: float) -> Products:
-        here = torch.cat([parameter.detach().flatten() for parameter in self._own()])
-        spread, products = self.spread(probes), {}
+    def typical(self, row: Hashable, part: Part) -> float:
+        """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A."""
+        if part not in self._typical:
+            draw = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "typical product"), device="cpu")
+            probe = (draw / draw.norm()).to(self._here[0])
+            products, _ = self._products(probe, to_multiply([part]))
+            self._typical[part] = {key: float(product.double().norm()) for (key, _), product in products.items()}
+        return self._typical[part][row]
+
+    @cached_property
+    def unit(self) -> float:
+        """The roundoff of the type with the fewest digits in which the network or the loss computes."""
+        start, scalar = self._suffix.terms(Part.H)[0]
+        leaves = [weight.clone().requires_grad_() for weight in self._here]
+        with torch.enable_grad():
+            inside = narrowest_type(scalar(self._outputs(leaves, start)))
+        return max(torch.finfo(one).eps / 2 for one in (inside, self.dtype))
+
+    @property
+    def usual_error(self) -> float:
+        """The largest relative error of a product whose step is not searched further."""
+        return ACCURATE * self.unit**0.5
+
+    def _products(self, probes: Tensor, parts: Sequence[Part]) -> tuple[Products, Products]:
+        """Return the products and their deviations."""
+        spread = self.spread(probes)
         for parameter, direction in zip(self.parameters, spread, strict=True):
             if id(parameter) in self._constants:
                 direction.zero_()
-        steps = [stretch * step(here, probe) for probe in probes.T]
+        vectors = [[direction[..., k] for direction in spread] for k in range(probes.shape[1])]
+        products, deviations = {}, {}
         for part in parts:
-            each = [self._product([direction[..., k] for direction in spread], h, part) for k, h in enumerate(steps)]
-            products[part] = [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
-        return self.gathered(products)
+            each = [self._product(vector, part) for vector in vectors]
+            self.gradients += sum(one.gradients for one in each)
+            products[part] = _stacked([one.product for one in each])
+            deviations[part] = _stacked([one.deviation for one in each])
+        return self.gathered(products), self.gathered(deviations)
 
-    def _own(self) -> list[Tensor]:
-        flat = [parameter.detach().unsqueeze(-1) for parameter in self.parameters]
-        return [self._gather(flat, [weight]) for weight in self.col]
-
-    def _product(self, vector: Sequence[Tensor], h: float, part: Part) -> list[Tensor]:
-        moved = [[p.detach() + sign * h * v for p, v in zip(self.parameters, vector, strict=True)] for sign in (1, -1)]
-        if part == Part.H_o:
-            return self._pulled(moved, h)
-        plus, minus = (self._gradient(weights, part) for weights in moved)
-        return [(a - b) / (2 * h) for a, b in zip(plus, minus, strict=True)]
+    def _product(self, vector: Sequence[Tensor], part: Part) -> Differenced:
+        if not any(bool(one.any()) for one in vector):
+            zeros = [torch.zeros_like(one) for one in vector]
+            return Differenced(zeros, zeros, 0)
+        if part != Part.H_o:
+            gradient = partial(self._gradient, part=part)
+            return product_by_differences(gradient, self._here, vector, unit=self.unit)
+        quotient = partial(self._outer_quotient, vector, moved_weights(self._here, vector))
+        return extrapolated(quotient, first_step(self._here, vector, unit=self.unit), unit=self.unit)
 
     def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
         return summed(self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part))
@@ -119,15 +175,74 @@ class DifferencedColumn(SidedColumn):
         with torch.enable_grad(), differentiable_twice():  # checkpoints would be recomputed at other weights
             return gradients(scalar(self._outputs(at, start)), at)
 
-    def _pulled(self, moved: Sequence[Sequence[Tensor]], h: float) -> list[Tensor]:
-        pieces, here = [], [parameter.detach() for parameter in self.parameters]
+    def _outer_quotient(self, vector: Sequence[Tensor], ratio: float, step: float) -> Quotient:
+        """Return J^T (s(w + h v) - s(w - h v)) / 2h, the sum over batches; `ratio` is |w| / |v|."""
+        moved = [[p + sign * step * v for p, v in zip(self._here, vector, strict=True)] for sign in (1, -1)]
+        pieces = []
         for (start, targets), share in zip(self._suffix.data, self._suffix.shares, strict=True):
             with evaluating(self._suffix.network):
                 ends = [self._outputs([one.requires_grad_() for one in some], start).detach() for some in moved]
             plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
-            curved = share * (plus - minus) / (2 * h)
-            pieces.append(self._of(here, start, partial(along, curved)))
-        return summed(pieces)
+            curved = share * (plus - minus) / (2 * step)
+            pieces.append(self._of(self._here, start, partial(along, curved)))
+        difference = summed(pieces)
+        pairs = zip(self._gradient_sizes, difference, strict=True)
+        return Quotient(difference, [size + ratio * one.abs() for size, one in pairs])
+
+    @cached_property
+    def _gradient_sizes(self) -> list[Tensor]:
+        return [one.abs() for one in self._gradient(self._here, Part.H_f)]
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
         return self._suffix.at(dict(zip(self._names, weights, strict=True)), start)
+
+
+def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
+
+
+def differences_in(column: Column) -> DifferencedColumn | None:
+    """Return the column by differences behind a column, with or without weight decay; None for other products."""
+    inner = column.column if isinstance(column, DecayedColumn) else column
+    return inner if isinstance(inner, DifferencedColumn) else None
+
+
+def multiplied_with_errors(
+    column: Column, vectors: Float[Tensor, "dim k"], parts: Sequence[Part]
+) -> tuple[Products, Errors]:
+    """Return A V as column.multiplied does, and the norm of the error of every product.
+
+    Errors are those of differences, by (row, part); there are none for other products.
+    """
+    source = differences_in(column)
+    if source is None:
+        return multiplied(column, vectors, parts), {}
+    products, errors = [], []
+    for chunk in chunks(vectors.to(column.dtype), column, PROBES_AT_ONCE):
+        products.append(column.split_matmat(chunk, parts))
+        errors.append({key: source.deviations[key].double().norm(dim=0).cpu() for key in products[-1]})
+    together = {key: torch.cat([piece[key] for piece in products], dim=1) for key in products[0]}
+    return together, {key: torch.cat([piece[key] for piece in errors]) for key in errors[0]}
+
+
+def check_errors(
+    column: Column, key: tuple[Hashable, Part], vectors: Float[Tensor, "dim k"], product: Tensor, errors: Tensor
+) -> None:
+    """Raise UserError if the error of a product exceeds ROUGHEST, relative to its size.
+
+    A product that is shorter than a typical one, ROUGHEST |v| |A u| / |u| for a random u, may have the error that is
+    allowed for the typical one: the product of a vector that A maps to zero consists of rounding errors.
+    """
+    source = differences_in(column)
+    sizes = product.double().norm(dim=0).cpu()
+    if source is None or not bool((errors > ROUGHEST * sizes).any()):
+        return
+    sizes = sizes.maximum(vectors.double().norm(dim=0).cpu() * source.typical(*key))
+    worst = float((errors / sizes).max())
+    if not worst <= ROUGHEST:
+        raise UserError(
+            "operator @ x: this product cannot be computed by differences of gradients",
+            got=f"an error of {100 * worst:.2g} % of its size ({source.dtype}, the best of several steps)",
+            allowed=f"at most {100 * ROUGHEST:g} %",
+            remedy='dtype="float64", or double backward: products="auto"',
+        )

@@ -54,6 +54,8 @@ class ImplicitMatrix(ABC):
     ([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
     """
 
+    last_errors: Tensor | None = None  # of the last products, if they are more than rounding: see BlockOperator
+
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.device = shape, device
         self._real = dtype
@@ -160,7 +162,8 @@ class ImplicitMatrix(ABC):
         -------
         Solution
             x, in the wider of the types of `b` and of the matrix, and the relative residual of each column, computed by
-            a separate product before x is rounded to that type. The gradient in `b` takes one more linear system.
+            a separate product before x is rounded to that type. With products="differences" the residual includes the
+            error of that product. The gradient in `b` takes one more linear system.
         """
         if self.T is not self:
             raise UserError(
@@ -246,7 +249,7 @@ class Solution(NamedTuple):
     x : tensor or array, (n,) or (n, k)
         The solution of (A + damping I) x = b.
     residual : float, or tensor (k,)
-        |b - (A + damping I) x| / |b| of each column.
+        |b - (A + damping I) x| / |b| of each column; with products="differences", an upper estimate of it.
 
     Examples
     --------
@@ -352,13 +355,19 @@ class _Damped:
                 break
             x = best + self._round(left, max(0.1 * tolerance / residual, 1e-14))
             after = b - self._times(x)
-            now = float(np.linalg.norm(after)) / size
+            now = (float(np.linalg.norm(after)) + self._error_of_product) / size
             if not now < residual:
                 break
             slow, best, left, residual = now > _PROGRESS * residual, x, after, now
             if slow:
                 break
         return best, residual
+
+    @property
+    def _error_of_product(self) -> float:
+        """The norm of the error of the last product, beyond rounding."""
+        errors = self._matrix.last_errors
+        return 0.0 if errors is None else float(errors.max()) / self._unit
 
     def _round(self, b: Array, tolerance: float) -> Array:
         given = {"rtol": tolerance, "maxiter": _STEPS * len(b), "M": self._inverse}

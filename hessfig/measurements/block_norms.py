@@ -31,7 +31,7 @@ from hessfig.curvature.column import (
     squared_norms,
     summands,
 )
-from hessfig.curvature.differences import DifferencedColumn
+from hessfig.curvature.differences import ROUGHEST, DifferencedColumn
 from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
 from hessfig.curvature.rounding import deviation, norm, unit_of
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from hessfig.curvature.curvlinops import ColumnOperator
 
 COLUMNS_AT_ONCE = 64
-ROUGHEST = 0.1  # of products by differences: their error relative to their size
 Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 Norms = dict[tuple[Block, Part], Estimate]
 

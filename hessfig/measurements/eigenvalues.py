@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from hessfig.config.enums import Probes
 from hessfig.config.science import SpectrumConfig
 from hessfig.curvature.column import Column
+from hessfig.curvature.differences import differences_in
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.rounding import unit_of
 from hessfig.curvature.spectral.densities import dense_eigenvalues, quadrature
@@ -252,17 +253,28 @@ def outer_estimate(pairs: Extremes) -> Estimate:
 
 
 def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
-    settings = request.spectrum
-    return extremes(
+    settings, source = request.spectrum, differences_in(entry.operator.column)
+    found = extremes(
         entry.operator,
         end,
         k=settings.k,
-        tolerance=settings.tolerance,
+        tolerance=settings.tolerance if source is None else max(settings.tolerance, source.usual_error),
         steps=settings.steps,
         generator=request.stream(entry.block.layer, entry.block.col),
         warm=request.at.warm.get(_place(entry, end)),
         low_precision=entry.low_precision,
     )
+    return found if source is None else _with_errors(found, entry.operator, settings.tolerance)
+
+
+def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extremes:
+    """Return eigenvalues by differences with residuals |A v - value v| that include the error of A v."""
+    image = operator.matmat(found.vectors)
+    assert operator.last_errors is not None
+    apart = (image - found.vectors * found.values.to(image)).double().norm(dim=0).cpu()
+    residuals = apart + operator.last_errors
+    is_small = bool((residuals <= tolerance * found.scale).all())
+    return replace(found, residuals=residuals, converged=found.converged and is_small)
 
 
 def _place(entry: SpectrumEntry, end: End) -> str:

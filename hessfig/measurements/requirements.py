@@ -59,23 +59,28 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
     _check_tape(config, asked)
 
 
+BY_DIFFERENCES = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "loss", "gradient_norm")
+
+
 def check_differences(config: Config) -> None:
-    """Raise UserError for products by differences of anything but probed and dense norms, which carry their error."""
+    """Raise UserError for products by differences in numbers whose error would not include that of the products."""
     if config.estimator.products != Products.differences:
         return
     methods = [Method.hutchinson, Method.aligned, Method.dense]
     methods += [Method.auto] * (config.model.kind == Kind.python)  # of which no norm has a formula
+    others = [name for name in config.quantities if name not in BY_DIFFERENCES]
     unknown = {
         f"estimator={config.estimator.method}": config.estimator.method not in methods,
-        f"quantities=[{','.join(config.quantities)}]": config.quantities != ["frobenius"],
+        f"quantities=[{','.join(others)}]": bool(others),
         f"task.weight_decay={config.task.weight_decay}": bool(config.task.weight_decay),
         f"parts=[{','.join(config.parts)}]": any(part in AT_SCORES for part in config.parts),
     }
     for got in (name for name, is_set in unknown.items() if is_set):
         raise UserError(
-            "estimator.products=differences: their error is known for norms by probes and dense norms alone",
+            "estimator.products=differences: this number would not state the error of its products",
             got=got,
-            allowed=f"quantities=[frobenius], estimator={', '.join(methods)}, no weight decay, parts H, H_o, H_f",
+            allowed=f"quantities={', '.join(BY_DIFFERENCES)}; estimator={', '.join(methods)}; no weight decay; "
+            "parts H, H_o, H_f",
             remedy="quantities=[frobenius] estimator=hutchinson, or no products by differences",
         )
 

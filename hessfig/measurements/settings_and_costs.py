@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from hessfig.config.enums import Draws, DType, Kind, Method
+from hessfig.config.enums import Draws, DType, Kind, Method, Products
 from hessfig.config.keys import as_plain
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.measurements.exact_choice import expensive_blocks, is_turned
@@ -80,7 +80,7 @@ def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return estimator, blocks and parts as plain values, without settings that the estimator does not read."""
     estimator, facts = config.estimator, config.estimator.method.facts
     probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
-    products = {"products": estimator.products.value} if facts.products else {}
+    products = {"products": _engine(config)} if facts.products else {}
     drawn = {"probes": estimator.probes.value} if estimator.probes != Draws.named else {}
     return {
         "estimator": {"method": estimator.method.value, **probes, **products, **drawn},
@@ -91,7 +91,7 @@ def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 def dense_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return blocks, parts, and the products from which dense blocks are built."""
-    return {**norm_settings(config, layout), "estimator": {"products": config.estimator.products.value}}
+    return {**norm_settings(config, layout), "estimator": {"products": _engine(config)}}
 
 
 def names_blocks(config: Config) -> bool:
@@ -112,15 +112,24 @@ def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms, for the diagonal blocks only."""
     settings = {**norm_settings(config, layout), "blocks": _places(diagonal_blocks(config, layout))}
     if config.estimator.method.facts.fewest:  # xtrace of traces is by the configured products, unlike that of norms
-        settings["estimator"]["products"] = config.estimator.products.value
+        settings["estimator"]["products"] = _engine(config)
     return settings
+
+
+def _engine(config: Config) -> str:
+    """Return the name of the products, with the version of their algorithm if it has changed.
+
+    Since version 2 of differences, the step of every product is chosen by its vector, and products are extrapolated.
+    """
+    name = config.estimator.products.value
+    return f"{name} 2" if config.estimator.products == Products.differences else name
 
 
 _READ: dict[str, Callable[[Config, Layout], Any]] = {
     "blocks": lambda config, layout: [[block.layer, str(block.col)] for block in diagonal_blocks(config, layout)],
     "num_probes": lambda config, layout: config.estimator.num_probes,
     "parts": lambda config, layout: sorted(str(part) for part in config.parts),
-    "products": lambda config, layout: config.estimator.products.value,
+    "products": lambda config, layout: _engine(config),
     "size": lambda config, layout: config.training.evaluation_size,
     "steps": lambda config, layout: config.spectrum.steps,
     "tolerance": lambda config, layout: config.spectrum.tolerance,

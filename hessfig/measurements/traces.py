@@ -1,12 +1,15 @@
 """Traces of diagonal blocks, and the Hessian of every parameter as an array."""
 
+import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from hessfig.config.enums import Method
 from hessfig.curvature.column import Column, cast_chunks, completed, summands
+from hessfig.curvature.differences import ROUGHEST, differences_in
 from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
@@ -21,6 +24,7 @@ from hessfig.terms import Block, Group, Part
 from hessfig.weights import Weight
 
 Traces = dict[Part, Estimate]
+_Samples = dict[Part, Float[Tensor, " k"]]
 
 
 def trace(objective: Objective, request: Request) -> Measured:
@@ -72,19 +76,30 @@ def _is_summable(request: Request, block: Block, part: Part) -> bool:
 
 def _summed(column: Column, block: Block, request: Request) -> Traces:
     """Sum the diagonal, column by column."""
-    totals = _along(column, block, torch.eye(column.dim, dtype=column.dtype), request)
-    return {part: exact(float(total.sum()), Method.dense) for part, total in totals.items()}
+    diagonals, errors = _along(column, block, torch.eye(column.dim, dtype=column.dtype), request)
+    totals = {part: exact(float(diagonal.sum()), Method.dense) for part, diagonal in diagonals.items()}
+    return {part: _differenced(total, column, block, part, errors[part].sum()) for part, total in totals.items()}
 
 
 def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
     """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
     count = request.estimator.num_probes
     probes = rademacher(column.dim, count, generator=generator, dtype=torch.int8)
-    samples = _along(column, block, probes, request)
-    return {
+    samples, errors = _along(column, block, probes, request)
+    traces = {
         part: Estimate(float(values.mean()), standard_error(values), count, Method.hutchinson)
         for part, values in samples.items()
     }
+    return {part: _differenced(found, column, block, part, errors[part].mean()) for part, found in traces.items()}
+
+
+def _differenced(found: Estimate, column: Column, block: Block, part: Part, error: Tensor) -> Estimate:
+    """Return a trace with the `error` that its products by differences cause; other products have none."""
+    source = differences_in(column)
+    if source is None:
+        return found
+    is_rough = not source.relative_error(block, part) <= ROUGHEST
+    return replace(found, error=math.hypot(found.error, float(error)), is_unreliable=is_rough)
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
@@ -97,13 +112,25 @@ def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Es
     return Estimate(value, error, count, Method.xtrace)
 
 
-def _along(column: Column, block: Block, probes: Tensor, request: Request) -> dict[Part, Tensor]:
-    """Return v.A v for every column v of `probes`, in chunks that bound memory."""
-    pieces: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
+def _along(column: Column, block: Block, probes: Tensor, request: Request) -> tuple[_Samples, _Samples]:
+    """Return v.A v for every column v of `probes`, and |v.e| for the error e of A v, in chunks that bound memory.
+
+    The errors are those of differences; there are none for other products.
+    """
+    source = differences_in(column)
+    values: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
+    errors: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     for chunk in cast_chunks(probes, column):
         products = completed(column.split_matmat(chunk, summands(request.parts)), request.parts)
-        for (_, part), product in products.items():
-            pieces[part].append((chunk.to(product) * product).sum(dim=0))
+        for part in request.parts:
+            product = products[block, part]
+            deviation = torch.zeros_like(product) if source is None else source.deviations[block, part]
+            values[part].append((chunk.to(product) * product).sum(dim=0))
+            errors[part].append((chunk.to(deviation) * deviation).sum(dim=0).abs())
+    return _joined(values), _joined(errors)
+
+
+def _joined(pieces: dict[Part, list[Tensor]]) -> _Samples:
     return {part: torch.cat(terms) for part, terms in pieces.items()}
 
 

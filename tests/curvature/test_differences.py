@@ -20,9 +20,11 @@ from hessfig.curvature.gradients import LossGradient, Samples
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import Estimator, dense_blocks, differenced
+from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import Estimate
 from hessfig.measurements.requirements import check_differences
 from hessfig.models.blocks import matrices_of
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.rng import stream
 from hessfig.states.point import drawn
@@ -70,23 +72,22 @@ def test_the_error_covers_what_the_norm_is_off_by(dtype: torch.dtype, part: Part
 
 @pytest.mark.parametrize("mlp", [MLP.gelu, MLP.relu])
 @pytest.mark.parametrize("col", COLUMNS)
-def test_steps_that_are_far_off_are_worse_and_say_so(col: Matrix, mlp: MLP) -> None:
-    """The rule's step is sound in both types that may be asked for, across kinks too."""
+def test_products_are_as_accurate_as_stated_across_kinks_too(col: Matrix, mlp: MLP) -> None:
     model, task = ModelConfig(d_model=4, n_heads=2, mlp=mlp), TaskConfig(digits=1, batch_size=3)
     problem = drawn(Config(model=model, task=task), sigma=0.5, seed=1234)
     exact = ColumnOperator(problem, 1, col, [col])
     probes = rademacher(exact.dim, 5, generator=stream(1234, "calibration"), dtype=torch.float64)
     truth = exact.split_matmat(probes, [Part.H])[col, Part.H]
-    off: dict[tuple[torch.dtype, float], float] = {}
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for stretch in (4.0**-5, 4.0**-2, 1.0, 4.0**2, 4.0**5):
-            column = DifferencedColumn(problem.cast(dtype), 1, col, [col], stretch=stretch)
-            found = column.split_matmat(probes, [Part.H])[col, Part.H].double()
-            off[dtype, stretch] = float((found - truth).norm() / truth.norm())
-            estimate = column.relative_error(col, Part.H)
-            assert off[dtype, stretch] <= 0.5 or not estimate <= 0.1  # rounding alone leaves no estimate
-    assert off[torch.float64, 1.0] <= 1e-8 and off[torch.float32, 1.0] <= 1e-2
-    assert off[torch.float64, 4.0**5] > 10 * off[torch.float64, 1.0]
+    allowed = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: math.inf}
+    for dtype, most in allowed.items():
+        column = DifferencedColumn(problem.cast(dtype), 1, col, [col])
+        found = column.split_matmat(probes, [Part.H])[col, Part.H].double()
+        off = (found - truth).norm(dim=0)
+        stated = column.deviations[col, Part.H].double().norm(dim=0)
+        assert bool((off <= stated).all()) or dtype == torch.bfloat16  # weights are rounded to three digits there
+        assert float(off.norm() / truth.norm()) <= most
+        assert column.relative_error(col, Part.H) == pytest.approx(float(stated.norm() / found.norm()))
+        assert column.gradients <= 24 * 5
 
 
 def test_a_quadratic_loss_leaves_rounding_alone() -> None:
@@ -94,11 +95,10 @@ def test_a_quadratic_loss_leaves_rounding_alone() -> None:
     problem = toy_problem(model, toy_task(model, loss=Loss.mse))
     col = matrices_of(model)[-1]
     exact = dense_oracle(problem, 3, [col])[Part.H_o][col, col]
-    for stretch in (1.0, 1e3):
-        column = DifferencedColumn(problem, 3, col, [col], stretch=stretch)
-        found = dense_blocks(column, [Part.H_o])[col, Part.H_o]
-        assert (found - exact).norm() <= 1e-9 * exact.norm()
-        assert column.relative_error(col, Part.H_o) <= 1e-9
+    column = DifferencedColumn(problem, 3, col, [col])
+    found = dense_blocks(column, [Part.H_o])[col, Part.H_o]
+    assert (found - exact).norm() <= 1e-9 * exact.norm()
+    assert column.relative_error(col, Part.H_o) <= 1e-8
 
 
 def test_a_kink_is_flagged() -> None:
@@ -112,10 +112,14 @@ def test_a_kink_is_flagged() -> None:
 
 
 def test_products_lost_in_rounding_are_no_zeros() -> None:
-    column = DifferencedColumn(toy_problem(SMOOTH), 1, Matrix.W_V, [Matrix.W_V], stretch=1e-14)
-    assert float(dense_blocks(column, [Part.H])[Matrix.W_V, Part.H].norm()) == 0.0
-    lost = differenced(Estimate(0.0, 0.0, 1), column.relative_error(Matrix.W_V, Part.H))
-    assert lost.is_unreliable and math.isnan(lost.error)
+    """The functional part of the last weight of a linear network is zero, and nothing tells this from rounding."""
+    model = ARCHITECTURES["linear mlp"]
+    problem = toy_problem(model, toy_task(model, loss=Loss.mse))
+    col = matrices_of(model)[-1]
+    column = DifferencedColumn(problem, 3, col, [col])
+    size = float(dense_blocks(column, [Part.H_f])[col, Part.H_f].norm())
+    lost = differenced(Estimate(size, 0.0, 1), column.relative_error(col, Part.H_f))
+    assert lost.is_unreliable and (math.isnan(lost.error) or lost.error >= size)
 
 
 def test_the_step_follows_weights_probe_and_type() -> None:
@@ -125,11 +129,30 @@ def test_the_step_follows_weights_probe_and_type() -> None:
     assert step(0 * weights, probe) == pytest.approx(0.5 * 2 ** (-53 / 3))
 
 
-def test_what_has_no_differences_is_refused() -> None:
-    for settings in ({"quantities": ["trace"]}, {"estimator": EstimatorConfig(products=Products.differences)}):
-        config = toy_config(**{"estimator": EstimatorConfig(Method.hutchinson, Products.differences), **settings})
-        with pytest.raises(UserError, match="products=differences"):
-            check_differences(config)
+@pytest.mark.parametrize("settings", [{"quantities": ["density"]}, {"quantities": ["frobenius", "spectrum"]}])
+def test_numbers_that_would_not_state_the_error_are_refused(settings: dict[str, list[str]]) -> None:
+    config = toy_config(estimator=EstimatorConfig(Method.hutchinson, Products.differences), **settings)
+    with pytest.raises(UserError, match="products=differences: this number would not state the error") as refused:
+        check_differences(config)
+    assert settings["quantities"][-1] in str(refused.value.got)
+
+
+@pytest.mark.parametrize("method", [Method.auto, Method.exact, Method.xtrace])
+def test_estimators_with_other_products_are_refused(method: Method) -> None:
+    config = toy_config(estimator=EstimatorConfig(method, Products.differences), quantities=["trace"])
+    with pytest.raises(UserError, match="products=differences"):
+        check_differences(config)
+
+
+def test_numbers_of_the_first_version_are_not_reused() -> None:
+    """Only keys of products by differences changed."""
+    for name in ("frobenius", "trace", "largest_eigenvalue"):
+        chosen, keys = quantity(name), {}
+        for products in Products:
+            config = toy_config(estimator=EstimatorConfig(Method.hutchinson, products), quantities=[name])
+            settings = chosen.settings(config, kind(config.model.kind).layout(config))
+            keys[products] = settings.get("products", settings.get("estimator", {}).get("products"))
+        assert keys == {one: "differences 2" if one == Products.differences else one.value for one in Products}
 
 
 class Recomputed(nn.Module):

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.column import SPLIT, Column, multiplied
+from hessfig.curvature.column import SPLIT, Column
+from hessfig.curvature.differences import multiplied_with_errors
 from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
 from hessfig.curvature.spectral.vectors import dots, drawn, is_short, length, rotate, without
 from hessfig.rng import stream
@@ -59,6 +60,8 @@ class Square:
         Relative rounding error of the type of the products.
     like : tensor, (0,)
         Type and device of the vectors of recurrences (see problem.recurrence_like).
+    last_errors : tensor, (k,), or None
+        Norms of the errors of the last products, if these are by differences of gradients.
 
     Examples
     --------
@@ -75,11 +78,17 @@ class Square:
         self.column, self.row, self.part = column, row, part
         self.dim, self.products, self.like = column.dim, 0, column.like
         self.rounding = 100 * torch.finfo(column.dtype).eps
+        self.last_errors: Tensor | None = None
+        self._squared_errors = 0.0  # of products with unit vectors
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return A V in the type and on the device of V. Raises NotFinite for products that are not finite."""
         self.products += vectors.shape[1]
-        product = multiplied(self.column, vectors, [self.part])[self.row, self.part].to(vectors)
+        products, errors = multiplied_with_errors(self.column, vectors, [self.part])
+        product = products[self.row, self.part].to(vectors)
+        if errors:
+            self.last_errors = errors[self.row, self.part]
+            self._squared_errors += float((self.last_errors / vectors.double().norm(dim=0).cpu()).square().sum())
         if not bool(product.isfinite().all()):
             raise NotFinite(f"products of {self.part} are not finite")
         return product
@@ -88,10 +97,12 @@ class Square:
         """Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products.
 
         A part that vanishes up to rounding (H_f of a linear map by automatic differentiation) is compared with the
-        other parts, because rounding errors are not symmetric.
+        other parts, because rounding errors are not symmetric. Products by differences may be as asymmetric as their
+        errors: u.Av and v.Au of unit vectors differ by at most the sum of the errors of Au and Av.
         """
         allowed = SYMMETRY.of(self.column.dtype)
-        if asymmetry <= allowed * size or asymmetry <= allowed * _BESIDE * self._size_of_parts:
+        bound = max(allowed * size, 2 * self._squared_errors**0.5)
+        if asymmetry <= bound or asymmetry <= allowed * _BESIDE * self._size_of_parts:
             return
         raise ArithmeticError(
             f"the products of {self.part} are not those of a symmetric operator: u.Av differs from v.Au by "

@@ -1,0 +1,211 @@
+"""Operators and quantities by differences of gradients, against double backward in float64, on concentrated vectors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg as sparse
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.curvature.block_operator import BlockOperator
+from hessfig.errors import UserError
+
+transformers = pytest.importorskip("transformers")
+DTYPES = ("float64", "float32")
+
+
+class Logits(nn.Module):
+    """A language model of transformers as a function from tokens to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens).logits.flatten(0, 1)
+
+
+class Encoder(nn.Module):
+    """An encoder layer of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x).mean(1))
+
+
+@cache
+def problem(name: str) -> hessfig.Problem:
+    torch.manual_seed(0)
+    if name == "encoder":
+        return hessfig.Problem(Encoder(), torch.randn(6, 4, 8), torch.randint(0, 4, (6,)))
+    sizes: dict[str, Any] = {"vocab_size": 20, "use_cache": False, "attn_implementation": "eager"}
+    if name == "llama":
+        sizes |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, max_position_embeddings=8))
+    else:
+        config = transformers.GPT2Config(**sizes, n_layer=1, n_head=2, n_embd=16, n_positions=8, bos_token_id=0)
+        model = transformers.GPT2LMHeadModel(config)
+    tokens = torch.randint(0, 20, (3, 6))
+    return hessfig.Problem(Logits(model.eval()), tokens, tokens.roll(-1, 1).flatten())
+
+
+@cache
+def exact(name: str) -> tuple[BlockOperator, np.ndarray, np.ndarray]:
+    """Return H by double backward, its largest eigenvalue and the vector."""
+    operator = problem(name).operator("all")
+    return operator, *sparse.eigsh(operator.to_scipy(), k=1, which="LA", v0=np.ones(operator.shape[0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "encoder"])
+def test_an_error_is_stated_for_every_vector(name: str, dtype: str) -> None:
+    """The step for random vectors is too long for eigenvectors: their products were off by a third in float32."""
+    truth, _, top = exact(name)
+    size = truth.shape[0]
+    operator = problem(name).operator("all", dtype=dtype, products="differences")
+    rows = torch.zeros(size)
+    rows[:8] = 1.0
+    for vector in (torch.from_numpy(top[:, 0]), torch.ones(size), rows, torch.randn(size)):
+        right = truth @ vector
+        off = float((operator @ vector - right).norm())
+        assert operator.last_errors is not None and operator.last_errors.shape == (1,)
+        assert off <= float(operator.last_errors)
+        assert off <= (5e-3 if dtype == "float32" else 1e-4) * float(right.norm())
+    assert truth.last_errors is None
+
+
+def test_eigenvalues_of_scipy_are_those_of_double_backward() -> None:
+    truth, value, _ = exact("llama")
+    operator = problem("llama").operator("all", dtype="float32", products="differences")
+    found, vector = sparse.eigsh(operator.to_scipy(), k=1, which="LA", v0=np.ones(truth.shape[0]), tol=1e-4)
+    assert found[0] == pytest.approx(value[0], rel=1e-3)
+    residual = float(np.linalg.norm(truth @ vector[:, 0] - found[0] * vector[:, 0]))
+    assert residual <= 2e-3 * value[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_solution_states_a_residual_that_covers_the_true_one(dtype: str) -> None:
+    truth, value, _ = exact("encoder")
+    operator = problem("encoder").operator("all", dtype=dtype, products="differences")
+    b = torch.ones(truth.shape[0], dtype=torch.float64)
+    damping = 2 * float(value[0])
+    x, residual = operator.solve(b, damping=damping, tolerance=1e-2)
+    left = b - truth @ x - damping * x.double()
+    assert float(left.norm() / b.norm()) <= residual <= 1e-2
+    with pytest.warns(RuntimeWarning, match="above the tolerance"):
+        assert operator.solve(b, damping=damping, tolerance=1e-14).residual > 1e-14
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "encoder"])
+def test_quantities_state_errors_that_cover_the_true_ones(name: str, dtype: str) -> None:
+    asked = {"blocks": ["all"], "parts": "H", "estimator": "hutchinson", "num_probes": 4}
+    asked["quantities"] = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "loss"]
+    asked["spectrum"] = {"tolerance": 0.02}
+    truth = hessfig.measure(problem(name), **asked).set_index("quantity")
+    table = hessfig.measure(problem(name), **asked, dtype=dtype, products="differences").set_index("quantity")
+    assert (table["status"] == "ok").all()
+    off = (table["value"] - truth["value"]).abs()
+    assert (off.drop("loss") <= table["error"].drop("loss")).all()
+    assert (off <= 2e-3 * truth["value"].abs() + 1e-3 * truth.loc["frobenius", "value"]).all()
+    asked |= {"quantities": ["largest_eigenvalue"], "spectrum": None}
+    strict = hessfig.measure(problem(name), **asked, dtype="float32", products="differences")
+    assert (strict["status"] == "not_converged").all() and (strict["error"] > 1e-6 * strict["value"]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_traces_have_the_error_of_their_products(dtype: str) -> None:
+    asked = {"blocks": ["last.weight"], "parts": ["H", "H_o", "H_f"], "quantities": ["trace"], "estimator": "dense"}
+    truth = hessfig.measure(problem("encoder"), **asked)
+    table = hessfig.measure(problem("encoder"), **asked, dtype=dtype, products="differences")
+    off = (table["value"] - truth["value"]).abs()
+    shown = table["part"] != "H_f"  # zero for the last layer: rounding alone
+    assert (off <= table["error"])[shown].all() and (table["error"] > 0).all()
+    assert (table["error"] <= 1e-3 * truth["value"])[shown].all()
+
+
+class Cubed(torch.autograd.Function):
+    """x^3 with a gradient that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * slope
+
+
+class Once(nn.Module):
+    """A network with a cube, which may be `Cubed`."""
+
+    def __init__(self, *, is_elementary: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.is_elementary = nn.Linear(4, 5), nn.Linear(5, 3), is_elementary
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.last(hidden**3 if self.is_elementary else Cubed.apply(hidden))
+
+
+def test_networks_without_second_derivatives_have_eigenvalues_and_traces() -> None:
+    torch.manual_seed(1)
+    elementary, once = Once(is_elementary=True), Once(is_elementary=False)
+    once.load_state_dict(elementary.state_dict())
+    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    asked = {"blocks": ["all"], "parts": "H", "quantities": ["frobenius", "trace", "largest_eigenvalue"]}
+    truth = hessfig.measure(hessfig.Problem(elementary, x, y), **asked)
+    with pytest.raises(UserError, match="differences"):
+        hessfig.measure(hessfig.Problem(once, x, y), **asked)
+    table = hessfig.measure(hessfig.Problem(once, x, y), **asked, products="differences")
+    assert (table["status"] == "ok").all()
+    assert ((table["value"] - truth["value"]).abs() <= table["error"] + 1e-12).all()
+    np.testing.assert_allclose(table["value"], truth["value"], rtol=1e-6)
+
+
+class AtAKink(nn.Module):
+    """A network with a ReLU of weights that are zero, where no second derivative exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        nn.init.zeros_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)))
+
+
+def test_a_product_without_an_accurate_step_is_refused() -> None:
+    torch.manual_seed(0)
+    kinked = hessfig.Problem(AtAKink(), torch.randn(5, 3), torch.randint(0, 2, (5,)))
+    operator = kinked.operator("first.weight", products="differences")
+    with pytest.raises(UserError, match=r"cannot be computed by differences of gradients[\s\S]*at most 10 %"):
+        operator @ torch.ones(12)
+    row = hessfig.measure(kinked, blocks=["first.weight"], parts="H", products="differences").iloc[0]
+    assert row["status"] == "not_converged"
+
+
+def test_vectors_that_are_mapped_to_zero_are_not_refused() -> None:
+    """The key's bias adds one number to all scores of a query; the softmax ignores it, and products are rounding."""
+    operator = problem("encoder").operator("all", dtype="float32", products="differences")
+    vector = torch.zeros(operator.shape[1])
+    start = operator.names.index("layer.self_attn.in_proj_bias")
+    vector[sum(operator.sizes[:start]) + 8 : sum(operator.sizes[:start]) + 16] = 1.0
+    product = operator @ vector
+    assert operator.last_errors is not None
+    assert float(product.norm()) <= float(operator.last_errors) <= 1e-2
+    assert not bool((operator @ (0 * vector)).any()) and float(operator.last_errors) == 0.0
