@@ -253,16 +253,5 @@ VERBS = {
             composed=False,
             place="[FOLDER]",
         ),
-        Verb(
-            name="completion",
-            about="print the completion script of a shell: bash, zsh or fish",
-            examples=(
-                'eval "$(hessfig completion bash)"',
-                'eval "$(hessfig completion zsh)"',
-                "hessfig completion fish | source",
-            ),
-            does="hessfig.cli.help:completion_verb",
-            composed=False,
-        ),
     )
 }

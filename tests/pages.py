@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from hessfig.cli.flags import own_words, read_command
-from hessfig.cli.help import completion_verb
 from hessfig.config.presets import choices
 from hessfig.verbs import VERBS, Verb
 
@@ -149,9 +148,7 @@ def _composed(verb: Verb, words: list[str]) -> None:
 
 
 def _plain(verb: Verb, words: list[str]) -> None:
-    if verb.name == "completion":
-        completion_verb(words)
-    elif verb.name == "verify":
+    if verb.name == "verify":
         _verify(words)
     else:
         places = [word for word in words if "=" not in word and verb.place]

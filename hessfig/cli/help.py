@@ -1,4 +1,4 @@
-"""The help of each verb, and completion, generated from its record, the schema and the presets."""
+"""The help of each verb, and what its words may be completed to, from its record, the schema and the presets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,62 +54,6 @@ def _meaning(setting: Setting) -> str:
 
 def _line(key: str, meaning: str) -> str:
     return f"  {key:<26} {meaning}"
-
-
-_SCRIPT = """\
-_hessfig() {
-  local line="${COMP_LINE:0:COMP_POINT}" word
-  word="${line##* }"
-  if [[ "$line" =~ (--config-dir|-cd)[\\ =]([^\\ ]*)$ ]]; then
-    compopt -o filenames
-    COMPREPLY=($(compgen -d -- "${BASH_REMATCH[2]}"))
-    return
-  fi
-  COMPREPLY=($(compgen -W "$(hessfig completion words "${line#* }" 2>/dev/null)" -- "$word"))
-  [[ "$word" == *=* ]] && COMPREPLY=("${COMPREPLY[@]#*=}")
-  [[ ${#COMPREPLY[@]} == 1 && "${COMPREPLY[0]}" != *= ]] || compopt -o nospace
-}
-complete -F _hessfig hessfig
-"""
-
-_ZSH = """\
-_hessfig() {
-  local line="${(j: :)words[1,CURRENT]}" found
-  found=("${(@f)$(hessfig completion words "${line#* }" 2>/dev/null)}")
-  compset -P '*=' && found=("${found[@]#*=}")
-  if [[ "$line" == *' --config-dir '* && "$words[CURRENT-1]" == (--config-dir|-cd) ]]; then
-    _path_files -/
-  else
-    compadd -Q -S '' -- "${found[@]}"
-  fi
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-compdef _hessfig hessfig
-"""
-_FISH = """\
-function __hessfig_words
-  hessfig completion words (string replace -r '^\\S+\\s' '' -- (commandline -cp)) 2>/dev/null
-end
-complete -c hessfig -f -a '(__hessfig_words)'
-complete -c hessfig -l config-dir -r -a '(__fish_complete_directories)'
-"""
-_SCRIPTS = {"bash": _SCRIPT, "zsh": _ZSH, "fish": _FISH}
-
-
-def completion_verb(arguments: list[str]) -> int:
-    """The name of a shell prints its script; `words LINE` prints the candidates for its last word."""
-    if len(arguments) == 1 and arguments[0] in _SCRIPTS:
-        print(_SCRIPTS[arguments[0]], end="")
-    elif arguments[:1] == ["words"] and len(arguments) > 1:
-        print("\n".join(candidates(" ".join(arguments[1:]).split(" "))))
-    else:
-        raise UserError(
-            "completion",
-            got=" ".join(arguments) or "nothing",
-            allowed=", ".join(_SCRIPTS),
-            remedy='eval "$(hessfig completion bash)"',
-        )
-    return 0
 
 
 def candidates(line: Sequence[str]) -> list[str]:

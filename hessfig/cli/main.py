@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     Signals, streams and the search path are taken over only for a command of its own, not for a caller in Python.
     """
+    if arguments is None and "_ARGCOMPLETE" in os.environ:
+        import_module("hessfig.cli.completion").complete()
     if arguments is None:
         take_signals()
         take_streams()

@@ -91,8 +91,6 @@ BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
     ("verify", "dtype=float16"): ["proves nothing", "float64"],
     ("verify", "nope=1"): ["no setting 'nope'", "leave it out"],
     ("verify", "statement=thm31", "output_dir=/dev/null"): ["cannot write"],
-    ("completion", "words"): ["completion", "bash"],
-    ("completion",): ["completion", "nothing"],
     ("status", "seeds=x"): ["seeds", "whole number"],
     ("status", "sweep.name=a/b"): ["sweep.name is the name of a folder", "'a/b'"],
     ("run", "sweep.name=ä"): ["sweep.name=ä", "remedy:  'sweep.name="],

@@ -25,7 +25,6 @@ VERBS = """--help
 run --help
 run sweep=sigma dry_run=true
 nope
-completion bash
 status sweep=sigma
 slopes sweep=sigma
 check sweep=sigma

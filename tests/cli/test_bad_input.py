@@ -198,7 +198,6 @@ BAD = {
     ("status", "sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("verify", "statement=thm3"): ["thm3", "thm31", "did you mean"],
     ("rum",): ["no verb 'rum'", "run, plot", "did you mean 'run'?"],
-    ("completion", "tcsh"): ["completion", "tcsh", "bash"],
 }
 
 

@@ -294,7 +294,6 @@ def test_exceptions_are_still_needed() -> None:
         ("hessfig run model.factory=nowhere.py:make sweep=network", "nowhere.py"),
         ("hessfig verify statements=thm31", "no setting 'statements'"),
         ("hessfig verify statement=thm99", "thm99"),
-        ("hessfig completion tcsh", "completion"),
         ("make figure-99", "no target figure-99"),
         ("make tests", "no target tests"),
         ("python scripts/nowhere.py", "no script"),
