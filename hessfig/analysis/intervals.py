@@ -106,7 +106,7 @@ def probe_deviate(num_probes: float, level: float = LEVEL) -> float:
     """Return how many standard errors the interval of a number from K test vectors reaches: t_(K-1) (1 + 1/(3 sqrt K)).
 
     Squared norms of a few test vectors are skewed and, for blocks of low rank, take few values, so that their spread is
-    often underestimated: Student's t alone covers 92 to 94 %. The factor was measured by scripts/coverage.py.
+    often underestimated: Student's t alone covers 92 to 94 %. The factor was fitted to coverage (docs/accuracy.md).
     """
     return (1 + 1 / (3 * math.sqrt(num_probes))) * deviate(num_probes - 1, level)
 

@@ -75,7 +75,6 @@ CUDA_ROWS = {
     "gradient, fused attention": _product("gradient", attention="sdpa"),
     "1.1 B, 4 x 512 tokens": _product("hessfig", 90, shape="llama"),
     "1.1 B, 1 x 2048 tokens": _product("hessfig", 150, shape="long llama"),
-    "toy network": Row("toy", 40),
     f"{FIGURE}, CPU, 2 workers": Row("figure", 120, {"workers": 2, "device": "cpu"}),
     **{f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count}) for count in (8, 1, 4, 16)},
     "norms": _NORMS,

@@ -222,19 +222,6 @@ def norms(place: Place, num_probes: int, names: list[str]) -> Run:
     return {**counts, **took, "host_gib": runner.peak_gib(), "relative_error": error}
 
 
-def toy(place: Place) -> Run:
-    """Measure the largest eigenvalue of the paper's network next to hessian-eigenthings, by spectra.py."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "spectra.json"
-        words = ["--only=largest", "--n-layers=2", "--rounds=1", "--peers", "hessian-eigenthings"]
-        words += ["--quick"] if place.quick else []
-        script = str(Path(__file__).with_name("spectra.py"))
-        command = [sys.executable, script, *words, f"--device={place.device}", f"--output={output}"]
-        runner.said(command, dict(os.environ))
-        rows = json.loads(output.read_text())["largest"]
-    return {f"{row['name']} to {row['target']:g}": row.get("failed", row.get("seconds")) for row in rows}
-
-
 def figure(place: Place, workers: int, device: str | None = None) -> Run:
     """Measure the seconds of `make figure-3a`: the run of its sweep with a number of workers, then the figure."""
     device = device or place.device

@@ -297,7 +297,7 @@ def test_exceptions_are_still_needed() -> None:
         ("make figure-99", "no target figure-99"),
         ("make tests", "no target tests"),
         ("python scripts/nowhere.py", "no script"),
-        ("python scripts/coverage.py --nothing", "takes no"),
+        ("python scripts/benchmarks/norms.py --nothing", "takes no"),
         ("pip install nothing==1.0", "nothing==1.0"),
         ("brew install hessfig", "no such program"),
     ],

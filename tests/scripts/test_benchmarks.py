@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests import runs
 
 SCRIPTS = Path(__file__).parents[2] / "scripts/benchmarks"
 COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
@@ -116,21 +111,6 @@ def _is_top(point: dict[str, Any]) -> bool:
     return point["axis"] == "n_layers" and point["engine"] != "hutchinson"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("workers")
-def test_spectra_beside_peers_judge_everybody_alike(tmp_path: Path) -> None:
-    """Peers that are not installed are named with the reason; the others reach the residual that was asked for."""
-    output = tmp_path / "spectra.json"
-    __import__("spectra").main(["--quick", f"--output={output}"])
-    report = json.loads(output.read_text())
-    rows = {(row["name"], row["target"]): row for row in report["largest"]}
-    for name in ("hessfig", "curvlinops + eigsh"):
-        assert all(rows[name, target]["error"] <= target for target in (1e-3, 1e-6))
-    values = [row["value"] for row in report["largest"] if "value" in row]
-    assert max(values) - min(values) <= 1e-4 * max(values)
-    assert {row["name"] for row in report["density"]} >= {"hessfig", "hessfig, float32 products", "PyHessian"}
-
-
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure rows of real.py here rather than each in a process of its own."""
@@ -200,85 +180,3 @@ def test_rows_of_accuracy_memory_and_spectra_of_real_models(tmp_path: Path) -> N
     assert rows["memory, 4 batches"]["taken_gib"] >= 0 and rows["H, one late weight"]["gradients"] > 0
     assert rows["largest eigenvalue"]["residual"] <= 1e-3 and rows["norms"]["ok"] == 36
     assert rows["H, model=huggingface"]["same_size"] and rows["H, model=huggingface"]["apart"] < 1e-5
-
-
-def test_the_page_of_real_sizes_is_written_from_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scripts.pages import real_sizes
-
-    environment = {"cpu": "Some CPU", "torch": "2.15.0", "hessfig": "0.4.0", "date": "2026-11-26T22:00:00+00:00"}
-    product = {
-        "row": "H",
-        "seconds": 0.25,
-        "gradients": 2.125,
-        "peak_gib": 6.0,
-        "gradient_peak_gib": 3.0,
-        "agrees": 2e-7,
-    }
-    rows = [product, {"row": "norms", "numbers": 36, "seconds": 61.25, "warned": []}, {"row": "1.1 B", "failed": "no"}]
-    shared = {"environment": environment, "transformers": "5.23.0", "rows": rows}
-    monkeypatch.setattr(real_sizes, "RECORDS", tmp_path)
-    (tmp_path / "real_cuda_a.json").write_text(json.dumps({**shared, "card": "Some card"}))
-    again = [{"row": "norms", "numbers": 48}, {"row": "H", "failed": "no"}]
-    (tmp_path / "real_cuda_b.json").write_text(json.dumps({**shared, "card": "Some card", "rows": again}))
-    (_, _, host), (_, name, card) = real_sizes.parts()
-    assert name == "real-cuda" and "|" not in host
-    assert "- Some card; torch 2.15.0, transformers 5.23.0, hessfig 0.4.0; 2026-11-26" in card
-    assert "| H | 0.25 | 2.12 | 6 | 2 | 2e-07 |" in card
-    assert "| norms | numbers 48 |" in card and "numbers 36" not in card and "| 1.1 B | no |" in card
-
-
-def test_a_product_is_timed_beside_those_of_others(tmp_path: Path) -> None:
-    output = tmp_path / "operator.json"
-    importlib.import_module("products").main(["--quick", f"--output={output}"])
-    rows = json.loads(output.read_text())["rows"]
-    assert {row["way"] for row in rows} == {"hessfig", "jvp of grad", "curvlinops"}
-    assert all(row["ms"] > 0 and row["off"] < 1e-10 for row in rows)
-
-
-@pytest.mark.usefixtures("workers")
-@pytest.mark.long
-def test_the_wait_for_a_first_number_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One command is a process of its own; the others are called here."""
-    import runner
-    import start
-
-    spent = start._spent
-
-    def called(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> dict[str, float]:
-        name, *words = command[len(start.COMMAND) :]
-        if name == "slopes":
-            return spent(command, folder, environment)
-        done, took = runner.timed(partial(runs.here, name, *words, folder=Path(folder)))
-        assert done.returncode == 0, done.stderr
-        return took
-
-    monkeypatch.setattr(start, "_spent", called)
-    output = tmp_path / "start.json"
-    start.main(["--quick", f"--output={output}"])
-    report = json.loads(output.read_text())
-    names = ["measure", "measure, one thread", "own", "cells", "slopes", "plot", "report", "plan"]
-    assert [*report["seconds"]] == [*report["cpu_seconds"]] == names
-    rows = [*report["seconds"].values(), *report["cpu_seconds"].values()]
-    assert all([*row] == ["now"] and row["now"] > 0 for row in rows)
-
-
-@pytest.mark.long
-def test_what_a_monitor_costs_a_training_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that is watched, bounded or not, or killed and started again, ends with the same bits.
-
-    All but the one that is killed are here in this process.
-    """
-    import monitor
-
-    alone = monitor.in_process
-    monkeypatch.setattr(monitor, "in_process", lambda one: (alone if one.kill else monitor.train)(one))
-    output = tmp_path / "monitor.json"
-    words = ["--quick", "--max-fractions", "0.5", f"--folder={tmp_path / 'kept'}", f"--output={output}"]
-    monitor.main(words)
-    rows = json.loads(output.read_text())["loops"]["plain"]
-    assert [*rows] == ["alone", "at most 0.5", "unbounded", "killed, restarted"]
-    assert all(row["bits equal"] and row["cpu_seconds"] > 0 for row in rows.values())
-    whole, again = rows["unbounded"], rows["killed, restarted"]
-    assert whole["measured"] == 5 and whole["spent"] > 0 and "overhead" in whole
-    assert again["kept"] == [0, 2, 4] and again["steps"] == [0, 2, 4, 6, 8]
-    assert again["complete"] and again["largest gap"] < 1e-6
