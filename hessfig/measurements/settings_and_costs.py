@@ -1,6 +1,7 @@
 """Settings that enter the key of a cell, by quantity, and rough estimates of a cell's cost."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hessfig.config.enums import Draws, DType, Kind, Method, Products
@@ -174,7 +175,10 @@ def norm_operations(config: Config, layout: Layout) -> float:
 
 
 def norm_bytes(config: Config, layout: Layout) -> float:
-    """Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together."""
+    """Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together.
+
+    In float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is the network.
+    """
     sizes, expensive = Sizes.of(config.model, config.task), too_expensive(config, layout)
     number = 4 if config.dtype == DType.float32 else 8
     most = 0.0
@@ -183,7 +187,9 @@ def norm_bytes(config: Config, layout: Layout) -> float:
             parts = [part for part in config.parts if is_exact(config, block, part, expensive)]
             most = max(most, exact_cost(config.model, config.task, block, parts).held if parts else 0.0)
         if not _is_all_exact(config, blocks, expensive):
-            each = probe_cost(sizes, Block(layer, col, col), config.parts).held * number / 8
+            block = Block(layer, col, col)
+            of_maps = probe_cost(replace(sizes, keys=0), block, config.parts).held
+            each = probe_cost(sizes, block, config.parts).held - (1 - number / 8) * of_maps
             at_once = min(PROBES_AT_ONCE, max(1, int(MEMORY_BOUND / each)))
             most = max(most, setup_cost(sizes).held + at_once * each)
     return most
