@@ -34,7 +34,7 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
-test: $(READY) ## run the tests of every day, on up to four cores (six minutes on two)
+test: $(READY) ## run the tests of every day, on up to four cores (README.md has the minutes)
 	$(TEST) -m "not long and not slow and not browser"
 
 test-long: $(READY) ## run the tests that `make test` leaves out: deep grids, nulls, many sizes (twelve minutes on two cores)

@@ -109,6 +109,11 @@ def command_line(verb: str, *words: str) -> str:
     return shlex.join(["hessfig", verb, *words])
 
 
+def install_extra(name: str) -> str:
+    """Return how to install an extra: hessfig is not on a package index, where its name may be anybody's."""
+    return f"in a copy of hessfig's repository: pip install '.[{name}]'"
+
+
 def words_of_command(found: object, verb: str) -> list[str] | None:
     """Return the words after the verb in a command line from a file; None if it is not a command with this verb."""
     with suppress(ValueError):  # unbalanced quotes

@@ -138,7 +138,7 @@ def smaller(torch: str, wheel: Path | str) -> list[list[str]]:
     blocks = [block.strip().splitlines() for block in re.findall(r"```text\n(pip install torch .*?)```", section, re.S)]
     chosen = next(lines for lines in blocks if ("torchvision" in lines[0]) == ("torchvision" in torch))
     words = [shlex.split(line.removeprefix("pip install ")) for line in chosen[1:]]
-    return [shlex.split(torch), *([str(wheel) if word == "hessfig" else word for word in line] for line in words)]
+    return [shlex.split(torch), *([str(wheel) if word == "." else word for word in line] for line in words)]
 
 
 def use(environment: Path, empty: Path) -> None:

@@ -193,7 +193,7 @@ def _python(words: list[str]) -> None:
 def _pip(words: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
-    extras = {one for extra in groups.values() for one in extra} | {"hessfig", *(f"hessfig[{name}]" for name in groups)}
+    extras = {one for extra in groups.values() for one in extra} | {f".[{name}]" for name in groups}
     assert words[0] == "install"
     for word in words[1:]:
         known = word in ("-e", "-c", "--no-deps", ".") or word in extras or (ROOT / word).is_file()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The results of a sweep or of a Monitor in a folder; files are read when an attribute is first used.
 
@@ -107,6 +107,10 @@ class Run:
     def plot(self, figure: str | None = None, *words: str, **settings: Any) -> ShownFigure:
         """Return a figure of this run: see hessfig.plot."""
         return plot(self, figure, *words, **settings)
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, with a relative folder where possible."""
+        return f"Run({str(_shown(self.folder))!r})"
 
     def _repr_html_(self) -> str:
         facts = {

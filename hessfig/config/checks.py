@@ -11,7 +11,7 @@ from hessfig.config.enums import Curvature, Data, Launcher, Loss, State, Trainin
 from hessfig.config.grid import check_grid
 from hessfig.config.schema import Config, TrainingConfig
 from hessfig.config.settings import settings, value_of
-from hessfig.errors import UserError
+from hessfig.errors import UserError, install_extra
 from hessfig.terms import Optimiser
 
 MOST_KEPT = 10_000  # states of a training
@@ -190,5 +190,5 @@ def check_installed(rule: Optimiser, what: str) -> None:
             f"{what} needs the package pytorch-optimizer",
             got="it is not installed",
             allowed=", ".join(other for other in Optimiser if not other.facts.is_of_extra),
-            remedy="pip install 'hessfig[optimisers]'",
+            remedy=install_extra("optimisers"),
         )

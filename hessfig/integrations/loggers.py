@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hessfig.errors import UserError
+from hessfig.errors import UserError, install_extra
 
 Log = Callable[[Mapping[str, float], int], object]
 
@@ -39,7 +39,7 @@ def logger(chosen: str | Log | None, folder: Path) -> Log:
             f"log={chosen}: its library is not installed",
             got=str(error)[:200],
             allowed="an installed logger",
-            remedy=f"pip install 'hessfig[{'trackio' if chosen == 'trackio' else 'loggers'}]'",
+            remedy=install_extra("trackio" if chosen == "trackio" else "loggers"),
         ) from error
 
 

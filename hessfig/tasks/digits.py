@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import TaskConfig
-from hessfig.errors import UserError
+from hessfig.errors import UserError, install_extra
 from hessfig.files import fingerprint, is_file, read_pinned
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _bundled() -> Pictures:
             "the bundled pictures of digits are part of scikit-learn, which is not installed",
             got="task=digits without task.path",
             allowed="a file of one's own (task.path=FILE.npz), or scikit-learn",
-            remedy="pip install 'hessfig[digits]'",
+            remedy=install_extra("digits"),
         ) from error
     bundled = load_digits()
     return Pictures(bundled.images / _BRIGHTEST, bundled.target.astype("int64"))

@@ -18,6 +18,7 @@ import yaml
 
 import hessfig
 from hessfig.config.compose.overrides import check_overrides
+from hessfig.cli import bundle
 from hessfig.errors import UserError
 from tests import pages, runs
 from tests.conftest import Background, Cli
@@ -360,8 +361,33 @@ def test_pages_that_files_name_are_there() -> None:
     assert {page for _, page in named if not (ROOT / page).is_file()} <= {"docs/x.md"}
 
 
+INSTALLED_BY_NAME = re.compile(
+    r"hessfig(?:\[\w+\]|\[\{| *==)|"
+    r"\b(?:install|inject|add|download)\b[^\n;&|#:]*[ '\"]hessfig(?=[\s'\"`\\,;)]|$)",
+    re.MULTILINE,
+)
+
+
+def test_nothing_says_to_install_a_name_that_anybody_may_take() -> None:
+    """hessfig is on no index: whoever registers its name there runs code on the machines of readers."""
+    for wrong in ("pip install hessfig", "pip install -U 'hessfig[digits]'", "hessfig==0.4.0", 'uv add "hessfig"'):
+        assert INSTALLED_BY_NAME.search(wrong)
+    for right in ("pip install '.[docs]'", "pip install . && hessfig run", "pip keeps them when it installs hessfig"):
+        assert not INSTALLED_BY_NAME.search(right)
+    texts = {path.relative_to(ROOT): path.read_text("utf-8", errors="ignore") for path in tracked()}
+    texts[Path("requirements.txt of a bundle")] = bundle._requirements({"hessfig": "0.4.0", "versions": {"torch": "2.15"}})
+    del texts[Path(__file__).relative_to(ROOT)]
+    assert not [str(path) for path, text in texts.items() if INSTALLED_BY_NAME.search(text)]
+
+
 def test_the_readme_is_one_screen() -> None:
     assert len(text_of("README.md").splitlines()) <= 70
+
+
+def test_the_first_screen_names_the_tests_with_their_minutes() -> None:
+    first = text_of("README.md").partition("\n## ")[0]
+    (minutes,) = re.findall(r"`make test` runs the tests: (\d+) minutes", first)
+    assert f"the everyday tests, {minutes} minutes" in text_of("CONTRIBUTING.md") and "`make figure-3a`" in first
 
 
 def test_the_version_is_one() -> None:

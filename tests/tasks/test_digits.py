@@ -40,7 +40,7 @@ def test_the_bundled_pictures_are_split_once_and_for_all() -> None:
 def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     digits._bundled.cache_clear()
-    with pytest.raises(UserError, match=r"(?s)part of scikit-learn.*pip install 'hessfig\[digits\]'"):
+    with pytest.raises(UserError, match=r"(?s)part of scikit-learn.*pip install '\.\[digits\]'"):
         pictures(None)
 
 

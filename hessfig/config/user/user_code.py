@@ -151,7 +151,8 @@ def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
             if error.name is None or not place.startswith(error.name):
                 raise
             file = f"{place.replace('.', '/')}.py"
-            here = f"{key}={file}:NAME (a file here)" if _file(file, config_dir) else f"pip install {place}"
+            is_here = _file(file, config_dir) is not None
+            here = f"{key}={file}:NAME (a file here)" if is_here else "install your package, or name a file"
             raise UserError(f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=here) from error
 
 
