@@ -32,7 +32,7 @@ def test_a_notebook_is_stored_with_what_its_cells_show(path: Path) -> None:
     shown = [form for cell in cells for form in _shown(cell)]
     assert any("<th>value</th>" in form.get("text/html", "") for form in shown)
     assert any("image/png" in form for form in shown)
-    assert not [form for form in shown if str(Path.home()) in str(form) or "/tmp/" in str(form)]
+    assert not [form for form in shown if "PosixPath" in str(form)]
     if path.stem == "own-network":
         (bar,) = [form for form in shown if "<progress" in form.get("text/html", "")]
         assert bar["text/plain"].startswith("network: 8 of 8 cells, 0 reused, 0 failed")
