@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hessfig.api.predicted import predict
     from hessfig.api.sessions import Run, plot, read, run
     from hessfig.curvature.block_operator import BlockOperator
+    from hessfig.errors import UserError
     from hessfig.integrations import lens as lens
     from hessfig.models.found_weights import find_weights
 
@@ -19,6 +20,7 @@ __all__ = [
     "Monitor",
     "Problem",
     "Run",
+    "UserError",
     "__version__",
     "find_weights",
     "measure",
@@ -34,6 +36,7 @@ _HOMES = {
     "Measure": "hessfig.api.arguments",
     "BlockOperator": "hessfig.curvature.block_operator",
     "Monitor": "hessfig.api.monitor",
+    "UserError": "hessfig.errors",
     "predict": "hessfig.api.predicted",
     "find_weights": "hessfig.models.found_weights",
 }

@@ -16,8 +16,25 @@ _LONGEST_LINE = 2000
 class UserError(ValueError):
     """Invalid input from the user; the command line prints it and exits with code 2.
 
-    `what` says what is wrong (it names the key or the file), `got` is the offending value,
-    `allowed` describes what would be accepted, `remedy` is the next thing to type or do.
+    Parameters
+    ----------
+    what : str
+        What is wrong; it names the key or the file.
+    got : object
+        The offending value.
+    allowed : str
+        What would be accepted.
+    remedy : str
+        The next thing to type or do.
+
+    Examples
+    --------
+    >>> import hessfig
+    >>> try:
+    ...     hessfig.run("sigmas")
+    ... except hessfig.UserError as error:
+    ...     print(error.remedy)
+    did you mean 'sigma'?
     """
 
     def __init__(self, what: str, *, got: object = None, allowed: str = "", remedy: str = "") -> None:

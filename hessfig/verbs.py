@@ -80,10 +80,7 @@ class Verb:
 
         check_overrides(words, own, several=several)
         self.check(words)
-        every = jobs(words, own, several=several)
-        for job in every if self.makes_table else ():
-            job.check_read()
-        return every
+        return jobs(words, own, several=several, notes=self.makes_table)
 
     def _taken(self) -> list[str]:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""

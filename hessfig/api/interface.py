@@ -19,7 +19,7 @@ from hessfig.curvature.batched import undisturbed
 from hessfig.curvature.double_backward import differentiating
 from hessfig.curvature.loss_convexity import why_no_split
 from hessfig.errors import UserError, first_few, plain
-from hessfig.measurements.catalogue import quantity, undefined_rows
+from hessfig.measurements.catalogue import measured_once, quantity, undefined_rows
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
@@ -451,7 +451,8 @@ def checked_request(
 
     Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
     """
-    config, quantities = _with_parts(config, objective, parts), [quantity(name) for name in config.quantities]
+    config = _with_parts(measured_once(config), objective, parts)
+    quantities = [quantity(name) for name in config.quantities]
     blocks = blocks_of(config.blocks, objective.layout, config.model)
     check_served(quantities, blocks)
     check_parts(config, blocks)

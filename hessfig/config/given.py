@@ -1,6 +1,6 @@
-"""Checks that a configuration reads the settings that a user gives."""
+"""Finds the settings that a user gives and a configuration does not read: each is noted, not refused."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +15,38 @@ _OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})  # nothing is claimed b
 class GivenSetting:
     """A setting as the user gives it (`word`), or a preset of the settings `keys`.
 
-    `of`: the places of the variants that have it; None: all.
+    `of`: the places of the variants that have it; None: all. `note` says that nothing reads it, where that is known.
     """
 
     word: str
     keys: tuple[str, ...]
     of: tuple[int, ...] | None = None
+    note: str = ""
 
 
 Refusal = Callable[[int, str], UserError | None]
 
 
-def check_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) -> None:
-    """Raise UserError for the first setting that none of `count` variants reads; `refusal` returns the reason."""
+def unread_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) -> Iterator[tuple[GivenSetting, str]]:
+    """Yield each setting that none of `count` variants reads, with a note; `refusal` returns the reason.
+
+    Raises UserError for a setting that the sweep varies, whose variants would be the same, and for what contradicts
+    the others: a file that is given where nothing takes one, or a setting that means others (`implies`).
+    """
     for setting in given:
         places = range(count) if setting.of is None else setting.of
         refusals = [refusal(place, key) for place in places for key in setting.keys]
-        if refusals and all(refusals):
-            assert refusals[0] is not None
-            raise refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
+        if not refusals or not all(refusals):
+            continue
+        assert refusals[0] is not None
+        reason = refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
+        if setting.of is not None or any(map(_contradicts, setting.keys)):
+            raise reason
+        yield setting, reason.what
+
+
+def _contradicts(key: str) -> bool:
+    return key.endswith((".path", ".sha256")) or bool(settings()[setting_of(key)].says.implies)
 
 
 def setting_of(key: str) -> str:

@@ -178,6 +178,15 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
     return CATALOGUE[name]
 
 
+def measured_once(config: Config) -> Config:
+    """Return the settings without quantities whose rows are among those of another one that is requested."""
+    rows = {name: {*quantity(name).rows} for name in config.quantities if not is_own(name)}
+    covered = {name for name, own in rows.items() if any(own < others for others in rows.values())}
+    if not covered:
+        return config
+    return replace(config, quantities=[name for name in config.quantities if name not in covered])
+
+
 def undefined_rows(names: Iterable[str], config_dir: str | None = None) -> set[str]:
     """Return the names of rows that may correctly be undefined, for these quantities."""
     facts = registry.row_facts()

@@ -81,6 +81,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         "config_hash": config_hash(sweep.variants),
         "variants": [_described(*pair, first) for pair in zip(sweep.variants, sweep.allocations, strict=True)],
         **provenance(sweep.config),
+        **({"notes": sweep.unread} if sweep.unread else {}),
         **run,
     }
     return sealed_text(content, indent=2)

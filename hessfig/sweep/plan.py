@@ -11,11 +11,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.given import GivenSetting, check_given
+from hessfig.config.given import GivenSetting, unread_given
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
 from hessfig.measurements.allocation import PILOT_REPEATS, Allocation, allocation, few, pilot_config
-from hessfig.measurements.catalogue import walks
+from hessfig.measurements.catalogue import measured_once, walks
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
 from hessfig.states.training.trajectory import Trajectory
@@ -89,14 +89,18 @@ class Sweep:
     """One sweep: its `variants`, its `folder` with the `store` of finished cells and the causes of `failures`.
 
     `pilots` say how many probes its `cells` take: these are planned once, from the pilots that are finished then;
-    `reread` plans them again. Raises UserError for the first request that cannot be measured, and for a
-    `given` setting that nothing reads.
+    `reread` plans them again. `unread` names the `given` settings that nothing reads, and quantities whose rows another
+    one gives. Raises UserError for the first request that cannot be measured.
     """
 
     def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[GivenSetting] = ()) -> None:
-        self.variants = [Variant(name, point.pinned(config)) for name, config in asked]
+        self.variants = [Variant(name, point.pinned(measured_once(config))) for name, config in asked]
         check_variants(self.variants)
-        check_given(given, len(self.variants), lambda place, key: unread_setting(self.variants[place], key))
+        self.unread = [setting.note for setting in given if setting.note]
+        others = [setting for setting in given if not setting.note]
+        unread = unread_given(others, len(self.variants), lambda at, key: unread_setting(self.variants[at], key))
+        self.unread += [note for _, note in unread]
+        self.unread += _left_out(asked[0][1], self.variants[0].config)
         self.config = self.variants[0].config
         self.name = self.config.sweep.name
         self.folder = Path(self.config.output_dir) / self.name
@@ -135,10 +139,13 @@ class Sweep:
 
     @property
     def notes(self) -> list[str]:
-        """Why variants have no pilots although they could; each reason once, with how many variants have it."""
+        """What nothing reads, and why variants have no pilots although they could, with how many variants these are."""
         reasons = Counter(variant.left_out for variant in self.variants if variant.left_out)
         number = len(self.variants)
-        return [why + f" ({count} of {number} variants)" * (number > 1) for why, count in reasons.items()]
+        return [
+            *self.unread,
+            *(why + f" ({count} of {number} variants)" * (number > 1) for why, count in reasons.items()),
+        ]
 
     def reread(self) -> Sweep:
         """Return the same sweep with its cells planned again, from the pilots finished by now."""
@@ -162,6 +169,12 @@ class Sweep:
             rows, _ = self.store.sound(cell.key) or ([], None)
             rows_by_sigma.setdefault(cell.sigma, []).extend(rows)
         return rows_by_sigma
+
+
+def _left_out(asked: Config, planned: Config) -> list[str]:
+    """Return a note for each quantity that is not measured, since another one gives its rows."""
+    names = [name for name in asked.quantities if name not in planned.quantities]
+    return [f"{name} is among the rows of {', '.join(planned.quantities)}, and is measured once" for name in names]
 
 
 def _pilots(variant: Variant) -> list[Cell]:

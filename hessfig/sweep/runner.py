@@ -1,5 +1,6 @@
 """Runs a sweep: reuses finished cells, measures the others in workers, then writes table and manifest."""
 
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from hessfig.config.machine import cores
 from hessfig.config.schema import Config
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of
 from hessfig.register import check_replaceable, publish, remove_own, trusted_hashes
@@ -98,6 +99,8 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
 def begin(sweep: Sweep) -> None:
     """Note the content of the user's networks. Raises UserError if the sweep's folder cannot be written."""
     check_writable(sweep.store.folder)
+    for note in sweep.unread:
+        print(f"note: {plain(note)}", file=sys.stderr, flush=True)
     note_contents(sweep.folder, sweep.variants)
 
 

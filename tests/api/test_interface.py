@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import warnings
@@ -180,6 +181,14 @@ def test_importing_the_package_imports_no_torch() -> None:
     program = "import sys, hessfig; print('torch' in sys.modules, hessfig.__version__)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.startswith("False")
+
+
+def test_the_package_is_the_command_and_has_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hessfig.cli.main.main", lambda: print("the command"))
+    runpy.run_module("hessfig", run_name="__main__")
+    assert capsys.readouterr().out == "the command\n" and hessfig.UserError is UserError
 
 
 def test_completion_by_tab_shows_the_interface_and_imports_nothing() -> None:

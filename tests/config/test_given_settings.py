@@ -1,4 +1,4 @@
-"""Every setting given to every kind of network, data and state: it changes a key, is of none, or is refused."""
+"""Every setting given to every kind of network, data and state: it changes a key, is of none, is noted, or refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import command_settings
 from hessfig.config.facts import Role
+from hessfig.config.presets import names
 from hessfig.config.settings import Setting, settings, value_of
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import quantity
@@ -138,9 +139,14 @@ def changed(base: Job, key: str, value: str) -> Job:
 
 def keys(job: Job) -> set[str]:
     """Return the keys of the cells that are planned. Raises UserError where something is refused."""
-    job.check_read()
-    planned = Sweep(job.variants, job.asked)
-    return {cell.key for cell in (*planned.cells, *planned.pilots)}
+    return planned(job)[0]
+
+
+def planned(job: Job) -> tuple[set[str], list[str]]:
+    """Return the keys of the cells, and the notes."""
+    job = job.without_unread()
+    sweep = Sweep(job.variants, job.asked)
+    return {cell.key for cell in (*sweep.cells, *sweep.pilots)}, sweep.unread
 
 
 def others(base: Job, one: Setting) -> list[str]:
@@ -149,14 +155,16 @@ def others(base: Job, one: Setting) -> list[str]:
 
 
 def outcome(base: Job, known: set[str], one: Setting) -> str:
-    """Return what becomes of a setting that is given: it changes a key, is refused, or neither."""
+    """Return what becomes of a setting that is given: it changes a key, is noted, is refused, or neither."""
     found = []
     for value in others(base, one):
         try:
-            found.append("changes" if keys(changed(base, one.key, value)) != known else "same")
+            made, notes = planned(changed(base, one.key, value))
+            assert made == known or not notes, f"{one.key} is said to change nothing"
+            found.append("changes" if made != known else "noted" if notes else "same")
         except UserError:
             found.append("refused")
-    return "changes" if "changes" in found else "same" if "same" in found else "refused"
+    return next(what for what in ("changes", "same", "noted", "refused") if what in found)
 
 
 def outcomes(words: tuple[str, ...]) -> dict[str, str]:
@@ -177,15 +185,15 @@ EVERY = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", EVERY)
-def test_a_setting_changes_a_key_or_is_of_none_or_is_refused(name: str, here: None) -> None:
+def test_a_setting_changes_a_key_or_is_of_none_or_is_noted_or_refused(name: str, here: None) -> None:
     found = outcomes(EVERY[name])
     idle = {key for key, what in found.items() if what == "same"}
     watching = {key for key, one in settings().items() if one.says.watches and name in STATES}
     assert idle <= watching | {"estimator.variance_share"}
-    # Its share settles probes only once pilots are measured: it is refused where there are none by other settings.
+    # Its share settles probes only once pilots are measured: it is noted where there are none by other settings.
     variants = Sweep(compose(EVERY[name]).variants).variants
     assert ("estimator.variance_share" in idle) == any(variant.may_have_pilots for variant in variants)
-    assert {"changes", "refused"} <= set(found.values())
+    assert {"changes", "noted", "refused"} <= set(found.values())
 
 
 WITHOUT_EFFECT = {
@@ -258,20 +266,63 @@ def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     file = tmp_path / "sweep" / "mine.yaml"
     file.write_text("# @package _global_\nsweep: {name: mine}\nmodel: {softcap: 7}\n")
-    with pytest.raises(UserError, match=r"model.softcap is read with model.scores=softcap"):
-        VERBS["run"].jobs(["sweep=mine"], tmp_path)
+    (plain,) = VERBS["run"].jobs(["sweep=sigma"])
+    known = {cell.key for cell in Sweep(plain.variants).cells}
+    (job,) = VERBS["run"].jobs(["sweep=mine"], tmp_path)
+    assert planned(job) == (known, ["model.softcap is read with model.scores=softcap alone"])
     file.write_text("# @package _global_\nsweep: {name: mine}\ntraining: {steps: 7}\n")
     (job,) = VERBS["run"].jobs(["sweep=mine"], tmp_path)
-    with pytest.raises(UserError, match=r"training.steps: nothing is trained"):
-        Sweep(job.variants, job.asked)
+    assert planned(job) == (known, ["training.steps: nothing is trained, and no quantity takes updates"])
 
 
 @pytest.mark.parametrize("words", [("training=gd",), ("spectrum=zhang",), ("grid=linear", "model=cnn", "task=digits")])
-def test_a_preset_of_which_nothing_is_read_is_refused(words: tuple[str, ...]) -> None:
+def test_a_preset_of_which_nothing_is_read_is_noted(words: tuple[str, ...]) -> None:
     (job,) = VERBS["run"].jobs([*words, "blocks=each"])
-    with pytest.raises(UserError, match=f"^{words[0]}: nothing that it sets is read here") as caught:
-        Sweep(job.variants, job.asked)
-    assert f"leave {words[0].partition('=')[0]} out" in caught.value.remedy
+    (note,) = Sweep(job.variants, job.asked).unread
+    assert note.startswith(f"{words[0]}: nothing that it sets is read here")
+
+
+UNREAD = {
+    ("quantities=[density]", "estimator=dense"): "estimator.method: nothing that is measured reads it",
+    ("model.sink=both", "model.sink_beta=0"): "model.sink is read with model.sink_beta other than 0.0 alone",
+    ("quantities=[hessian_distance]", "landscape.permutations=20"): (
+        "landscape.permutations: nothing that is measured reads it"
+    ),
+    ("quantities=[spectrum]", "quantities=[largest_eigenvalue,spectrum]"): (
+        "largest_eigenvalue is among the rows of spectrum, and is measured once"
+    ),
+    ("model.mlp=none", "model.d_mlp=7"): (
+        "model.d_mlp is read with model.mlp=relu|gelu|linear|silu|swiglu|geglu alone"
+    ),
+    ("grid.values=[0.1,1]", "grid.points=7"): "grid.points is read with grid.values=null alone",
+}
+
+
+@pytest.mark.parametrize("words", UNREAD, ids=" ".join)
+def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(words: tuple[str, ...]) -> None:
+    *plain, further = words
+    plain = [] if words[0] == "model.sink=both" else plain
+    (base,), (job,) = (VERBS["run"].jobs([*SIZES, "task.digits=1", *given]) for given in (plain, words))
+    assert planned(job) == (planned(base)[0], [UNREAD[words]])
+    assert job.words[-1] == further
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("model.softcap=-7", "model.softcap"), ("model.softcapp=7", "model.softcapp")]
+)
+def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        VERBS["run"].jobs([word])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sweep", names("sweep"))
+def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
+    (base,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1"])
+    for word in ("model.softcap=7", "landscape.permutations=9", "spectrum.steps=9", "compression.damping=3"):
+        (job,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1", word])
+        made, notes = planned(job)
+        assert bool(notes) == (made == planned(base)[0]), word
 
 
 def test_one_variant_that_reads_a_setting_is_enough() -> None:
@@ -288,5 +339,5 @@ def test_an_entry_of_an_open_setting_is_read_with_it(here: None) -> None:
         (job,) = VERBS["run"].jobs([*NETWORKS["python"], *words])
         with pytest.raises(UserError, match="the sweep runs over"):
             Sweep(job.variants, job.asked)
-    with pytest.raises(UserError, match=r"model.options: kind=transformer does not read it"):
-        VERBS["run"].jobs(["model.options.b=2"])
+    (job,) = VERBS["run"].jobs(["model.options.b=2"])
+    assert planned(job)[1] == ["model.options: kind=transformer does not read it"]

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 import hessfig
-from hessfig.config.compose.overrides import check_overrides
 from hessfig.cli import bundle
+from hessfig.config.compose.overrides import check_overrides
 from hessfig.errors import UserError
 from tests import pages, runs
 from tests.conftest import Background, Cli
@@ -375,7 +375,9 @@ def test_nothing_says_to_install_a_name_that_anybody_may_take() -> None:
     for right in ("pip install '.[docs]'", "pip install . && hessfig run", "pip keeps them when it installs hessfig"):
         assert not INSTALLED_BY_NAME.search(right)
     texts = {path.relative_to(ROOT): path.read_text("utf-8", errors="ignore") for path in tracked()}
-    texts[Path("requirements.txt of a bundle")] = bundle._requirements({"hessfig": "0.4.0", "versions": {"torch": "2.15"}})
+    texts[Path("requirements.txt of a bundle")] = bundle._requirements(
+        {"hessfig": "0.4.0", "versions": {"torch": "2.15"}}
+    )
     del texts[Path(__file__).relative_to(ROOT)]
     assert not [str(path) for path, text in texts.items() if INSTALLED_BY_NAME.search(text)]
 

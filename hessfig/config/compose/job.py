@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -29,10 +29,10 @@ from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_
 from hessfig.config.compose.refusals import REFUSED, composition_error
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
-from hessfig.config.given import GivenSetting, check_given
+from hessfig.config.given import GivenSetting, setting_of, unread_given
 from hessfig.config.presets import figures, names, settings_in
 from hessfig.config.schema import GROUPS, Config
-from hessfig.config.settings import settings, top_level
+from hessfig.config.settings import default_of, settings, top_level, value_of
 from hessfig.config.user.user_dir import check_references
 from hessfig.errors import UserError, plain
 
@@ -43,11 +43,15 @@ Variants = list[tuple[str, Config]]
 
 @dataclass(frozen=True)
 class Job:
-    """The settings of one run, the words that were given for it, and the user's folder if there is one."""
+    """The settings of one run, the words that were given for it, and the user's folder if there is one.
+
+    `unread` are given settings that network, data and state do not read, with a note each: they are not composed.
+    """
 
     composed: DictConfig
     words: tuple[str, ...]
     own: Path | None
+    unread: tuple[GivenSetting, ...] = ()
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -57,7 +61,7 @@ class Job:
     @cached_property
     def config(self) -> Config:
         """The checked settings. Raises UserError for values that cannot be run."""
-        return self._checked(self.composed)
+        return self._check(self._made(self.composed))
 
     @cached_property
     def variants(self) -> Variants:
@@ -65,17 +69,19 @@ class Job:
 
         Settings given on the command line are not varied; the number of layers is not part of the name.
         """
-        return list(self._each())
+        return [(name, self._check(config)) for name, config in self._unchecked]
 
     @cached_property
     def first(self) -> Config:
         """The settings of the first variant, without the time of the others."""
-        return next(self._each())[1]
+        return self._check(next(self._each())[1])
 
     @cached_property
     def asked(self) -> list[GivenSetting]:
         """The settings given by the user: words, settings of their own sweep file, and varied settings, by variant."""
-        settings = [_given(key, value, self.own) for key, value in self._of_user.items()]
+        noted = {setting.word: setting for setting in self.unread}
+        every = [_given(key, value, self.own) for key, value in self._of_user.items()]
+        settings = [noted.get(setting.word, setting) for setting in every]
         choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
         varied = {
             key: [place for place, choice in enumerate(choices) if key in choice]
@@ -84,11 +90,23 @@ class Job:
         }
         return [*settings, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
 
-    def check_read(self) -> None:
-        """Raise UserError for a given setting that no network, data or state of the job reads."""
-        configs = [config for _, config in self.variants]
-        unread = import_module(NETWORK_CHECKS).unread
-        check_given(self.asked, len(configs), lambda place, key: unread(configs[place], key))
+    def without_unread(self) -> Job:
+        """Return the job without the given settings that no network, data or state of it reads, which are noted.
+
+        Its cells are those of the same words without them. Raises UserError as `unread_given` does, and for a value
+        that the setting could not have.
+        """
+        configs, unread = [config for _, config in self._unchecked], import_module(NETWORK_CHECKS).unread
+        found = list(unread_given(self.asked, len(configs), lambda place, key: unread(configs[place], key)))
+        if not found:
+            return self
+        for key in (setting_of(key) for setting, _ in found for key in setting.keys):
+            settings()[key].check(value_of(configs[0], key))
+        idle = {setting.word.partition("=")[0] for setting, _ in found}
+        kept = compose([word for word in self.words if not idle & {*command_settings([word])}], self.own).composed
+        for key in idle - {*self.given}:  # of the user's own sweep
+            OmegaConf.update(kept, key, default_of(key))
+        return Job(kept, self.words, self.own, tuple(replace(setting, note=note) for setting, note in found))
 
     @property
     def implied(self) -> dict[str, list[str]]:
@@ -119,7 +137,7 @@ class Job:
         """Return the same job with its results elsewhere."""
         changed = self.composed.copy()
         changed.output_dir = output_dir
-        return Job(changed, self.words, self.own)
+        return replace(self, composed=changed)
 
     def fitted_as(self, sweep: Mapping[str, Any]) -> Job:
         """Return the same job with the windows, predictions and average of `sweep`, where none are given."""
@@ -127,7 +145,7 @@ class Job:
         for key in ("windows", "predictions", "average"):
             if key in sweep and f"sweep.{key}" not in self.given:
                 changed.sweep[key] = sweep[key]
-        return Job(changed, self.words, self.own)
+        return replace(self, composed=changed)
 
     def yaml(self) -> str:
         """Return the settings as YAML."""
@@ -154,6 +172,10 @@ class Job:
         values = settings_in("sweep", str(name), self.own) if is_own else {}
         return {key: value for key, value in values.items() if not key.startswith("sweep")}
 
+    @cached_property
+    def _unchecked(self) -> Variants:
+        return list(self._each())
+
     def _each(self) -> Iterator[tuple[str, Config]]:
         sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
         for choice in combinations(sweep.vary, sweep.variants):
@@ -168,14 +190,17 @@ class Job:
                 OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))
             except REFUSED as error:
                 raise composition_error(error, [f"{key}={value}"], None) from error
-        return self._checked(changed)
+        return self._made(changed)
 
-    def _checked(self, composed: DictConfig) -> Config:
+    def _made(self, composed: DictConfig) -> Config:
         try:
             config = OmegaConf.to_object(composed)
         except REFUSED as error:
             raise composition_error(error, self.words, self.own) from error
         assert isinstance(config, Config)
+        return config
+
+    def _check(self, config: Config) -> Config:
         check_shapes(config)
         check_config(config)
         return config
@@ -189,12 +214,15 @@ def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     )
 
 
-def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
+def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False, notes: bool = False) -> list[Job]:
     """Return the job of checked `words`; with `several` (-m), one job per combination of key=a,b.
+
+    With `notes`, settings that nothing reads are left out with a note (Job.without_unread).
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
     every = [_with_implied(compose(run, own)) for run in (runs(words) if several else [list(words)])]
+    every = [job.without_unread() for job in every] if notes else every
     for job in every:
         assert job.variants
     return every
