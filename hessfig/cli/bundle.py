@@ -86,8 +86,9 @@ A table measured with hessfig {version}. `sha256sum -c SHA256SUMS` checks the fi
 | `own/` | code and settings that are not part of hessfig: read them before you run them |
 | `requirements.txt` | versions of the libraries that made the table |
 
-To measure the table again, install hessfig {version} from its source with these versions
-(`pip install -r requirements.txt`), then run from the folder above this one
+To measure the table again, take a copy of hessfig's repository, version {version}: it is on no package index.
+Install it there with these versions (`pip install . -r FOLDER/requirements.txt`), then run, from the folder above this
+one,
 
 ```sh
 {command} output_dir=again
