@@ -106,12 +106,14 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def kept_draws() -> Iterator[None]:
     """Restore the global generators of torch, NumPy and Python at the end of the block."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with TURN, torch.random.fork_rng(devices=devices):
+    cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with TURN, torch.random.fork_rng(devices=cards) if cards else nullcontext():
+        draws = torch.default_generator.get_state()
         python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, the caller's
         try:
             yield
         finally:
+            torch.default_generator.set_state(draws)
             random.setstate(python)
             numpy.random.set_state(arrays)  # noqa: NPY002
 

@@ -88,6 +88,8 @@ def multiplied(
 ) -> Products:
     """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time."""
     pieces = [column.split_matmat(chunk, parts) for chunk in chunks(vectors.to(column.dtype), column, at_once)]
+    if len(pieces) == 1:
+        return pieces[0]
     return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
 
 
@@ -179,6 +181,8 @@ class SidedColumn:
         self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
         self.parameters = [objective.network.get_parameter(path) for path in self.places]
         self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
+        paths = [weight.parameter for weight in self.col if weight.index is None and not weight.axes]
+        self._are_whole = len({*paths}) == len(self.col)  # each weight is a parameter, which no other weight shares
         alone = len(self.col) == 1
         self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
         self.like = recurrence_like(objective.network, self.dtype, self.dim)
@@ -186,7 +190,13 @@ class SidedColumn:
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""
         k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
-        columns = [torch.zeros(*p.shape, k, dtype=probes.dtype, device=probes.device) for p in self.parameters]
+        if self._are_whole:
+            given = {one.parameter: piece for one, piece in zip(self.col, pieces, strict=True)}
+            return [
+                given[path].reshape(*p.shape, k) if path in given else probes.new_zeros(*p.shape, k)
+                for path, p in zip(self.places, self.parameters, strict=True)
+            ]
+        columns = [probes.new_zeros(*p.shape, k) for p in self.parameters]
         for weight, piece in zip(self.col, pieces, strict=True):
             target = view_of(columns[self.places[weight.parameter]], weight)
             target += piece.reshape(target.shape)

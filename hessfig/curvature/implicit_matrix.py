@@ -88,7 +88,10 @@ class ImplicitMatrix(ABC):
         columns = columns if x.ndim == 2 else columns[:, None]
         rows = self.shape[0] * count
         with made_on(self.device):
-            products = _Linear.apply(columns, forth, back) if columns.shape[1] else columns.new_zeros(rows, 0)
+            if not columns.shape[1]:
+                products = columns.new_zeros(rows, 0)
+            else:
+                products = _Linear.apply(columns, forth, back) if _is_traced(columns) else forth(columns)
         pieces = [products] if count == 1 else products.split(self.shape[0])
         return [one if x.ndim == 2 else one[:, 0] for one in pieces]
 
@@ -288,6 +291,12 @@ class _Linear(torch.autograd.Function):
         del info
         together = columns.movedim(in_dims[0], 2)
         return _Linear.apply(together.flatten(1), forth, back).unflatten(1, together.shape[1:]), 2
+
+
+def _is_traced(columns: Tensor) -> bool:
+    """Whether autograd, forward mode or torch.func follows what is done with a tensor: otherwise A is multiplied."""
+    in_forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return columns.requires_grad or in_forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_real(x: Tensor | NDArray[Any]) -> bool:

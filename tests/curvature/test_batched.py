@@ -136,3 +136,13 @@ def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", LIGHT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("block", ["all", "0.weight", "2.weight"])
+@pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
+def test_one_vector_has_the_bits_of_several(block: str, part: str) -> None:
+    network = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    operator = hessfig.Problem(network, torch.randn(6, 5), torch.randint(0, 3, (6,))).operator(block, part)
+    vectors = torch.randn(operator.shape[1], 3, dtype=torch.float64)
+    alone = torch.stack([operator @ one for one in vectors.T], dim=1)
+    torch.testing.assert_close(operator @ vectors, alone, rtol=1e-13, atol=1e-15)

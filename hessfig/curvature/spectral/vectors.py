@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 _BAND, _BANDS = 2**16, 64  # the least entries of a band, and the largest number of bands
+_SINGLE = 2**12  # entries whose products are summed in float32: their rounding is below that of the stored entries
 Rows = Float[Tensor, "p n"] | Sequence[Float[Tensor, " n"]]
 
 
@@ -22,9 +23,16 @@ def bands(dim: int) -> Iterator[slice]:
 
 
 def dots(rows: Tensor, others: Tensor) -> Tensor:
-    """Return rows @ others in float64, on the CPU; `rows` is (n,) or (p, n), `others` is (n,) or (n, q)."""
+    """Return rows @ others in float64, on the CPU; `rows` is (n,) or (p, n), `others` is (n,) or (n, q).
+
+    Entries in float32 on the CPU are summed in float32 over short pieces, and the sums in float64: no copy of a basis
+    is made. On a card, where float32 may mean fewer digits, every entry is cast.
+    """
     if others.dtype == torch.float64:
         return (rows @ others).cpu()
+    if others.device.type == "cpu":
+        pieces = zip(rows.split(_SINGLE, dim=-1), others.split(_SINGLE), strict=True)
+        return torch.stack([one @ other for one, other in pieces]).double().sum(dim=0)
     sums = [rows[..., band].double() @ others[band].double() for band in bands(len(others))]
     return torch.stack(sums).sum(dim=0).cpu()
 
