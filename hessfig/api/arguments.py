@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ _EXAMPLES = {
     "estimator": 'estimator="auto"',
     "directions": 'directions={"named": ["gradient", "update"], "rules": ["muon"]}',
 }
+
+
+_ALL = (
+    "blocks='all' is every pair of weights, and will be the whole network in the next release: blocks='pairs' for "
+    "every pair, or blocks=['all'] for the whole network"
+)
 
 
 @dataclass(frozen=True)
@@ -122,11 +129,13 @@ def whole(key: str, given: Any, *, least: int = 1, most: int, example: int) -> i
 
 def _blocks(given: Any) -> Any:
     """Return the setting `blocks` of the same meaning. Raises UserError for what is no name, pair or list of these."""
+    if given == "all":
+        warnings.warn(_ALL, FutureWarning, stacklevel=5)
     if isinstance(given, str):
         return given
     if isinstance(given, list | tuple) and given and all(map(_is_entry, given)):
         return [list(entry) if isinstance(entry, tuple) else entry for entry in given]
-    allowed = "each, all, a name, or a list of names and (row, column) pairs"
+    allowed = "each, pairs, a name, or a list of names and (row, column) pairs"
     raise _refusal("blocks: a name, or a list of names and pairs", given, allowed, _EXAMPLES["blocks"])
 
 

@@ -349,9 +349,9 @@ def measure(
     problem : hessfig.Problem
         The loss, its data and its named weights.
     blocks : str or list
-        "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of names, groups
-        and (row, column) pairs. In a list the name "all" is the whole network, and a pattern ("*.attn.*") stands for
-        every weight that it matches.
+        "each" (the diagonal block of every weight), "pairs" (every pair of weights), one name, or a list of names,
+        groups and (row, column) pairs. In a list the name "all" is the whole network, and a pattern ("*.attn.*") stands
+        for every weight that it matches.
     parts : str, list of str, optional
         "H", "H_o", "H_f", or a list. By default all three if the loss is convex in the outputs, else H alone.
     quantities : str or list of str

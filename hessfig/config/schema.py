@@ -218,7 +218,7 @@ class Config:
     blocks: Any = setting(
         ["W_V", "W_Q"],
         "blocks of the Hessian: [W_V, [W_Q, W_V]]",
-        "all, or a list of weights and pairs",
+        "each, pairs, or a list of weights and pairs",
         role=Role.extent,
     )
     parts: list[Part] = setting(

@@ -97,7 +97,7 @@ def dense_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 def names_blocks(config: Config) -> bool:
     """Whether the settings name single blocks of a user's own network, not the whole network or all weights."""
-    return config.model.kind == Kind.python and config.blocks not in ("each", "all", ["all"])
+    return config.model.kind == Kind.python and config.blocks not in ("each", "pairs", "all", ["all"])
 
 
 def hessian_settings(config: Config, layout: Layout) -> dict[str, Any]:

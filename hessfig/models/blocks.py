@@ -135,7 +135,7 @@ def _has_linear_pieces(model: ModelConfig) -> bool:
     return is_bilinear and model.attention in (Attention.linear, Attention.sparsemax)
 
 
-EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
+EVERY_PAIR, EVERY_WEIGHT, AT, ANY = ("pairs", "all"), "each", "@", "*"  # the setting all meant every pair before 0.5
 MOST_BLOCKS = 20_000  # limit per network; planning that many takes some seconds
 Pair = tuple[str, str]
 _SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q.head2
@@ -144,11 +144,11 @@ _SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q
 def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     """Parse the setting `blocks`: a name means a diagonal block, a list of two names a pair, both in every layer.
 
-    `each` means the diagonal block of every weight, and `all` means every pair of weights. A name may be a pattern as
-    in shells, which matches any number of weights (W_*, *.attn.*), or a group (attention, mlp, norms, embeddings,
-    layer, all). It may be pinned to a layer, W_V@2; pairs of pinned names may cross layers, and @* means every layer in
-    turn. Blocks are sorted by layer: blocks without a layer come first, pinned blocks last. Raises UserError for a
-    name, a layer or a pair that the network does not have.
+    `each` means the diagonal block of every weight, and `pairs` (or `all`, outside of a list) every pair of weights. A
+    name may be a pattern as in shells, which matches any number of weights (W_*, *.attn.*), or a group (attention, mlp,
+    norms, embeddings, layer, all). It may be pinned to a layer, W_V@2; pairs of pinned names may cross layers, and @*
+    means every layer in turn. Blocks are sorted by layer: blocks without a layer come first, pinned blocks last. Raises
+    UserError for a name, a layer or a pair that the network does not have.
     """
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
@@ -170,7 +170,7 @@ def _reach(pair: Pair, layout: Layout) -> int:
 
 def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
     names = layout.names
-    if setting == EVERY_PAIR:
+    if isinstance(setting, str) and setting in EVERY_PAIR:
         _check_number(len(names) * (len(names) + 1) // 2)
         return [(row, col) for i, row in enumerate(names) for col in names[i:]]
     if setting == EVERY_WEIGHT:

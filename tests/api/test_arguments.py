@@ -107,7 +107,6 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "whole outputs": ({"network": Then(lambda f: f.long())}, "output is not a tensor of real"),
     "random outputs": ({"network": Then(lambda f: f + torch.rand(2))}, "change from call to call"),
     "no inputs": ({"inputs": None}, "are not tensors"),
-    "numpy's arrays": ({"inputs": X.numpy()}, "are not tensors(.|\n)*torch.as_tensor"),
     "no batches": ({"inputs": [], "targets": []}, "are not tensors"),
     "no samples": ({"inputs": X[:0], "targets": Y[:0]}, "inputs: no sample"),
     "an empty batch among others": ({"inputs": [X, X[:0]], "targets": [Y, Y[:0]]}, "inputs: no sample"),

@@ -101,3 +101,12 @@ def test_a_wrong_name_of_a_weight_is_another_matter() -> None:
     with pytest.raises(UserError) as caught:
         hessfig.Problem(nn.Linear(4, 2), X, Y, "mse", weights={"a": "wieght"}).operator("a")
     assert "compute_loss" not in str(caught.value)
+
+
+def test_pairs_and_all_have_one_meaning_each() -> None:
+    problem = hessfig.Problem(nn.Linear(4, 2), X, Y, "mse")
+    pairs = hessfig.measure(problem, blocks="pairs", parts="H")[["row", "col"]].values.tolist()
+    assert pairs == [["weight", "weight"], ["weight", "bias"], ["bias", "bias"]]
+    with pytest.warns(FutureWarning, match=r"blocks=\['all'\]"):
+        assert len(hessfig.measure(problem, blocks="all", parts="H")) == 3
+    assert len(hessfig.measure(problem, blocks=["all"], parts="H")) == 1

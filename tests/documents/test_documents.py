@@ -179,7 +179,7 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
         model=ModelConfig(kind="two", d_model=4),
         task=TaskConfig(digits=1, batch_size=3),
         estimator=EstimatorConfig(Method.dense),
-        blocks="all",
+        blocks="pairs",
         quantities=["frobenius", "trace"],
     )
     variant = Variant("", config)
