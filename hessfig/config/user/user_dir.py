@@ -75,8 +75,8 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     try:
         root = yaml.compose(read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
         entries = _entries(root, {})
-        for text in _texts(root, set()):
-            check_references(text, str(path))
+        for scalar in _scalars(root, set()):
+            check_references(scalar.value, str(path))
         _check_defaults(root, path)
     except yaml.YAMLError:  # composing it tells why
         return
@@ -87,6 +87,8 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed=f"a YAML file in UTF-8, of at most {MOST_BYTES} bytes, not nested hundreds of levels deep",
             remedy="fix the file",
         ) from error
+    for scalar in _scalars(root, set()):
+        _check_spelling(scalar, path)
     if isinstance(root, yaml.ScalarNode) and root.tag != _NULL:
         raise UserError(
             f"{path} does not hold settings by name",
@@ -106,7 +108,8 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
 def _check_defaults(root: yaml.Node | None, path: Path) -> None:
     """Raise UserError for a list of defaults that names files outside the groups, which are not checked."""
     entries = root.value if isinstance(root, yaml.MappingNode) else []
-    for text in itertools.chain(*(_texts(value, set()) for key, value in entries if key.value == "defaults")):
+    for scalar in itertools.chain(*(_scalars(value, set()) for key, value in entries if key.value == "defaults")):
+        text = scalar.value
         word = text.rpartition(" ")[2]
         if "/" in word.lstrip("/") or (word.startswith("/") and word.strip("/").partition("@")[0] not in GROUPS):
             raise UserError(
@@ -117,15 +120,35 @@ def _check_defaults(root: yaml.Node | None, path: Path) -> None:
             )
 
 
-def _texts(node: yaml.Node | None, seen: set[int]) -> Iterator[str]:
-    """Yield every text in a node, keys too."""
+# Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of sixty and of eight, switches.
+_SURPRISES = {
+    "a number to the base of 60": re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"),
+    "a number to the base of 8": re.compile(r"[-+]?0[0-7_]+"),
+    "true or false": re.compile(r"yes|no|on|off", re.IGNORECASE),
+}
+
+
+def _check_spelling(scalar: yaml.ScalarNode, path: Path) -> None:
+    """Raise UserError for a plain word that YAML reads as something else: time: 2:30:00 would be 9000."""
+    read_as = next((what for what, form in _SURPRISES.items() if form.fullmatch(scalar.value)), None)
+    if scalar.style is None and read_as:
+        raise UserError(
+            f"{path}, line {scalar.start_mark.line + 1}: YAML reads this as {read_as}",
+            got=scalar.value,
+            allowed="a text in quotes, a decimal number, true or false",
+            remedy=f'"{scalar.value}" for a text',
+        )
+
+
+def _scalars(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.ScalarNode]:
+    """Yield every scalar in a node, keys too."""
     if isinstance(node, yaml.ScalarNode):
-        yield node.value
+        yield node
     elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
         seen.add(id(node))
         for entry in node.value:
             for child in entry if isinstance(entry, tuple) else (entry,):
-                yield from _texts(child, seen)
+                yield from _scalars(child, seen)
 
 
 def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
