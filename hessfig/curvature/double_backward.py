@@ -222,14 +222,20 @@ def differentiable_twice() -> AbstractContextManager[None]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run compiled functions in Python; does nothing unless the compiler of torch has been imported.
-
-    Higher-order operators (torch.cond, scan) compile what they are given to find the parameters that it reads: run in
-    Python, they would hold these constant. They are therefore left as they are.
-    """
+    """Run compiled functions in Python; does nothing unless the compiler of torch has been imported."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
+    with _COMPILED_OPERATORS, torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _compiled_operators() -> Iterator[None]:
+    """Let higher-order operators (torch.cond, scan) compile what they are given, as they do by default.
+
+    They find the parameters that it reads in this way. Run in Python, they would hold these parameters constant.
+    """
     import torch._higher_order_ops.utils as operators
 
     own = operators._set_compilation_env  # what every such operator enters before it compiles
@@ -241,10 +247,12 @@ def _uncompiled() -> Iterator[None]:
 
     operators._set_compilation_env = compiling
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        yield
     finally:
         operators._set_compilation_env = own
+
+
+_COMPILED_OPERATORS = OfTheProcess(_compiled_operators)
 
 
 @contextmanager
