@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hessfig.curvature.batched import is_small
-from hessfig.curvature.double_backward import FLOOR, differentiating, length
+from hessfig.curvature.double_backward import FLOOR, differentiating, length, steps_of
 from hessfig.curvature.problem import Objective, Witness
 from hessfig.curvature.rounding import CAST, ROWS
 from hessfig.curvature.samples import few_samples, first_samples
@@ -218,7 +218,7 @@ class Witnessing:
                 return None
             whole = {0: 1.0}
             seen = self._compared(objective, _Own(own.derivatives(whole, 2), *own.beside(whole, 2)))
-            off = {**seen.off, **self._apart_in_value(built, seen)}
+            off = {**seen.off, **self._apart_in_value(built, seen, objective)}
             if not _is_usual(seen.here) or max(off.values()) > max(map(ROWS.of, (problem.dtype, self.own.dtype))):
                 return None
             here = seen.here
@@ -228,8 +228,10 @@ class Witnessing:
             return None if is_refused else Witness(self.route.words, off, size=size)
         return None
 
-    def _apart_in_value(self, built: Built, seen: _Comparison) -> dict[str, float]:
+    def _apart_in_value(self, built: Built, seen: _Comparison, first: Objective) -> dict[str, float]:
         """Return the relative differences of the losses of all batches, at the weights and a step away.
+
+        Infinite if all batches take an operation that the `first` samples, whose derivatives are compared, do not.
 
         A hook that reads a parameter reads the user's own also in a copy, with an equal value at the weights alone. For
         rounding, see witness.apart.
@@ -238,12 +240,13 @@ class Witnessing:
         moved = {name: seen.own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
         least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
         for name, at in {"value, all samples": leaves, "value, all samples, a step beside": moved}.items():
-            mine = sum(float(term().detach()) for term in terms_of(built.problem, at))
+            mine, operations = _run(built.problem, at)
             values = self.own.values(beside=at is moved)
             own = sum(share * values[batch] for batch, share in built.shares.items())
             size = max(abs(mine), abs(own), least)
             apart = abs(mine - own) / size if size else 0.0
-            off[name] = apart if isfinite(apart) else inf
+            has_more = operations - _run(first, at)[1]
+            off[name] = apart if isfinite(apart) and not has_more else inf
         return off
 
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
@@ -313,6 +316,17 @@ class Witnessing:
     @cached_property
     def _reads_more(self) -> bool:
         return self.own.reads_more()
+
+
+def _run(objective: Objective, at: Tensors) -> tuple[float, set[str]]:
+    """Return the loss at parameters, and the names of the operations in its graph."""
+    loss, operations = 0.0, set[str]()
+    with torch.enable_grad():
+        for term in terms_of(objective, at):
+            value = term()
+            loss += float(value.detach())
+            operations.update(steps_of([value]))
+    return loss, operations
 
 
 def _is_usual(here: Derivatives) -> bool:

@@ -276,6 +276,24 @@ def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
         hessfig.Problem(Routed(), x, y).operator("all").dense()
 
 
+class RoutedWithout(Routed):
+    """The same of an operation without parameters, which the first samples do not take."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, chosen = self.second(self.first(x)[:, :4]), (x[:, 0] > 5).nonzero().flatten()
+        return self.last(hidden.index_put((chosen,), Once.apply(hidden[chosen])) if len(chosen) else hidden)
+
+
+def test_an_operation_that_first_samples_do_not_take_is_compared_on_all_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batched, "SMALL", 0)
+    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    x[12:, 0] += 10
+    with pytest.raises(ValueError, match="derivatives written in Python: Once"):
+        hessfig.Problem(RoutedWithout(), x, y).operator("all").dense()
+
+
 @pytest.mark.parametrize("width", [8, 260])
 def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width: int) -> None:
     """It closes over the network and over float32 data, so that differences in float64 cannot be taken."""
