@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import (
     DoubleBackward,
+    TensorsOperator,
     differentiable_twice,
     differentiating,
     fault,
@@ -92,8 +93,13 @@ class SmallNetwork:
         return outputs
 
     def _holds(self, part: Part) -> bool:
+        """Whether products of a part are right; a part that vanishes up to rounding is compared beside another one."""
         reliable = DoubleBackward(self._suffix, part, list(self.names))
-        other_part = _Whole(self, Part.H_o) if part == Part.H_f else reliable
+        other_part: TensorsOperator = reliable
+        if part == Part.H_f:
+            other_part = _Whole(self, Part.H_o)
+        if part == Part.H_o:  # of a loss that is linear in the outputs
+            other_part = DoubleBackward(self._suffix, Part.H, list(self.names))
         try:
             return not fault(_Whole(self, part), reliable, other_part, {name: p for p, name in self.names.items()})
         except UserError:
