@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -40,10 +41,11 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name: str, d
     """For a constant and a random vector and along the gradient; no part falls back.
 
     Some models evaluate their softmax in float32, so that their float64 has fewer digits. In float32 the constant
-    vector has rows in which everything cancels: they may be as far off as those of plain double backward in float32.
+    vector has rows in which everything cancels: they may be as far off as rounding puts plain double backward in
+    float32, by three root mean squares over weights that are changed in their last digits.
     """
     network, inputs, targets = case = CASES[name]()
-    truth, single = Plain(case, torch.float64), Plain(case, torch.float32)
+    truth = Plain(case, torch.float64)
     count = len(truth.gradient)
     assert count > 65_536
     bound = 1e-5 if dtype == "float64" and name in OF_SOFTMAX_IN_FLOAT32 else BOUNDS[dtype]
@@ -53,14 +55,37 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name: str, d
     assert all(map(column.network.holds, PARTS))
     mine, wrong = products(column, vectors, *PARTS), {}
     for k, vector in enumerate(vectors.T):
-        real, rounded = truth.products(vector), single.products(vector.float())
+        real = truth.products(vector)
         longest = max(float(one.norm()) for one in real.values())
         for part, one in real.items():
-            allowed = off_by_parameter(network, rounded[part], one, longest) if dtype == "float32" else {}
             for parameter, off in off_by_parameter(network, mine[part][:, k], one, longest).items():
-                if not off <= max(bound, allowed.get(parameter, 0.0)):
-                    wrong[part, k, parameter] = off
+                if off <= bound:
+                    continue
+                if dtype == "float32" and off <= 3 * rounding_of(case, vector, part, parameter):
+                    continue
+                wrong[part, k, parameter] = off
     assert wrong == {}
+
+
+def rounding_of(case: Any, vector: Tensor, part: Part, parameter: str) -> float:
+    """Return the root mean square of how far plain double backward in float32 is off in the rows of a parameter.
+
+    The mean is over the weights and five others that differ from them in their last digits.
+    """
+    network, inputs, targets = case
+    squares = []
+    for seed in range(6):
+        moved = copy.deepcopy(network)
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for one in moved.parameters() if seed else ():
+                one.mul_(1 + torch.randint(-3, 4, one.shape, generator=draw) * torch.finfo(torch.float32).eps)
+        here = (moved, inputs, targets)
+        real = Plain(here, torch.float64).products(vector)
+        rounded = Plain(here, torch.float32).products(vector.float())
+        longest = max(float(product.norm()) for product in real.values())
+        squares.append(off_by_parameter(moved, rounded[part], real[part], longest)[parameter] ** 2)
+    return float(sum(squares) / len(squares)) ** 0.5
 
 
 class Changing(nn.Module):
