@@ -148,6 +148,7 @@ _ROWS = (
         needs=(need.MORE_THAN_NORMS,),
         gives=OF_APPROXIMATIONS,
         version=2,  # since 2, K-FAC's inputs are those at all positions, and shared keys have their own heads
+        counts_inputs=True,
     ),
 )
 CORE = {row.name: row for row in _ROWS}

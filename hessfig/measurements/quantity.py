@@ -16,7 +16,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
 from hessfig.models.protocol import kind
 from hessfig.record import Status
-from hessfig.terms import Block, Part
+from hessfig.terms import Block, Kind, Part
 from hessfig.weights import Layout
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class Quantity:
     estimated from the first cells).
     `serves` says which blocks have this quantity; next to other quantities it is measured for those alone.
     `of_loss`: its numbers mean nothing where weights, outputs or the loss are not finite: all are `nonfinite` there.
-    `version` is part of the key: increase it when numbers change. `gives` names the rows if they do not have the name
+    `version` is part of the key: increase it when numbers change. `counts_inputs`: it takes the inputs of K-FAC, whose
+    definition changed where targets are ignored: see `version_of`. `gives` names the rows if they do not have the name
     of the quantity; two quantities with rows of the same name cannot be measured together. `order`: the numbers follow
     from as many derivatives of the loss at the measured point (hessfig.Monitor's fingerprint takes as many).
     `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. For quantities of the user's
@@ -132,6 +133,7 @@ class Quantity:
     operations: Callable[[Config, Layout], float] = lambda config, layout: 0.0
     serves: Callable[[Block], bool] = lambda block: True
     version: int = 1
+    counts_inputs: bool = False
     gives: tuple[str, ...] = ()
     order: int = 2
     of_loss: bool = True
@@ -147,6 +149,14 @@ class Quantity:
     def rows(self) -> tuple[str, ...]:
         """The names of its rows in the table."""
         return self.gives or (self.name,)
+
+    def version_of(self, config: Config) -> int:
+        """Return the version that enters keys: with `counts_inputs` one higher where targets may be ignored.
+
+        Of built-in networks all targets count, so that their numbers, and their keys, are those of 0.4.0.
+        """
+        may_be_ignored = config.model.kind in (Kind.python, Kind.huggingface, Kind.transformer_lens)
+        return self.version + (self.counts_inputs and may_be_ignored)
 
     def check_settings(self, config: Config, layout: Layout) -> None:
         """Raise UserError for settings with which the quantity cannot be measured."""

@@ -58,7 +58,9 @@ class MonitoredTraining:
         self._config, self._num_layers = config, num_layers
         plain = as_plain(config)
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
-        versions = {name: [quantity(name).version, source_of_quantity(name, None)] for name in config.quantities}
+        versions = {
+            name: [quantity(name).version_of(config), source_of_quantity(name, None)] for name in config.quantities
+        }
         self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
         self.hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)  # of data, settings
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False

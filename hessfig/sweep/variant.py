@@ -77,7 +77,7 @@ class Variant:
             self._sciences[name] = {
                 **self._network,
                 "quantity": chosen.name,
-                "version": [chosen.version, source_of_quantity(name, self.config.config_dir)],
+                "version": [chosen.version_of(self.config), source_of_quantity(name, self.config.config_dir)],
                 "settings": chosen.settings(self.config, self.layout),
             }
         return self._sciences[name]

@@ -20,14 +20,14 @@ from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements import quantity as quantity_module
-from hessfig.measurements.catalogue import CORE, quantities, quantity
+from hessfig.measurements.catalogue import CATALOGUE, CORE, quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.registry import row_facts
 from hessfig.studies.directions import slices
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
-from hessfig.terms import Optimiser
+from hessfig.terms import Kind, Optimiser
 
 CONFIG = Config(
     model=ModelConfig(d_model=2),
@@ -168,3 +168,12 @@ def test_two_rows_for_one_number_fail_where_they_are_made(tmp_path: Path, monkey
     (tmp_path / "twice.py").write_text(TWICE)
     with pytest.raises(UserError, match="gives two rows for one number"):
         compute_cell(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["twice.py:QUANTITY"]))]).cells[0])
+
+
+@pytest.mark.parametrize("kind", [Kind.transformer, Kind.vit, Kind.python, Kind.huggingface])
+def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(kind: Kind) -> None:
+    """K-FAC of 0.4.0 took the inputs of ignored targets too; of built-in networks there are none."""
+    config = Config(model=ModelConfig(kind=kind))
+    moved = {name for name, row in CATALOGUE.items() if row.version_of(config) != row.version}
+    is_built_in = kind in (Kind.transformer, Kind.vit)
+    assert moved == (set() if is_built_in else {"approximations", "pruning", "quantisation", "rounding", "influence"})

@@ -33,6 +33,7 @@ QUANTITIES = (
         reads("blocks", "products", compression=("damping", "shares")),
         gives=OF_PRUNING,
         version=2,  # since 2, K-FAC as in approximations, no rounding to float32, and ties where weights change nothing
+        counts_inputs=True,
     ),
     _of_blocks(
         "quantisation",
@@ -40,12 +41,14 @@ QUANTITIES = (
         reads("blocks", "products", compression=("damping", "bits")),
         gives=OF_QUANTISATION,
         version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
+        counts_inputs=True,
     ),
     _of_blocks(
         "rounding",
         _COMPRESSION,
         reads("blocks", "products", compression=("bits",)),
         gives=(*ROUNDED, *RANK_CORRELATIONS),
+        counts_inputs=True,
     ),
     _of_blocks(
         "influence",
@@ -56,5 +59,6 @@ QUANTITIES = (
         ),
         needs=(EXAMPLES, _FIXED_SET),
         gives=("influence_spread", *OF_INFLUENCE),
+        counts_inputs=True,
     ),
 )
