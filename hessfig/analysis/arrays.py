@@ -7,7 +7,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -209,12 +209,6 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     variants = dict.fromkeys(entry["variant"] for entry in entries)
     chosen = (min((e for e in entries if e["variant"] == variant), key=_rank) for variant in variants)
     return [_read(folder, entry) for entry in chosen]
-
-
-def each_hessian(folder: Path) -> Iterator[StoredHessian]:
-    """Yield every stored Hessian, one at a time, in the manifest's order. Raises UserError as `read_hessians` does."""
-    for entry in listed(folder, _FORM):
-        yield _read(folder, entry)
 
 
 def histogram(entries: NDArray[np.floating], edges: NDArray[np.float64]) -> NDArray[np.float64]:

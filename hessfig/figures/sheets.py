@@ -5,7 +5,6 @@ from pathlib import Path
 from hessfig import registry
 from hessfig.errors import UserError, did_you_mean, unknown_name
 from hessfig.figures.layouts.core_layouts import CORE_LAYOUTS
-from hessfig.figures.parts.chart_encoding import ChartEncoding, MapEncoding
 from hessfig.figures.parts.figure_spec import FigureLayout, FigureSpec
 from hessfig.figures.parts.page import styled
 from hessfig.figures.parts.saving import save_each
@@ -23,17 +22,11 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
     Width, note, formats and panels are those of `spec.paper`. Raises UserError for an unknown layout, for settings that
     the layout does not accept, for unknown panels, and for a sweep that was not run or has an invalid table.
     """
-    return [path for _, paths in draw_charted(spec, outputs, into=into or outputs / "figures") for path in paths]
-
-
-def draw_charted(
-    spec: FigureSpec, outputs: Path, *, into: Path
-) -> list[tuple[ChartEncoding | MapEncoding, list[Path]]]:
-    """Draw `spec` as `draw` does; return what a chart of each page shows, and the paths of the page."""
     check(spec)
+    folder = into or outputs / "figures"
     with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return [(page.encoding, paths) for page, paths in save_each(pages, into, spec.name, spec.paper)]
+        return [path for _, paths in save_each(pages, folder, spec.name, spec.paper) for path in paths]
 
 
 def check(spec: FigureSpec) -> None:

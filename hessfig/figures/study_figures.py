@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.page import Paper, styled
@@ -249,7 +248,6 @@ def _tidy(panel: object, series: object, x: object, y: object, spread: pd.DataFr
 
 
 DRAWN = {"bounds": draw_bounds, "scalar": draw_scalar}
-_QUARTILES = ChartEncoding(low="q25", high="q75", spread="quartiles")
 ENCODINGS = {
     "bounds": replace(_QUARTILES, y="median", series=("bound",)),
     "scalar": replace(_QUARTILES, x="x", y="y", panels=("panel",), series=("series",)),

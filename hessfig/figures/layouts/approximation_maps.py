@@ -10,7 +10,6 @@ from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.chart_encoding import MapEncoding
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
@@ -21,7 +20,6 @@ from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
 _STYLE = OWN_Y.replace(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
-_VALUES = MapEncoding(("block", "layer"), ("approximation", ""), "mean", "value")
 _MOST = 5  # values of a setting that are drawn
 _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
 
@@ -51,7 +49,7 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
         note = (
             f"{words}; 1: no better than zero; grey: not defined.{margin}{labels.made_words(table, run.axis, where='')}"
         )
-        yield draw_maps(page_points, number, note, spec).page(suffix, as_written(page_points, run.axis), _VALUES)
+        yield draw_maps(page_points, number, note, spec).page(suffix, as_written(page_points, run.axis))
 
 
 def number_of(spec: FigureSpec) -> str:

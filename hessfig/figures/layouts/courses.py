@@ -13,7 +13,6 @@ from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.training_runs import of_whole
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import wanted_quantities
@@ -120,8 +119,7 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         sheet.first.set_axis_off()
         say(sheet.first, "(nothing of the whole network)")
     sheet.label_below("step")
-    encoding = ChartEncoding(panels=("panel",), series=("line",))
-    return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True), encoding)
+    return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
 
 
 def _means(rows: pd.DataFrame, title: str, quantity: str, name: str) -> pd.DataFrame:
@@ -237,7 +235,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     frames = [frame.drop(columns="colour").assign(quantity=name) for frame, name in zip(points, wanted, strict=True)]
     shown = [frame for frame in frames if len(frame)]
     numbers = pd.concat([pd.DataFrame(), *shown], ignore_index=True)
-    return sheet.page(suffix, numbers, ChartEncoding(y="log10", series=("place",)))
+    return sheet.page(suffix, numbers)
 
 
 def _widen(heat: Axes, dots: Axes | None) -> None:
@@ -345,8 +343,7 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         ax.set_title("mean over heads" if column == 1 else "relative to uniform attention")
         ax.set_xlabel("step" if column == 1 else "position of the key")
         ax.legend(loc="best")
-    encoding = ChartEncoding(x="place", panels=("panel",), is_whole=False)
-    return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True), encoding)
+    return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True))
 
 
 def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, as_window, label, within
 from hessfig.figures.parts import panels
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, seeds_words, symbol, unit_label, weight_words
@@ -304,7 +303,7 @@ def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Pag
         if sheet.row(row):
             _name_layers(sheet.row(row)[0], highest, matrix_colour(matrix))
     label_parts(sheet, measured, x="number of layers", what="slope")
-    return sheet.page(suffix, measured.slopes, ChartEncoding(y="slope", low="ci_low", high="ci_high"))
+    return sheet.page(suffix, measured.slopes)
 
 
 def _words(measured: MeasuredCurves) -> str:

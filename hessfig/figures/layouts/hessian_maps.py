@@ -16,7 +16,6 @@ from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hes
 from hessfig.analysis.axis import SIGMA, settings_of
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import pair_words, plain, setting_words, variant_words, weight_words
@@ -28,7 +27,6 @@ from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
-_BINS = ChartEncoding(x="x", y="share", is_whole=False)
 
 
 def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -46,7 +44,7 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
         f" {variant_words(opaque.variant)}; faded: {variant_words(faded.variant)}; where bars overlap, colours mix."
     )
     sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.replace(height=1.9, right=0.15))
-    yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)), _BINS)
+    yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
@@ -131,7 +129,7 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for hessian in picture:
         note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
         sheet, numbers = draw_entries(hessian, weights, blocks_of(spec), spec, note=note)
-        yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers, _BINS)
+        yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 
 def draw_entries(

@@ -17,7 +17,6 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import BboxBase
 from numpy.typing import NDArray
 
-from hessfig.figures.parts.chart_encoding import CURVES_OF_TABLE, ChartEncoding, MapEncoding
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.lettering import BACKING, TINY, broken, fitting, points, width_of
 from hessfig.figures.parts.page import Paper
@@ -126,14 +125,12 @@ class Page:
     """A drawn sheet: the suffix of its file name ("" for a single sheet), the figure and its numbers.
 
     `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
-    `encoding` tells what a chart of the numbers shows.
     """
 
     suffix: str
     figure: Figure
     numbers: pd.DataFrame
     panels: Sequence[str] = ()
-    encoding: ChartEncoding | MapEncoding = CURVES_OF_TABLE
 
 
 @dataclass(frozen=True)
@@ -190,13 +187,13 @@ class Sheet:
         """The panels, line by line."""
         return list(self.panels.values())
 
-    def page(self, suffix: str, numbers: pd.DataFrame, encoding: ChartEncoding | MapEncoding = CURVES_OF_TABLE) -> Page:
+    def page(self, suffix: str, numbers: pd.DataFrame) -> Page:
         """Return the sheet as a page of a figure, with the numbers that are drawn; every axis has two labels."""
         name_two_ticks(self.axes)
         for ax in self.axes:
             _make_room(ax)
             part_ticks(ax)
-        return Page(suffix, self.figure, numbers, self.names, encoding)
+        return Page(suffix, self.figure, numbers, self.names)
 
     @property
     def first(self) -> Axes:

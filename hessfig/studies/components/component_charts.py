@@ -14,7 +14,6 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels, panels
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
@@ -74,7 +73,7 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     words = ["norm of the query block / norm of the value block", "query block / value block"]
     ax.set_xlabel(fitting(words, width_in(ax)))
     sheet.name_above(ax, long=1.0)
-    return sheet.page("", as_written(points, measured.axis), ChartEncoding(panels=("part",), series=("variant",)))
+    return sheet.page("", as_written(points, measured.axis))
 
 
 def _ratio_points(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -111,8 +110,7 @@ def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: W
     _set_range(sheet.first, here)
     sheet.first.set_yticks(range(len(variants)), names)
     sheet.first.set_ylim(len(variants) - 0.4, -0.6)
-    encoding = ChartEncoding(y="slope", low="ci_low", high="ci_high")
-    return sheet.page(suffix, here.drop(columns="across"), encoding)
+    return sheet.page(suffix, here.drop(columns="across"))
 
 
 def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str) -> None:
@@ -235,7 +233,7 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
         label_side(ax, words)
     numbers = pd.concat([rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True)
-    yield sheet.page("", numbers, ChartEncoding(x="place", y="mean", panels=("panel",), series=("line",)))
+    yield sheet.page("", numbers)
 
 
 _CENTRED_NOTE = (

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hessfig.analysis.arrays import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.analysis.axis import SIGMA, settings_of, with_settings, without
 from hessfig.analysis.manifest import RecordedRun
-from hessfig.figures.parts.chart_encoding import ChartEncoding, MapEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
@@ -80,7 +79,7 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
     sheet.label("loss at the end of the search", ["index: negative eigenvalues", "norm of the gradient"], [""])
     sheet.first.legend(title="started at step", loc="best", ncols=2)
-    yield sheet.page("", points, ChartEncoding(y="loss"))
+    yield sheet.page("", points)
 
 
 def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -142,7 +141,7 @@ def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
         bent = f"{_number(run, states[column], f'{shown[row]}_ray_curvature'):.2g}".replace("-", "−")
         ax.set_title(f"{states[column].where or 'state'}, {shown[row]}: u·Hu = {bent}")
     drawn = [_along_ray(state, k) for k in range(len(rays)) for state in states]
-    return sheet.page(suffix, pd.concat(drawn), ChartEncoding("distance", "loss", series=("direction",)))
+    return sheet.page(suffix, pd.concat(drawn))
 
 
 def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
@@ -192,7 +191,7 @@ def _plane_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosse
     drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
     first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
     sheet.label(f"along the first: {first}", [state.where for state in states], [f"along the second: {second}"])
-    return sheet.page(suffix, pd.concat(drawn), MapEncoding(("second", ""), ("first", ""), "loss", "loss"))
+    return sheet.page(suffix, pd.concat(drawn))
 
 
 def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:

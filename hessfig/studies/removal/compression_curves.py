@@ -13,7 +13,6 @@ from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import are_few
@@ -70,8 +69,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
             elif column > 0 and line > 0:
                 ax.set_yticklabels([])
         sheet.name_above(sheet.axes[0])
-        encoding = ChartEncoding(x="share", panels=("number",), series=("saliency",))
-        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True), encoding)
+        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
 def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
@@ -167,8 +165,7 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 ax.set_ylabel("rise of the loss")
             if line == len(lines) - 1:
                 ax.set_xlabel("bits")
-        encoding = ChartEncoding(x="bits", series=("rounding",))
-        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True), encoding)
+        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
 def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,6 @@ from matplotlib.transforms import Bbox
 
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.chart_encoding import MapEncoding
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, width_in
 from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
@@ -38,7 +37,6 @@ _MANY = 20  # number of weights beyond which names do not fit next to a map of h
 _DIGITS = 6.0  # font size of the numbers in cells, in points
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
-_DISTANCES = MapEncoding(("one", "one_layer"), ("other", "other_layer"), "mean", "distance")
 _STYLE = APART.replace(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
 
 
@@ -72,7 +70,7 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 f"{first.where if len(states) == 1 else first.where_but_steps}{sides}"
             )
             sheet, numbers = _draw_page(states, part, scale, note, spec)
-            yield sheet.page(end, numbers, _DISTANCES)
+            yield sheet.page(end, numbers)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from hessfig.analysis.intervals import band
 from hessfig.analysis.stored_spectra import Density, Spectrum
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import matrix_colour, part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import are_few, spread_words, symbol, variant_words, weight_words
@@ -273,8 +272,7 @@ def _page(columns: Sequence[_Column], blocks: Sequence[BlockName], kind: str, as
     every = pd.concat(numbers, ignore_index=True)
     if kind == _SORTED:
         _scale_rows(sheet, blocks, every, asked.floor)
-    x, y = ("share", "mean") if kind == _SORTED else ("eigenvalue", "lanczos")
-    return sheet.page(suffix, every.drop(columns="column"), ChartEncoding(x, y, panels=("panel", "block")))
+    return sheet.page(suffix, every.drop(columns="column"))
 
 
 def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from hessfig.analysis.axis import Axis, X, along, check_places, varied_key, with
 from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
@@ -25,7 +24,6 @@ from hessfig.figures.parts.ticks import set_decades, set_x_scale
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
 
-_SHOWN = ChartEncoding(panels=("shown",))
 _QUANTITIES = ("largest_eigenvalue", "condition_number")
 _WEIGHT = "model.scaled_weight"
 _ROW = ["quantity", "layer", "row"]
@@ -76,8 +74,7 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
     titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
     along_x = fitting([labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])], 0.9 * width_in(sheet.first))
     sheet.label(along_x, titles, [_row_words(*row) for row in rows])
-    encoding = ChartEncoding(panels=("block", "column", "quantity"))
-    return sheet.page(suffix, as_written(pd.concat(drawn, ignore_index=True), axis), encoding)
+    return sheet.page(suffix, as_written(pd.concat(drawn, ignore_index=True), axis))
 
 
 def _row_words(quantity: str, layer: int, row: str) -> str:
@@ -156,7 +153,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
     sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
     for ax in sheet.row(0)[-1:]:
         ax.legend(loc="best", ncols=2)
-    return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis), _SHOWN)
+    return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis))
 
 
 def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
@@ -280,7 +277,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if kind == _RATIO else "largest eigenvalue")
     sheet.axes[-1].set_xlabel(axis.symbol)
     _align_labels(sheet)
-    return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis), _SHOWN)
+    return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis))
 
 
 def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:

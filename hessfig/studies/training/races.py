@@ -13,7 +13,6 @@ from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.training_runs import Race, against_plain, race
 from hessfig.figures.layouts.courses import how
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.chart_encoding import ChartEncoding
 from hessfig.figures.parts.colours import GUIDE, TONES, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
@@ -23,7 +22,6 @@ from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Optimiser
 
-_RESULTS = ChartEncoding(x="rule", series=("budget",))
 _ALONG = {"step": "gradients", "seconds": "seconds"}
 _RULES = {one.replace("_", " "): one.facts.label for one in Optimiser}
 
@@ -58,7 +56,7 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel(f"loss after the same {_ALONG[along]}")
         if (row, column) == (0, 0):
             ax.set_ylabel("loss")
-    yield sheet.page("", pd.concat(results.values(), ignore_index=True), _RESULTS)
+    yield sheet.page("", pd.concat(results.values(), ignore_index=True))
 
 
 _MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
@@ -101,8 +99,7 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
         else:
             _draw_ratios(ax, [_in_rows(results[along], order) for along in _BUDGETS], rules, reference)
     _name_rules(sheet, ends, order, rules)
-    encoding = ChartEncoding(x="gradients", panels=("panel",), series=("rule",), is_whole=False)
-    yield sheet.page("", _written(result, points, results), encoding)
+    yield sheet.page("", _written(result, points, results))
 
 
 def _in_rows(results: pd.DataFrame, order: list[str]) -> pd.DataFrame:
