@@ -80,6 +80,14 @@ class Problem:
         Bytes that the products of a network with more than 65 536 parameters may take, such as "16GB": batches that
         need more are split, and graphs are kept between products as far as they fit. By default 8 GB on the CPU, and 80
         percent of the free memory of a card.
+    compute_loss : callable, optional
+        f(network, batch), which returns a tensor of shape (). `inputs` are then the batches: one of any type, or a
+        list, DataLoader, Dataset or iterable of several.
+    batch_weights : sequence of float or callable, optional
+        With compute_loss, the weight w_b of every batch, or a function of a batch that returns it. By default 1.
+    compute_outputs : callable, optional
+        With compute_loss, g(network, batch), which returns one tensor. The loss is then f(outputs, batch), and H is
+        split into H_o and H_f if it is convex in the outputs.
 
     Raises
     ------

@@ -1,7 +1,6 @@
 """The two figures of the theory: bounds, and the scalar model."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +247,3 @@ def _tidy(panel: object, series: object, x: object, y: object, spread: pd.DataFr
 
 
 DRAWN = {"bounds": draw_bounds, "scalar": draw_scalar}
-ENCODINGS = {
-    "bounds": replace(_QUARTILES, y="median", series=("bound",)),
-    "scalar": replace(_QUARTILES, x="x", y="y", panels=("panel",), series=("series",)),
-}

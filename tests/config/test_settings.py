@@ -17,7 +17,14 @@ from hessfig.verbs import VERBS
 PINS = {"task.sha256", "model.sha256", "state.sha256"}
 PLACES = {"model.path", "model.download", "task.path"}
 ADDED = {
-    *("model.initialisation", "model.sink", "model.sink_beta", "model.scaled_weight", "model.weight_scale"),
+    *(
+        "estimator.rules",
+        "model.initialisation",
+        "model.sink",
+        "model.sink_beta",
+        "model.scaled_weight",
+        "model.weight_scale",
+    ),
     *("model.patch", "model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
     *("task.path", "task.length", "task.first_scored", "task.base", "training.curvature", "training.refresh"),
     *("model.attention_bias", "model.differential_lambda", "model.differential_norm", "model.scores", "model.softcap"),

@@ -50,6 +50,7 @@ NO_SETTINGS = {
     **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
     **dict.fromkeys(("products=differences", "use_reentrant=False"), "an argument in Python"),
     "has_part=False": "an argument in Python",
+    **dict.fromkeys(("compute_outputs=g", "compute_loss=trainer.compute_loss"), "an argument in Python"),
     "statement=thm31,lem41": "a word of hessfig verify",
     "code=run": "a word of hessfig export",
 }

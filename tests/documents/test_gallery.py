@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import sys
 from collections.abc import Iterator
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from hessfig.config.presets import EVERY_PAGE, shipped_figures
 from hessfig.errors import UserError
-from hessfig.record import MANIFEST, TABLE
-from tests.forging import edited
+from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 from tests.pages import ROOT
 
 IMAGES, TABLES = ROOT / "docs" / "img", ROOT / "docs" / "tables"
@@ -172,7 +172,7 @@ def test_a_moved_curve_is_another_picture_and_last_digits_are_not(
     def drawn(factor: float) -> Image.Image:
         folder = tmp_path / str(factor)
         modules["kept_tables"].unpack("sigma", folder)
-        edited(folder / "sigma", partial(_multiplied, factor))
+        _multiply(folder / "sigma", factor)
         (picture,) = modules["pictures"].draw(FIGURES["3a"], folder, folder / "pictures").pictures
         with Image.open(picture) as image:
             return modules["pictures"].compact(image)
@@ -181,12 +181,16 @@ def test_a_moved_curve_is_another_picture_and_last_digits_are_not(
     assert apart(before, drawn(1 + 2**-50)) <= _MOVED < 10 * _MOVED < apart(before, drawn(10**0.01))
 
 
-def _multiplied(factor: float, rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    chosen = [row for row in rows if (row["row"], row["col"], row["part"]) == ("W_V", "W_V", "H_o")]
-    assert chosen
-    for row in chosen:
-        row["value"] = repr(factor * float(row["value"]))
-    return rows
+def _multiply(folder: Path, factor: float) -> None:
+    """Multiply a curve of a table, and seal it again."""
+    path, manifest = folder / TABLE, json.loads((folder / MANIFEST).read_text())
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    chosen = (table[["row", "col", "part"]] == ["W_V", "W_V", "H_o"]).all(axis=1)
+    assert chosen.any()
+    table.loc[chosen, "value"] = [repr(factor * float(text)) for text in table.loc[chosen, "value"]]
+    table.to_csv(path, index=False)
+    manifest["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
 
 
 @pytest.fixture

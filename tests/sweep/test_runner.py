@@ -251,7 +251,7 @@ def test_workers_are_never_more_than_cells() -> None:
     assert worker_count(Config(workers=8), 3) == 3
     assert worker_count(Config(workers=2), 3) == 2
     assert worker_count(Config(), 10_000) == len(os.sched_getaffinity(0))
-    assert worker_count(Config(), 0) == 1
+    assert worker_count(Config(workers=0), 3) == worker_count(Config(), 0) == 0
 
 
 def test_the_preview_counts_and_estimates(copied: Path) -> None:
