@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -160,11 +161,17 @@ def outcome(base: Job, known: set[str], one: Setting) -> str:
     for value in others(base, one):
         try:
             made, notes = planned(changed(base, one.key, value))
-            assert made == known or not notes, f"{one.key} is said to change nothing"
-            found.append("changes" if made != known else "noted" if notes else "same")
+            is_noted = is_of(one.key, notes)
+            assert made == known or not is_noted, f"{one.key} is said to change nothing"
+            found.append("changes" if made != known else "noted" if is_noted else "same")
         except UserError:
             found.append("refused")
-    return next(what for what in ("changes", "same", "noted", "refused") if what in found)
+    return next((what for what in ("changes", "same", "noted") if what in found), "refused")
+
+
+def is_of(key: str, notes: list[str]) -> bool:
+    """Return whether a note says that nothing reads this setting; others are of settings that it makes idle."""
+    return any(re.match(rf"{re.escape(key)}(?![\w.])", note) for note in notes)
 
 
 def outcomes(words: tuple[str, ...]) -> dict[str, str]:
@@ -211,16 +218,16 @@ def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(na
     told = [one for key, one in settings().items() if key.startswith(("model.", "task.")) and key not in given]
     idle = set()
     for one in told:
-        found = [measured_or_refused(changed(base, one.key, value)) for value in others(base, one)]
+        found = [measured_or_refused(changed(base, one.key, value), one.key) for value in others(base, one)]
         if known in found and not set(found) - {"refused", known}:
             idle.add(one.key)
     assert idle <= WITHOUT_EFFECT.get(name, set())
 
 
-def measured_or_refused(job: Job) -> str:
+def measured_or_refused(job: Job, key: str) -> str:
+    """Return what is measured, "refused" where the setting is refused, or noted as one that nothing reads."""
     try:
-        keys(job)
-        return measured(job)
+        return "refused" if is_of(key, planned(job)[1]) else measured(job)
     except UserError:
         return "refused"
 
@@ -319,7 +326,10 @@ def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word: s
 @pytest.mark.parametrize("sweep", [name for name in names("sweep") if not name.startswith("trained_")])  # fetched
 def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
     (base,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1"])
+    reads_softcap = any(config.model.scores == "softcap" for _, config in base.variants)
     for word in ("model.softcap=7", "landscape.permutations=9", "spectrum.steps=9", "compression.damping=3"):
+        if word == "model.softcap=7" and reads_softcap:
+            continue
         (job,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1", word])
         made, notes = planned(job)
         assert bool(notes) == (made == planned(base)[0]), word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from tests.last_digits import SHIFTS, Make, decisions, moved_by_a_constant, shak
 from tests.models.own import test_any_batch, test_losses_of_all_kinds, test_own_loss, test_own_network, test_witnessing
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings are among the decisions
-TIMES, FEW = 20, 3
+TIMES, FEW = int(os.environ.get("SHAKES", "6")), 3  # SHAKES=20 takes a quarter of an hour
 X, Y = test_samples.draws(6, 4), test_samples.labels(6)
 
 
@@ -159,13 +160,14 @@ def test_a_constant_in_a_loss_chooses_no_way(name: str, left: float) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*CANCELLING, *SMALL, *LARGE])
 def test_every_network_is_decided_alike(name: str) -> None:
-    """Twenty times; large networks, which take seconds each, five times."""
+    """Large networks, which take seconds each, a quarter as often."""
     every = {**CANCELLING, **SMALL, **LARGE}
-    assert changed(every[name], 5 if name in LARGE else TIMES) == {}
+    assert changed(every[name], max(2, TIMES // 4) if name in LARGE else TIMES) == {}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("left", SHIFTS)
 @pytest.mark.parametrize("name", [*MOVED, *(f"memory, {one}" for one in ("sum inside", "sum of outputs", "own loss"))])
 def test_losses_that_are_moved_to_zero_are_decided_alike(name: str, left: float) -> None:
-    assert changed(partial(moved, {**SMALL, **LARGE}[name], left), 5 if name in LARGE else TIMES) == {}
+    times = max(2, TIMES // 4) if name in LARGE else TIMES
+    assert changed(partial(moved, {**SMALL, **LARGE}[name], left), times) == {}
