@@ -44,8 +44,8 @@ def _asked(arguments: Sequence[str]) -> tuple[Path, Path, dict[str, str]]:
     missing = [place for place in places if not Path(place).exists()]
     if len(places) != 2 or missing:
         raise UserError(
-            f"compare: {'there is no such table' if missing else 'two tables are needed'}",
-            got=plain(", ".join(missing or places) or "none"),
+            f"compare: {'two tables are needed' if len(places) != 2 else 'there is no such table'}",
+            got=plain(", ".join(places if len(places) != 2 else missing) or "none"),
             allowed="two of: the folder of a run, a table.csv, a CSV file of published values",
             remedy=f"for example {VERBS['compare'].examples[0]}",
         )

@@ -169,6 +169,7 @@ def _numbers(folder: Path, workers: int) -> list[float]:
     return [*swept(folder, workers)["value"], *measured()]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.parametrize("host", [_loky, _pool, _threads, _coroutines])
 def test_numbers_in_other_programs(host: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ RUN = ["docs/extending.md", "docs/library.md", "docs/own-model.md", "docs/own-tr
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
     "make test-fast": "removed in 0.4.0",
+    "register-python-argcomplete hessfig": "tests/cli/test_commands.py runs it",
     "hessfig run --config-dir examples sweep=ten_numbers workers=1": "tests/cli/test_export.py runs it",
     "hessfig run --config-dir examples sweep=by_hand workers=1": "tests/documents/test_by_hand.py runs it",
     "torchrun --nproc-per-node=4 --no-python hessfig run model=huggingface model.path=DIR task=tokens memory=8GB "

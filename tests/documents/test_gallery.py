@@ -146,6 +146,8 @@ def test_pictures_are_what_the_kept_tables_draw(name: str, modules: dict[str, Mo
     """Covers the parts that all figures share, which no hash of a layout covers."""
     kept_tables, pictures = modules["kept_tables"], modules["pictures"]
     shown = {path.name: path for path in pictures.pictures_of(name, IMAGES) if path.name not in RECORDS["old"]}
+    if not shown:
+        pytest.skip("its pictures are admitted as old")
     sweeps = {sweep for picture in shown for sweep in RECORDS["pictures"][picture]["tables"]}
     if left_out := [text for sweep in sweeps if (text := kept_tables.lacking(sweep, RECORDS["tables"]))]:
         pytest.skip(f"cannot be redrawn: {left_out[0]}")

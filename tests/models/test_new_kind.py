@@ -78,10 +78,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 REFUSED: dict[tuple[str, ...], str] = {
     ("model.n_layers=2",): "a bag has no layers",
-    ("model.norm=pre",): "model.norm: kind=bag does not read it",
-    ("model.sink=both", "model.sink_beta=2"): "model.sink_beta: kind=bag does not read it",
     ("model.path=x",): "model.path: kind=bag does not read it",
-    ("model.scaled_weight=W_Q",): "draws no weight W_Q",
     ("task=digits",): "addition with transformer",
     ("blocks=[W_V]",): "no weight W_V",
     ("blocks=[W_U]", "estimator=exact"): "exact routes know",

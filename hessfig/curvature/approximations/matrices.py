@@ -135,7 +135,7 @@ def kronecker_factors_of(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Floa
         more, mean = kronecker_factors(sent, inputs)
         count += len(inputs)
         left = left + more
-        right = right + (mean - right) * (len(inputs) / count) if len(inputs) else right.expand(mean.shape)
+        right = right + (mean - right) * (len(inputs) / count) if len(inputs) else right.to(mean).expand(mean.shape)
     return left, right
 
 
