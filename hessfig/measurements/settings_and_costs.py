@@ -161,7 +161,9 @@ def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], 
 def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it."""
     groups = {group: part for group, part in settings.items() if isinstance(part, Mapping) and group != "training"}
-    single = (_KEYS.get(name, name) for name, value in settings.items() if name not in groups and value is not None)
+    single = {_KEYS.get(name, name) for name, value in settings.items() if name not in groups and value is not None}
+    if "batch_size" in settings:  # the optimiser tells whether batches have that size, or are the whole set
+        single.add("training.optimiser")
     return frozenset((*single, *(f"{group}.{name}" for group, part in groups.items() for name in part)))
 
 

@@ -148,7 +148,8 @@ def _loky(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
 
 
 def _pool(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
-    with multiprocessing.get_context("fork").Pool(1) as pool:
+    """One thread: after a parallel region of OpenMP, PyTorch hangs in a forked process that asks for several."""
+    with multiprocessing.get_context("fork").Pool(1, torch.set_num_threads, (1,)) as pool:
         return pool.starmap(call, arguments)
 
 

@@ -323,7 +323,7 @@ def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word: s
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sweep", [name for name in names("sweep") if not name.startswith("trained_")])  # fetched
+@pytest.mark.parametrize("sweep", [name for name in names("sweep") if not name.startswith(("trained_", "network"))])
 def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
     (base,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1"])
     reads_softcap = any(config.model.scores == "softcap" for _, config in base.variants)
