@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# One thread, or as many as scripts/processors.py asks for.
+# One thread, or as many as `make test-processors` asks for.
 os.environ.update(
     dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), os.environ.get("HESSFIG_TEST_THREADS", "1")

@@ -6,7 +6,7 @@ rounds (every round with a network of its own), so that drifts of the machine hi
 
     python scripts/benchmarks/norms.py [--n-layers 1] [--norm none] [--rounds 3] [--output FILE.json]
 
-writes the JSON (outputs/benchmarks/norms.json) and, next to it, the figure. Errors: relative_sem is the mean of
+writes the JSON (outputs/benchmarks/norms.json). Errors: relative_sem is the mean of
 standard error / norm over numbers and rounds, an exact number counting as zero; rms_deviation is that of norm / exact
 norm - 1 (one layer only).
 cost_at_equal_error is seconds * (relative_sem / published relative_sem)^2: the time the engine would take for the
@@ -72,7 +72,7 @@ ENGINES = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure, write the JSON, print the table, draw the figure."""
+    """Measure, write the JSON, print the table."""
     options = runner.parse(__doc__, _options, TOY, words)
     rounds = _rounds(options)
     runner.prepare(options.allocator)
@@ -81,11 +81,8 @@ def main(words: Sequence[str] | None = None) -> None:
     rates = runner.medians(runs.pop(MACHINE))
     report |= {"product_gflops": rates, "engines": summaries(runs), "runs": runs}
     name = "norms" if options.n_layers == 1 else f"norms_{options.n_layers}_layers"
-    output = runner.write_report(options, name, report)
+    runner.write_report(options, name, report)
     _print(report)
-    from figures import draw_norms
-
-    draw_norms(report, output)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

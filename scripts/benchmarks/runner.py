@@ -249,11 +249,10 @@ def _cpu_model() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def write_report(options: argparse.Namespace, name: str, report: Mapping[str, Any]) -> Path:
-    """Write the report as JSON, whole or not at all; return where."""
+def write_report(options: argparse.Namespace, name: str, report: Mapping[str, Any]) -> None:
+    """Write the report as JSON, whole or not at all."""
     path: Path = options.output or Path(f"outputs/benchmarks/{name}.json")
     write_text(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
-    return path
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:

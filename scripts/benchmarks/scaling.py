@@ -8,7 +8,7 @@ Every point is measured in a fresh process with one thread after a warm-up cell;
 
     python scripts/benchmarks/scaling.py [--axes d_model batch_size] [--rounds 3] [--output FILE.json]
 
-writes the JSON (outputs/benchmarks/scaling.json) and, next to it, the figure. seconds = c x^p is fitted by least
+writes the JSON (outputs/benchmarks/scaling.json). seconds = c x^p is fitted by least
 squares in logs to the upper half of each axis, its middle included (the medians over the rounds); the error of p is
 that of the regression.
 """
@@ -88,7 +88,7 @@ class Point:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure, write the JSON, print the fits, draw the figure."""
+    """Measure, write the JSON, print the fits."""
     options = runner.parse(__doc__, _options, {"rounds": 1}, words)
     base, axes = (TOY, TOY_AXES) if options.quick else (PAPER, AXES)
     points, skipped = plan(base, {axis: axes[axis] for axis in options.axes})
@@ -98,11 +98,8 @@ def main(words: Sequence[str] | None = None) -> None:
     costs = runner.in_turn([{point.job: (measure_job, point.job) for point in points}] * options.rounds)
     rows = [_row(point, costs[point.job]) for point in points]
     report |= {"points": rows, "fits": fits(rows), "skipped": skipped}
-    output = runner.write_report(options, "scaling", report)
+    runner.write_report(options, "scaling", report)
     _print(report)
-    from figures import draw_scaling
-
-    draw_scaling(report, output)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
