@@ -48,7 +48,7 @@ test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
 test-attack: $(READY) ## kills, bit flips, full disks, hostile files, bad inputs (20 minutes; ATTACK_SEED=7 for others)
 	$(BIN)/python -m pytest -m slow tests/attack
 
-test-slurm: $(READY) ## run sweeps as Slurm job arrays (needs sbatch here; docs/cluster.md)
+test-slurm: $(READY) ## run sweeps as Slurm job arrays (needs sbatch here, and pip install '.[slurm]'; docs/cluster.md)
 	$(BIN)/python -m pytest -m slow -rs tests/slurm
 
 test-browser: $(READY) ## open the report in headless Chromium (needs chromium; a minute)

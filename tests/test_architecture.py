@@ -194,18 +194,13 @@ def test_theory_knows_nothing_of_the_runner() -> None:
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
 
 
-LAUNCHERS = (
-    "hessfig.sweep.slurm",
-    "hessfig.sweep.together",
-    "hessfig.curvature.large.ranks",
-    "hessfig.config.schedulers",
-)
+LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.curvature.large.ranks", "hessfig.config.shards")
 
 
 # What is built on the core: pages of results, launchers, models of other libraries, theory, studies, and the terminal.
 OUTSIDE_OF_THE_CORE = (
     *("hessfig.report", "hessfig.cli", "hessfig.theory", "hessfig.studies", "hessfig.integrations"),
-    *("hessfig.sweep.launchers", "hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.config.schedulers"),
+    *("hessfig.sweep.launchers", "hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.config.shards"),
     *("hessfig.models.stored", "hessfig.models.kinds.huggingface", "hessfig.models.kinds.transformer_lens"),
 )
 CORE = [path for path in MODULES if not name_of(path).startswith(OUTSIDE_OF_THE_CORE)]
@@ -245,7 +240,7 @@ def test_launchers_are_known_by_their_records_alone() -> None:
         ("hessfig.sweep.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),
         ("hessfig.states.x", "hessfig.models.stored.families", "test_the_core_needs_nothing_that_is_built_on_it"),
         ("hessfig.studies.removal.x", "hessfig.studies.spectra.layouts", "test_studies_can_be_taken_out"),
-        ("hessfig.config.machine", "hessfig.config.schedulers", "test_launchers_are_known_by_their_records_alone"),
+        ("hessfig.config.machine", "hessfig.config.shards", "test_launchers_are_known_by_their_records_alone"),
     ],
 )
 def test_a_forbidden_import_is_found(

@@ -16,8 +16,8 @@ from hessfig.terms import Optimiser
 
 MOST_KEPT = 10_000  # states of a training
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
-# Kinds of networks and schedulers have checks of their own, which are imported when they are called.
-NETWORK_CHECKS, SHARES = "hessfig.models.network_checks", "hessfig.config.schedulers"
+# Kinds of networks and shares have checks of their own, which are imported when they are called.
+NETWORK_CHECKS, SHARES = "hessfig.models.network_checks", "hessfig.config.shards"
 
 
 def check_config(config: Config) -> None:

@@ -140,7 +140,7 @@ class FigureConfig:
 
 @dataclass
 class LauncherConfig:
-    """Who measures. All but `kind` are for kind slurm; what is null is left to the cluster's own defaults.
+    """Who measures. All but `kind` are for kind slurm (submitit); what is null is left to the cluster's own defaults.
 
     None of them changes a number: the key of a cell knows nothing of them.
     """
@@ -167,10 +167,10 @@ class LauncherConfig:
         example="16GB",
         where=_SLURM,
     )
-    time: str | None = setting(
-        None,
-        "time limit of a task: minutes, HH:MM:SS or D-HH:MM:SS",
-        "a time or null",
+    time: str = setting(
+        "4:00:00",
+        "time limit of a task, which is then queued again: minutes, HH:MM:SS or D-HH:MM:SS",
+        "a time",
         pattern=_TIME,
         allowed="minutes, HH:MM:SS or D-HH:MM:SS",
         example="1:30:00",
@@ -244,8 +244,7 @@ class Config:
     force_workers: bool = setting(False, "take more workers than there are cores", role=Role.machine)
     shard: str | None = setting(
         None,
-        "measure a share of the cells only: 2/8 is the second of eight; auto: the one that Slurm, torchrun, Open MPI, "
-        "Kubernetes, PBS, LSF, SGE or SkyPilot names",
+        "measure a share of the cells only: 2/8 is the second of eight; auto: that of this task of a Slurm array",
         "K/N, auto or null",
         role=Role.command,
     )

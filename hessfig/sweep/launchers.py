@@ -14,8 +14,8 @@ from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import command_of, title
 from hessfig.config.facts import Role
 from hessfig.config.machine import check_machine
-from hessfig.config.schedulers import parse_shard
 from hessfig.config.settings import role_of
+from hessfig.config.shards import parse_shard
 from hessfig.errors import command_line
 from hessfig.files import is_file
 from hessfig.record import TABLE

@@ -19,7 +19,7 @@ from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.progress import kind_of
 from hessfig.sweep.runner import Summary, worker_count
-from hessfig.sweep.store import CellStore, Failures, submitted_jobs
+from hessfig.sweep.store import CellStore, Failures
 from hessfig.sweep.trainings import needs
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block
@@ -59,12 +59,12 @@ def describe_plan(sweep: Sweep, *, title: str = "") -> str:
 
 
 def status_lines(job: Job, sweep: Sweep) -> list[str]:
-    """Return the lines of `hessfig status` and dry_run=true: the plan, submitted jobs, and the table."""
+    """Return the lines of `hessfig status` and dry_run=true: the plan and the table."""
     from hessfig.config.compose.provenance import title  # takes Hydra
 
     plan = describe_plan(sweep, title=title(job))
     products = _product_lines(sweep.variants) if sweep.unfinished(sweep.cells) else []
-    return [plan, *products, *submitted_jobs(sweep.folder), f"table: {_table_there(job, sweep)}"]
+    return [plan, *products, f"table: {_table_there(job, sweep)}"]
 
 
 def progress_facts(sweep: Sweep) -> dict[str, Any]:

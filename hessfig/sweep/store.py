@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +164,3 @@ class Failures:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.txt"
-
-
-# Functions that list the jobs in a sweep's folder, of launchers whose jobs outlive the submitting command.
-_JOBS = ("hessfig.sweep.slurm",)
-
-
-def submitted_jobs(folder: Path) -> dict[str, bool]:
-    """Return a line for each job that was submitted for the sweep in `folder`, and whether it may still measure."""
-    return {line: is_alive for name in _JOBS for line, is_alive in import_module(name).jobs_in(folder).items()}

@@ -301,8 +301,7 @@ def test_words_of_foreign_files_steer_no_terminal(cli: Cli, tmp_path: Path, word
     (tmp_path / "own/sweep").mkdir(parents=True)
     (tmp_path / "own/sweep/mine.yaml").write_text(OWN_SWEEP)
     folder = tmp_path / "outputs/mine"
-    (folder / "slurm").mkdir(parents=True)
-    (folder / "slurm/job-1.json").write_text(json.dumps({"job": EVIL}))
+    folder.mkdir(parents=True)
     (folder / "table.csv").write_text("x\n")
     (folder / "manifest.json").write_text(json.dumps({"config": EVIL}))
     answer = cli(*words, "--config-dir=own")

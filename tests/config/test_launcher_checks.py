@@ -6,7 +6,7 @@ import pytest
 
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Launcher
-from hessfig.config.machine import memory, memory_of_worker, size_in_bytes, slurm_memory
+from hessfig.config.machine import WORKER, card_of, memory, memory_of_worker, size_in_bytes, slurm_memory
 from hessfig.config.schema import Config, LauncherConfig
 from hessfig.errors import UserError
 
@@ -45,3 +45,13 @@ def test_what_slurm_would_not_take_is_refused(key: str, value: str) -> None:
 def test_what_is_no_option_is_refused(option: str) -> None:
     with pytest.raises(UserError, match=r"launcher\.options"):
         check_config(Config(launcher=LauncherConfig(options=[option])))
+
+
+@pytest.mark.parametrize(
+    ("worker", "cards", "card"), [(0, 1, "cuda"), (0, 4, "cuda:0"), (5, 4, "cuda:1"), (3, 0, "cuda")]
+)
+def test_workers_take_cards_in_turn(worker: int, cards: int, card: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
+    monkeypatch.setenv(WORKER, str(worker))
+    assert card_of("cuda") == card
+    assert (card_of("cuda:2"), card_of("cpu")) == ("cuda:2", "cpu")

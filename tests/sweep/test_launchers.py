@@ -12,9 +12,9 @@ import pytest
 
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Method
-from hessfig.config.schedulers import parse_shard
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
+from hessfig.config.shards import parse_shard
 from hessfig.errors import UserError
 from hessfig.sweep.launchers import Shard, launcher_of, run_shard
 from hessfig.sweep.plan import Sweep

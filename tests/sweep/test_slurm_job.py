@@ -1,14 +1,17 @@
-"""A job array, with a Slurm that runs shares in this process: what is submitted, what is lost, what is tried again."""
+"""A job array, with a Slurm that measures shares in this process: what is submitted, what is lost, what is reported."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import submitit
+from submitit.slurm.slurm import _make_sbatch_string
 
+from hessfig.config.compose.job import compose
 from hessfig.config.enums import Kind, Launcher
 from hessfig.config.schema import Config, LauncherConfig
 from hessfig.config.science import ModelConfig
@@ -17,8 +20,7 @@ from hessfig.sweep import slurm
 from hessfig.sweep.launchers import Shard, run_shard
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import Summary, run_sweep
-from hessfig.sweep.slurm import SlurmJob
-from hessfig.sweep.store import submitted_jobs
+from hessfig.sweep.slurm import JobArray, Share, minutes
 from tests.conftest import Cli
 from tests.runs import rows
 from tests.toys import toy_config
@@ -33,24 +35,40 @@ def configured(folder: Path, **settings: object) -> Config:
 
 
 class Cluster:
-    """A Slurm of one machine: a job is over when it is submitted; tasks in `ends` end otherwise, without measuring."""
+    """A Slurm of one machine: a task is over when it is submitted. Shares in `lost` end without measuring."""
 
     def __init__(self, config: Config) -> None:
-        self.variants, self.jobs = [("", config)], dict[str, dict[str, str]]()
-        self.ends: dict[tuple[str, str], str] = {}
+        self.variants = [("", config)]
+        self.jobs = list[list[str]]()
+        self.lost: set[str] = set()
 
-    def submit(self, script: str) -> str:
-        low, _, high = re.search(r"--array=([\d,-]+)", script).group(1).partition("-")  # type: ignore[union-attr]
-        number = str(len(self.jobs) + 1)
-        tasks = [str(task) for task in range(int(low), int(high or low) + 1)]
-        self.jobs[number] = {task: self.ends.get((number, task), "COMPLETED") for task in tasks}
-        for task, end in self.jobs[number].items():
-            if end == "COMPLETED":
-                run_shard(Sweep(self.variants), Shard(int(task), 2))
-        return number
+    def submitted(self, shares: list[Share]) -> list[submitit.SlurmJob[int]]:
+        self.jobs.append([share.command[-1].removeprefix("shard=") for share in shares])
+        for text in self.jobs[-1]:
+            if text not in self.lost:
+                run_shard(Sweep(self.variants), Shard(*map(int, text.split("/"))))
+        folder = self.array().folder
+        return [submitit.SlurmJob(folder, f"{len(self.jobs)}_{place}") for place in range(len(shares))]
 
-    def states(self, job: str) -> dict[str, str] | None:
-        return self.jobs.get(job, {})
+    def array(self) -> JobArray:
+        return JobArray(Sweep(self.variants), compose([]))
+
+    def run(self) -> Summary:
+        return run_sweep(Sweep(self.variants), self.array().measure)
+
+
+def installed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
+        affinity = classmethod(lambda _: 2)
+
+        def _internal_process_submissions(self, delayed: list[Any]) -> list[Any]:
+            return cluster.submitted([one.function for one in delayed])
+
+    monkeypatch.setattr(slurm.submitit, "SlurmExecutor", Executor)
+    monkeypatch.setattr(JobArray, "is_alive", lambda _: False)
+    monkeypatch.setattr(slurm, "_LATE", 0.0)
+    monkeypatch.setattr(slurm, "_PAUSE", 0.0)
+    return cluster
 
 
 @pytest.fixture
@@ -58,56 +76,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return installed(Cluster(configured(tmp_path)), monkeypatch)
 
 
-def installed(found: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(slurm, "submit", found.submit)
-    monkeypatch.setattr(slurm, "states", found.states)
-    monkeypatch.setattr(slurm, "_LATE", (0.0,))
-    monkeypatch.setattr(slurm, "_SHORTEST", 0.01)
-    return found
-
-
-def run(cluster: Cluster) -> Summary:
-    return run_sweep(Sweep(cluster.variants), job(cluster).run)
-
-
-def job(cluster: Cluster) -> SlurmJob:
-    return SlurmJob(Sweep(cluster.variants), [])
-
-
 def test_a_job_array_makes_the_table_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
-    summary = run(cluster)
+    summary = cluster.run()
     assert (summary.measured, summary.failed, summary.is_complete) == (CELLS, 0, True)
     local = run_sweep(Sweep([("", toy_config(tmp_path / "local"))]))
     assert rows(summary.table) == rows(local.table)
-    again = run(cluster)
+    again = cluster.run()
     assert (again.measured, again.reused, len(cluster.jobs)) == (0, CELLS, 1)
 
 
-def test_a_cancelled_task_is_not_tried_again_until_it_is_asked_for(
-    cluster: Cluster, capfd: pytest.CaptureFixture[str]
-) -> None:
-    cluster.ends["1", "2"] = "CANCELLED"
-    summary = run(cluster)
+def test_what_a_task_left_is_measured_by_the_next_command(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+    cluster.lost = {"2/2"}
+    summary = cluster.run()
     assert (summary.measured, summary.failed, len(cluster.jobs)) == (2, 2, 1)
-    words = capfd.readouterr().err
-    assert "every task has ended without it (1 completed, 1 cancelled)" in words and "1_*.log" in words
-    again = run(cluster)
+    assert "every task has ended without it: run the same command again; logs: " in capfd.readouterr().err
+    cluster.lost = set()
+    again = cluster.run()
     assert (again.measured, again.reused, again.is_complete) == (2, 2, True)
-    assert list(cluster.jobs["2"]) == ["2"], "only the share with cells to measure"
-
-
-@pytest.mark.parametrize("end", ["TIMEOUT", "NODE_FAIL", "PREEMPTED"])
-@pytest.mark.long
-def test_a_lost_task_goes_on_while_that_brings_cells(cluster: Cluster, end: str) -> None:
-    cluster.ends["1", "2"] = end
-    summary = run(cluster)
-    assert summary.is_complete and [*cluster.jobs] == ["1", "2"]
-
-
-def test_tasks_that_bring_nothing_are_not_submitted_for_ever(cluster: Cluster) -> None:
-    cluster.ends = {(number, task): "TIMEOUT" for number in "123" for task in "12"}
-    assert run(cluster).failed == CELLS
-    assert len(cluster.jobs) == 1
+    assert cluster.jobs == [["1/2", "2/2"], ["2/2"]], "only the share with cells to measure"
 
 
 def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
@@ -116,101 +102,132 @@ def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
     model = ModelConfig(kind=Kind.self_attention)
     cluster = installed(Cluster(configured(tmp_path, model=model, blocks=["W_V"])), monkeypatch)
     capfd.readouterr()
-    assert run(cluster).failed == CELLS
+    assert cluster.run().failed == CELLS
     words = capfd.readouterr().err
     assert "failed: n_layers=1, sigma=" in words and "RuntimeError: " in words
     assert "ended without it" not in words
-    assert len(list((tmp_path / "sigma/failures").glob("*.txt"))) == CELLS
 
 
-def test_a_running_job_is_waited_for_and_not_submitted_twice(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = job(cluster)
-    monkeypatch.setattr(slurm, "submit", lambda script: cluster.jobs.setdefault("1", {"1": "RUNNING"}) and "1")
-    first.submit()
-    assert job(cluster).is_alive() and submitted_jobs(first.folder) == {"slurm job 1: 1 running": True}
+def test_a_job_at_work_is_waited_for_and_not_submitted_twice(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    looks = iter([True, True, False])
 
-    def states(number: str) -> dict[str, str]:
+    def is_alive(_: JobArray) -> bool:
         for index in (1, 2):
             run_shard(Sweep(cluster.variants), Shard(index, 2))
-        return {"1": "RUNNING"}
+        return next(looks)
 
-    monkeypatch.setattr(slurm, "states", states)
-    monkeypatch.setattr(slurm, "submit", lambda script: pytest.fail("submitted twice"))
-    assert run(cluster).is_complete
-
-
-def test_while_slurm_does_not_answer_the_job_is_taken_to_be_alive(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job(cluster).submit()
-    monkeypatch.setattr(slurm, "states", lambda number: None)
-    assert job(cluster).is_alive()
-    assert submitted_jobs(job(cluster).folder) == {"slurm job 1: Slurm does not answer here": True}
+    monkeypatch.setattr(JobArray, "is_alive", is_alive)
+    assert cluster.run().is_complete
+    assert cluster.jobs == []
+    assert f"slurm job {cluster.array().name} is at work" in capfd.readouterr().err
 
 
 def test_another_sweep_of_the_same_name_has_a_job_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
-    job(cluster).submit()
-    assert SlurmJob(Sweep([("", configured(tmp_path, seeds=3))]), []).number is None
-    job(cluster).forget()
-    assert job(cluster).number is None
+    other = JobArray(Sweep([("", configured(tmp_path, seeds=3))]), compose([]))
+    assert other.name != cluster.array().name == Cluster(configured(tmp_path)).array().name
 
 
-ANSWERS: dict[str, tuple[int, str, str, object]] = {
-    "known": (0, "1 RUNNING\n2 PENDING\n", "", {"1": "RUNNING", "2": "PENDING"}),
-    "forgotten": (1, "", "slurm_load_jobs error: Invalid job id specified", {}),
-    "no answer": (1, "", "slurm_load_jobs error: Unable to contact slurm controller", None),
-}
+ANSWERS = {"at work": (0, "1_[0-1] main hessfig-sigma\n", True), "over": (0, "", False), "no answer": (1, "", True)}
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_what_squeue_says(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err, expected = ANSWERS[case]
-    _answers(monkeypatch, code, out, err)
-    assert slurm.states("7") == expected
+def test_what_squeue_says(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, expected = ANSWERS[case]
+    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, out, ""))
+    assert Cluster(configured(tmp_path)).array().is_alive() is expected
 
 
-def test_a_refusal_is_in_slurms_words_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    _answers(monkeypatch, 1, "", "sbatch: error: invalid partition\nsbatch: error: Batch job failed\n")
-    with pytest.raises(UserError, match="Slurm refuses the job") as caught:
-        slurm.submit("")
-    assert caught.value.got == "invalid partition; Batch job failed"
+def test_a_refusal_is_in_slurms_words(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> list[Any]:
+        raise submitit.core.utils.FailedJobError("sbatch: error: invalid partition specified: nosuch")
+
+    monkeypatch.setattr(cluster, "submitted", refuse)
+    with pytest.raises(UserError, match="Slurm does not take the job") as caught:
+        cluster.run()
+    assert caught.value.got == "sbatch: error: invalid partition specified: nosuch"
 
 
-def test_the_number_of_a_job_of_a_federation(monkeypatch: pytest.MonkeyPatch) -> None:
-    _answers(monkeypatch, 0, "12;here\n", "")
-    assert slurm.submit("") == "12"
+def test_a_share_that_is_queued_again_is_the_same(tmp_path: Path) -> None:
+    share = Share((sys.executable, "-c", "raise SystemExit(3)"))
+    assert share() == 3
+    assert share.checkpoint().function == share
 
 
-def _answers(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
-    answer = subprocess.CompletedProcess([], code, out, err)
-    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: answer)
+def sbatch(folder: Path, **settings: Any) -> list[str]:
+    launcher = LauncherConfig(kind=Launcher.slurm, **settings)
+    array = JobArray(Sweep([("", configured(folder, launcher=launcher))]), compose([]))
+    return _make_sbatch_string(command="command", folder=array.folder, map_count=4, **array.options()).splitlines()
+
+
+def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(tmp_path: Path) -> None:
+    chosen = {"time": "1:30:00", "memory": "16GB", "partition": "main", "account": "mine", "gpus": 2}
+    lines = sbatch(tmp_path, cpus_per_task=3, options=["--qos=a b", "--exclusive"], **chosen)
+    expected = {
+        *("--array=0-3%4", "--cpus-per-task=3", "--time=90", "--mem=16G", "--partition=main", "--account=mine"),
+        *("--gpus-per-task=2", "--qos='a b'", "--exclusive", "--requeue", "--open-mode=append"),
+    }
+    assert expected <= {line.removeprefix("#SBATCH ") for line in lines}
+    assert [line for line in lines if line.startswith("srun ") and "--cpus-per-task=3" in line]
+    plain = "\n".join(sbatch(tmp_path))
+    assert "--time=240\n" in plain
+    assert not [name for name in ("--mem", "--partition", "--account", "--gpus") if name in plain]
+
+
+def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path: Path) -> None:
+    launcher = LauncherConfig(kind=Launcher.slurm, tasks=8, cpus_per_task=3)
+    sweep = Sweep([("", configured(tmp_path, launcher=launcher, workers="auto"))])
+    job = compose(["sweep=sigma", "launcher=slurm", "workers=7", "task.digits=3"])
+    command = JobArray(sweep, job)._command(Shard(2, 8))
+    assert command[command.index("run") :] == (
+        *("run", "sweep=sigma", "task.digits=3", f"output_dir='{tmp_path}'"),
+        *("launcher=local", "workers=3", "force_workers=true", "shard=2/8"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90), ("1:30:00", 90), ("0:00:01", 1), ("2-00:00:00", 2880), ("1-02:03:04", 1564)]
+)
+def test_minutes_are_those_of_slurm(text: str, expected: int) -> None:
+    assert minutes(text) == expected
 
 
 TOY = ["model=linear_mlp", "task.digits=1", "task.batch_size=2", "blocks=[W]", "seeds=1", "grid.points=2"]
 
 
-def test_without_sbatch_nothing_is_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+def test_without_submitit_nothing_is_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hessfig.sweep.slurm")
+    monkeypatch.setitem(sys.modules, "submitit", None)
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
-    assert "sbatch is not found" in answer.err and "launcher=local, or shard=1/8" in answer.err
+    assert "launcher=slurm needs submitit" in answer.err and "pip install '.[slurm]'" in answer.err
     assert not list(Path().rglob("*.json"))
 
 
-def test_dry_run_prints_the_script_and_writes_nothing(cli: Cli) -> None:
+def test_without_slurm_the_message_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    answer = cli("run", *TOY, "launcher=slurm")
+    assert answer.code == 2
+    assert 'Could not detect "srun"' in answer.err and "launcher=local" in answer.err
+    assert not list(Path().rglob("*.json"))
+
+
+def test_dry_run_shows_the_options_and_writes_nothing(cli: Cli) -> None:
     answer = cli("run", *TOY, "launcher=slurm", "launcher.tasks=2", "dry_run=true")
-    assert answer.code == 0 and answer.out.startswith("#!/bin/bash\n#SBATCH --job-name=hessfig-sigma\n")
-    assert "#SBATCH --array=1-2\n" in answer.out and '"shard=$SLURM_ARRAY_TASK_ID/2"' in answer.out
+    assert answer.code == 0
+    assert "slurm: 2 tasks, job_name=hessfig-sigma-" in answer.out and "time=240" in answer.out
     assert not list(Path().iterdir())
 
 
 def test_a_share_says_what_it_did_and_how_to_collect(cli: Cli) -> None:
+    import shlex
+
     answer = cli("run", *TOY, "workers=1", "shard=2/2")
     assert answer.code == 0
     assert "shard 2/2: 1 cells measured, 0 reused, 0 failed in " in answer.out
     assert answer.out.endswith(f"collect, with all shards in one folder: hessfig run {shlex.join(TOY)}\n")
     assert not Path("outputs/sigma/table.csv").exists()
     whole = cli("run", *TOY, "workers=1")
-    assert cli("run", *TOY, "launcher=slurm", "dry_run=true").out == "nothing to do\n"
     assert "1 cells measured, 1 reused, 0 failed" in whole.out
