@@ -57,6 +57,7 @@ def decisions(problem: hessfig.Problem, dtype: str = "float64") -> dict[str, str
     found = dict[str, str]()
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")  # torch says it once a process
         for what, word in _decided(problem, dtype):
             found[what] = word
     found["warnings"] = " | ".join(sorted({masked(str(one.message)) for one in noted}))

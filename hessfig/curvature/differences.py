@@ -1,6 +1,7 @@
 """Columns of blocks by differences of gradients, without double backward, and the errors of their products."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 
 import torch
@@ -29,9 +30,11 @@ from hessfig.curvature.richardson import (
     Quotient,
     extrapolated,
     first_step,
+    length,
     moved_weights,
     product_by_differences,
 )
+from hessfig.curvature.smooth_piece import Constant, PieceOf
 from hessfig.errors import UserError
 from hessfig.rng import stream
 from hessfig.terms import AT_OUTPUTS, Part
@@ -57,6 +60,11 @@ class DifferencedColumn(SidedColumn):
     H v is that of `richardson.product_by_differences`. H_f v is the same for the gradient of <dl/df, f> with dl/df
     fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with s = dl/df at the moved outputs and J at the weights. Each
     part has its own differences; H, if requested alone, is by differences of gradients.
+
+    Steps do not leave the smooth piece of the function in which the weights are (see smooth_piece.PieceOf), so that the
+    products are those of double backward across kinks too. For this the gradient is evaluated twice more, at the
+    weights (once, if nothing is piecewise constant). Comparisons are kept for all batches: a byte or two for each
+    activation of a ReLU.
 
     Parameters
     ----------
@@ -96,6 +104,7 @@ class DifferencedColumn(SidedColumn):
         self._here = [parameter.detach() for parameter in self.parameters]
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
         self._typical: dict[Part, dict[Hashable, float]] = {}
+        self._constants_of: dict[tuple[Part, int], list[Constant]] = {}
         self.deviations: Products = {}
         self.gradients = 0
 
@@ -168,26 +177,56 @@ class DifferencedColumn(SidedColumn):
         return extrapolated(quotient, first_step(self._here, vector, unit=self.unit), unit=self.unit)
 
     def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
-        return summed(self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part))
+        pieces = []
+        for number, (start, scalar) in enumerate(self._suffix.terms(part)):
+            with self._piece(part, number, partial(self._of, self._here, start, scalar)):
+                pieces.append(self._of(weights, start, scalar))
+        return summed(pieces)
 
     def _of(self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar) -> list[Tensor]:
         at = [weight.clone().requires_grad_() for weight in weights]
         with torch.enable_grad(), differentiable_twice():  # checkpoints would be recomputed at other weights
             return gradients(scalar(self._outputs(at, start)), at)
 
+    def _piece(self, part: Part, number: int, here: Callable[[], Sequence[Tensor]]) -> AbstractContextManager[object]:
+        """Return a context that holds what is piecewise constant in a batch; `here` evaluates it at the weights.
+
+        Nothing is held if torch computes something else there while it is watched: higher-order operators (torch.cond)
+        lose parameters then.
+        """
+        if (part, number) not in self._constants_of:
+            with PieceOf() as piece:
+                watched = here()
+            is_same = not piece.noted or self._is_same(watched, here())
+            self._constants_of[part, number] = piece.noted if is_same else []
+        constants = self._constants_of[part, number]
+        return PieceOf(constants) if constants else nullcontext()
+
+    def _is_same(self, watched: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
+        apart = [one - other for one, other in zip(watched, plain, strict=True)]
+        return not length(apart) > self.unit**0.5 * length(plain)
+
     def _outer_quotient(self, vector: Sequence[Tensor], ratio: float, step: float) -> Quotient:
         """Return J^T (s(w + h v) - s(w - h v)) / 2h, the sum over batches; `ratio` is |w| / |v|."""
         moved = [[p + sign * step * v for p, v in zip(self._here, vector, strict=True)] for sign in (1, -1)]
         pieces = []
-        for (start, targets), share in zip(self._suffix.data, self._suffix.shares, strict=True):
-            with evaluating(self._suffix.network):
-                ends = [self._outputs([one.requires_grad_() for one in some], start).detach() for some in moved]
-            plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
-            curved = share * (plus - minus) / (2 * step)
+        for number, ((start, targets), share) in enumerate(zip(self._suffix.data, self._suffix.shares, strict=True)):
+            slope = partial(self._output_gradient, start=start, targets=targets)
+            slopes = []
+            for weights in moved:
+                with self._piece(Part.H_o, number, partial(slope, self._here)):
+                    slopes += slope(weights)
+            curved = share * (slopes[0] - slopes[1]) / (2 * step)
             pieces.append(self._of(self._here, start, partial(along, curved)))
         difference = summed(pieces)
         pairs = zip(self._gradient_sizes, difference, strict=True)
         return Quotient(difference, [size + ratio * one.abs() for size, one in pairs])
+
+    def _output_gradient(self, weights: Sequence[Tensor], start: Tensor, targets: Tensor) -> list[Tensor]:
+        """Return dl/df at other weights."""
+        with evaluating(self._suffix.network):
+            outputs = self._outputs([one.clone().requires_grad_() for one in weights], start).detach()
+        return [output_gradient(self._suffix.loss, outputs, targets)]
 
     @cached_property
     def _gradient_sizes(self) -> list[Tensor]:

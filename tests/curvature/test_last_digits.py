@@ -157,17 +157,8 @@ def test_a_constant_in_a_loss_chooses_no_way(name: str, left: float) -> None:
     assert changed(partial(moved, SMALL[name], left), FEW) == {}
 
 
-# Found with 20 changes, open: the text of a warning, and the text of an error that has numbers of the batch in it.
-OPEN = {"own_loss_proximal, torch.float32", "number, one input"}
-
-
-def as_known(name: str) -> Any:
-    """Return a parameter; those of OPEN may fail, and are reported as such."""
-    return pytest.param(name, marks=pytest.mark.xfail(reason="open: see OPEN")) if name in OPEN else name
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", [as_known(name) for name in (*CANCELLING, *SMALL, *LARGE)])
+@pytest.mark.parametrize("name", [*CANCELLING, *SMALL, *LARGE])
 def test_every_network_is_decided_alike(name: str) -> None:
     """Large networks, which take seconds each, a quarter as often."""
     every = {**CANCELLING, **SMALL, **LARGE}

@@ -75,6 +75,7 @@ class ForeignCall:
 
     def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype, *, most: int | None = None) -> None:
         self.network, self.outputs = network, asked.outputs
+        self._is_of_transformers = is_of_transformers(asked.network)
         given = read_batches(asked.inputs, asked.targets, real)
         takes = not asked.is_plain and _takes_labels(network, given[0])
         self.given = [_with_labels(network, batch) for batch in given] if takes else given
@@ -151,7 +152,7 @@ class ForeignCall:
 
     def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs of its own loss, if that loss is known; else its loss as its output."""
-        for known in _KNOWN:
+        for known in _KNOWN if self._is_of_transformers else ():
             batches = zip(self.given, self.results, own, strict=True)
             candidates = [self._candidate(known, *batch) for batch in batches]
             fitting = [candidate for candidate in candidates if candidate is not None]
@@ -213,6 +214,11 @@ class ForeignCall:
         if output is None or shown is None:
             return False
         return far(output, shown) <= OUTPUTS.of(shown.dtype) * peak(shown)  # outputs may be computed in another order
+
+
+def is_of_transformers(network: nn.Module) -> bool:
+    """Whether a network, or what a wrapper such as an adapter holds, is of a class of transformers (or derived)."""
+    return any(base.__module__.startswith("transformers.") for one in network.modules() for base in type(one).__mro__)
 
 
 def _takes_labels(network: nn.Module, batch: Given) -> bool:

@@ -38,6 +38,12 @@ class Model(nn.Module):
         return {"logits": logits} if labels is None else {"loss": self.loss_of(logits, labels), "logits": logits}
 
 
+class OfTransformers(Model):
+    """A model whose loss is compared with known ones, since its class is one of transformers."""
+
+    __module__ = "transformers.models.toy"
+
+
 class Wrapper(nn.Module):
     """Hands on whatever it is given, as adapters and compilers do."""
 
@@ -128,7 +134,7 @@ def stopped(logits: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [nearly, smoothed, stopped])
 def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Value and gradient decide: the loss is the network's output then, with H and without a split."""
-    network = Model(loss)
+    network = OfTransformers(loss)
     held = [*network.parameters()]
     dense, found = hessian(lambda: network(**BATCH)["loss"], held), numbers(network)
     assert found["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-15)
@@ -139,8 +145,26 @@ def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss: Callable[[T
 
 
 def test_an_own_loss_in_float32_is_compared_in_float32() -> None:
-    network = Model(lambda logits, labels: shifted(logits.float(), labels))
-    assert numbers(network) == numbers(Model())
+    network = OfTransformers(lambda logits, labels: shifted(logits.float(), labels))
+    assert numbers(network) == numbers(OfTransformers())
+
+
+def test_the_loss_of_another_class_is_not_read_from_its_value() -> None:
+    """Only for models of transformers is a loss of this value taken for cross-entropy; others hand theirs over."""
+    assert numbers(Model())["largest_eigenvalue"] == pytest.approx(numbers(OfTransformers())["largest_eigenvalue"])
+    parts = {"blocks": ["all"], "parts": ["H_o"]}
+    of_own = hessfig.Problem(
+        Model(),
+        {"input_ids": IDS},
+        compute_outputs=lambda network, batch: network(**batch)["logits"],
+        compute_loss=lambda outputs, _: shifted(outputs, IDS),
+    )
+    with pytest.raises(UserError, match=r"compute_outputs=g\(network, batch\)"):
+        hessfig.measure(hessfig.Problem(Model(), BATCH), **parts)
+    found, known = (
+        hessfig.measure(one, **parts)["value"].item() for one in (of_own, hessfig.Problem(OfTransformers(), BATCH))
+    )
+    assert found == pytest.approx(known, rel=1e-9)
 
 
 def test_cross_entropy_by_name_of_a_network_with_a_shifted_loss_says_so() -> None:

@@ -1,0 +1,171 @@
+"""The smooth piece of a function at its weights: all that is piecewise constant keeps the value it has there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+_aten = torch.ops.aten
+
+
+class Constant(NamedTuple):
+    """A piecewise constant result: the operation that returned it, and its value."""
+
+    function: Any
+    value: Tensor
+
+
+class PieceOf(TorchDispatchMode):
+    r"""Runs a function on the smooth piece that contains a point.
+
+    A function such as f(w) = sum |w| consists of smooth pieces. On each of them f has a Hessian, which double backward
+    computes at w. A central difference of gradients over a step h contains the jumps of the gradient between pieces
+    too,
+
+    .. math:: \frac{g(w + h v) - g(w - h v)}{2 h} = H v + \frac{1}{2 h} \sum_{\text{crossed}} \Delta g.
+
+    With many samples the sum grows in proportion to h, and the second term does not depend on h: no comparison of
+    steps shows it. So nothing is crossed here: results of operations that are piecewise constant in the weights
+    (comparisons, indices, signs, roundings) are noted at w, and returned in their order at other weights. ReLU and its
+    like, which compare inside a kernel, are written out as comparisons, forward and backward.
+
+    Kernels that torch does not see (Triton, C++, NumPy) hold nothing. A function that takes other operations at other
+    weights (a loop until convergence) is held as far as the operations are the same.
+
+    Parameters
+    ----------
+    constants : sequence of Constant, optional
+        Those that were noted at the weights. Without it they are noted, in the attribute `noted`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.smooth_piece import PieceOf
+    >>> with PieceOf() as here:
+    ...     _ = torch.tensor([0.1, -0.1]).sign()
+    >>> with PieceOf(here.noted):
+    ...     print(torch.tensor([-0.1, -0.1]).sign().tolist())
+    [1.0, -1.0]
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps the method below for its compiler, which it would import for that (two seconds)."""
+        return False
+
+    def __init__(self, constants: Sequence[Constant] | None = None) -> None:
+        super().__init__()
+        self.noted: list[Constant] = []
+        self._is_noting = constants is None
+        self._ahead: Iterator[Constant] = iter(constants or ())
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; its piecewise constant results are noted, or are those that were noted."""
+        kwargs = kwargs or {}
+        written = _WRITTEN_OUT.get(function)
+        if written is not None and args[0].is_floating_point():
+            with self:
+                result = written(*args, **kwargs)
+            return args[0].copy_(result) if function._schema.is_mutable else result
+        results = function(*args, **kwargs)
+        if not _compares(function, (args, kwargs)):
+            return results
+
+        def of_result(result: Tensor) -> Tensor:
+            is_constant = not result.is_floating_point() and not result.is_complex()
+            return self._constant(function, result) if is_constant or function in _STEPS else result
+
+        if function in _EXTREMES:
+            return self._mean_of_extremes(function, *args)
+        results = tree_map_only(Tensor, of_result, results)
+        return (_selected(function, args, kwargs, results[1]), results[1]) if function in _SELECTIONS else results
+
+    def _mean_of_extremes(self, function: Any, entries: Tensor, axes: Any = (), keepdim: bool = False) -> Tensor:
+        """Return the mean of the entries that are extreme: the gradient of amax is shared among them."""
+        is_extreme = self._constant(function, entries == _EXTREMES[function](entries, axes, keepdim=True))
+        along = axes or None
+        return torch.where(is_extreme, entries, 0.0).sum(along, keepdim) / is_extreme.sum(along, keepdim)
+
+    def _constant(self, function: Any, result: Tensor) -> Tensor:
+        if self._is_noting:
+            self.noted.append(Constant(function, result.clone()))  # functions of torch may change their own results
+            return result
+        there = next(self._ahead, None)
+        is_same = there is not None and there.function == function and there.value.shape == result.shape
+        if there is None or not is_same:
+            self._ahead = iter(())
+            return result
+        return there.value.clone()
+
+
+def _compares(function: Any, given: Any) -> bool:
+    """Whether an operation makes something new of real numbers."""
+    if not isinstance(function, torch._ops.OpOverload) or function._schema.is_mutable:
+        return False
+    return any(isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves(given))
+
+
+def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
+    """Return the entries of the first argument at the indices of a selection."""
+    entries, place = args[0], _SELECTIONS[function]
+    if place is None:  # pooling counts along both last axes
+        return entries.flatten(-2).gather(-1, indices.flatten(-2)).view_as(indices)
+    along = args[place] if len(args) > place else kwargs.get("dim", -1)
+    if indices.ndim == entries.ndim:
+        return entries.gather(along, indices)
+    return entries.gather(along, indices.unsqueeze(along)).squeeze(along)
+
+
+_SELECTIONS = {  # and the place of the axis among the arguments
+    **{_aten.sort.default: 1, _aten.sort.stable: 1, _aten.topk.default: 2, _aten.max.dim: 1, _aten.min.dim: 1},
+    _aten.max_pool2d_with_indices.default: None,
+}
+_EXTREMES = {
+    **{_aten.amax.default: torch.amax, _aten.max.default: torch.amax},
+    **{_aten.amin.default: torch.amin, _aten.min.default: torch.amin},
+}
+_STEPS = {
+    *(getattr(_aten, name).default for name in ("sign", "sgn", "floor", "ceil", "trunc", "round", "heaviside")),
+    _aten.round.decimals,
+}
+
+
+def _clamped(entries: Tensor, least: Any = None, most: Any = None) -> Tensor:
+    if least is not None:
+        entries = torch.where(entries < least, least, entries)
+    return entries if most is None else torch.where(entries > most, most, entries)
+
+
+def _shrunk(grad: Tensor, entries: Tensor, bound: float) -> Tensor:
+    return torch.where(entries.abs() <= bound, 0.0, grad)
+
+
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
+    _aten.abs.default: lambda entries: entries * entries.sgn(),
+    _aten.clamp.default: _clamped,
+    _aten.clamp.Tensor: _clamped,
+    _aten.clamp_min.default: _clamped,
+    _aten.clamp_max.default: lambda entries, most: _clamped(entries, None, most),
+    _aten.hardtanh.default: lambda entries, least=-1.0, most=1.0: _clamped(entries, least, most),  # ReLU6 too
+    _aten.maximum.default: _clamped,
+    _aten.minimum.default: lambda entries, most: _clamped(entries, None, most),
+    _aten.hardshrink.default: lambda entries, bound=0.5: _shrunk(entries, entries, bound),
+    _aten.hardshrink_backward.default: _shrunk,
+    _aten.softshrink_backward.default: _shrunk,
+    _aten.hardsigmoid_backward.default: lambda grad, at: torch.where((at > -3) & (at < 3), grad / 6, 0.0),
+}
+for _name in ("relu", "threshold", "leaky_relu", "elu", "hardsigmoid", "hardswish", "softshrink", "_prelu_kernel"):
+    _WRITTEN_OUT[getattr(_aten, _name).default] = decomposition_table[getattr(_aten, _name).default]
+for _name in ("threshold", "leaky_relu", "elu", "hardswish", "hardtanh", "_prelu_kernel"):
+    _backward = getattr(_aten, f"{_name}_backward").default
+    _WRITTEN_OUT[_backward] = decomposition_table[_backward]
+for _name in ("abs", "clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "threshold", "leaky_relu", "elu"):
+    _WRITTEN_OUT[getattr(_aten, f"{_name}_").default] = _WRITTEN_OUT[getattr(_aten, _name).default]
