@@ -48,9 +48,10 @@ class Setting:
         """The values that have names, also where it may be null."""
         return tuple(value for kind in typing.get_args(self.type) or (self.type,) for value in _choices(kind))
 
-    def takes(self, value: object) -> bool:
-        """Whether a value is of its type."""
-        return _is_a(value, self.type)
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether a list of its values holds no lists."""
+        return Any not in (self.type, *typing.get_args(self.type))
 
     def check(self, value: object) -> None:
         """Raise UserError for a value of the right type that the setting cannot take."""
@@ -169,20 +170,6 @@ def _words(kind: Any) -> str:
 
 def _plural(kind: Any) -> str:
     return {float: "numbers", str: "names", Any: "entries"}.get(kind, _words(kind))
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if kind is Any:
-        return True
-    if isinstance(kind, UnionType):
-        return any(_is_a(value, argument) for argument in typing.get_args(kind))
-    if typing.get_origin(kind) is list:
-        return isinstance(value, list) and all(_is_a(argument, typing.get_args(kind)[0]) for argument in value)
-    if typing.get_origin(kind) is dict:
-        return isinstance(value, Mapping)
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    return value is None if kind is NoneType else isinstance(value, kind)
 
 
 _WORDS: dict[Any, str] = {

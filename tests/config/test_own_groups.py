@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hessfig.config.compose.job import jobs
-from hessfig.config.compose.overrides import check_overrides
 from hessfig.config.presets import choices
 from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
@@ -67,7 +66,7 @@ def test_own_files_compose(write: Write) -> None:
 def test_own_choices_are_meant_too(write: Write) -> None:
     own = write(sweep__mine=MINE)
     with pytest.raises(UserError, match="did you mean 'mine'"):
-        check_overrides(["sweep=mime"], own, several=False)
+        jobs(["sweep=mime"], own)
 
 
 BAD = {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
@@ -23,6 +22,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.basecontainer import BaseContainer
 
 from hessfig.config.checks import NETWORK_CHECKS, check_config
 from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted, runs
@@ -33,8 +33,7 @@ from hessfig.config.given import GivenSetting, setting_of, unread_given
 from hessfig.config.presets import figures, names, settings_in
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import default_of, settings, top_level, value_of
-from hessfig.config.user.user_dir import check_references
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError
 
 # settings that name a file or a folder
 PATHS = ("task.path", "model.path", "state.path")
@@ -61,7 +60,7 @@ class Job:
     @cached_property
     def config(self) -> Config:
         """The checked settings. Raises UserError for values that cannot be run."""
-        return self._check(self._made(self.composed))
+        return self._check(self.made(self.composed))
 
     @cached_property
     def variants(self) -> Variants:
@@ -190,11 +189,13 @@ class Job:
                 OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))
             except REFUSED as error:
                 raise composition_error(error, [f"{key}={value}"], None) from error
-        return self._made(changed)
+        return self.made(changed)
 
-    def _made(self, composed: DictConfig) -> Config:
+    def made(self, composed: DictConfig | None = None) -> Config:
+        """Return the settings without the checks of their values."""
         try:
-            config = OmegaConf.to_object(composed)
+            with _no_resolvers():
+                config = OmegaConf.to_object(composed or self.composed)
         except REFUSED as error:
             raise composition_error(error, self.words, self.own) from error
         assert isinstance(config, Config)
@@ -238,11 +239,11 @@ def _with_implied(job: Job) -> Job:
 
 def compose(words: Sequence[str], own: Path | None = None) -> Job:
     """Compose the shipped configuration, the user's folder `own` and `words`."""
-    _check_references(words)
     try:
         composed = _hydra(words, own)
     except REFUSED as error:
         raise composition_error(error, words, own) from error
+    Job(composed, tuple(words), own).made()
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = values_to_vary(vary, command_settings(words))
     composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), command_settings(words))
@@ -259,14 +260,15 @@ def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: P
     among them (of data, weights, a model) is that of a file in the folder `own`, where it is there.
     Raises UserError for settings that this version does not know.
     """
-    _check_references(words)
     try:
         composed = OmegaConf.merge(_defaults(), _found_in(recorded, own), OmegaConf.from_dotlist(list(words)))
     except REFUSED as error:
         raise composition_error(error, words, own) from error
     assert isinstance(composed, DictConfig)
     composed.config_dir = str(own) if own else None
-    return Job(composed, tuple(words), own)
+    job = Job(composed, tuple(words), own)
+    job.made()
+    return job
 
 
 @cache
@@ -277,15 +279,8 @@ def _defaults() -> DictConfig:
 
 def _found_in(recorded: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
     """Return the settings of a table, with paths that lead into `own`; a pin of a path that is varied is left out."""
-    text = json.dumps({key: value for key, value in recorded.items() if key in top_level(*IN_MANIFEST)})
-    if "${" in text:
-        raise UserError(
-            "the settings of a manifest refer to others",
-            got=plain(text[text.index("${") :], most=40),
-            allowed="plain values",
-            remedy="ask for the manifest that `hessfig run` wrote",
-        )
-    changed = json.loads(text)
+    kept = top_level(*IN_MANIFEST)
+    changed = deepcopy({key: value for key, value in recorded.items() if key in kept})
     vary = changed.setdefault("sweep", {}).get("vary") or {}
     for key in PATHS:
         group, name = key.split(".")
@@ -303,11 +298,6 @@ def _found_in(recorded: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
 def _inside(path: Any, own: Path | None) -> Any:
     is_inside = own is not None and isinstance(path, str) and (own / path).exists()
     return str((own or Path()) / path) if is_inside else path
-
-
-def _check_references(words: Sequence[str]) -> None:
-    for word in words:
-        check_references(word, word.partition("=")[0])
 
 
 @cache
@@ -365,9 +355,22 @@ def _own_hydra() -> Iterator[None]:
         Singleton._instances = own
         try:
             version.setbase("1.3")
-            yield
+            with _no_resolvers():
+                yield
         finally:
             Singleton._instances = of_application
+
+
+@contextmanager
+def _no_resolvers() -> Iterator[None]:
+    """Let ${KEY} name another setting, and nothing else: neither the environment, nor the clock, nor a function."""
+    with _ONE_AT_A_TIME:
+        of_application = BaseContainer._resolvers
+        BaseContainer._resolvers = {}
+        try:
+            yield
+        finally:
+            BaseContainer._resolvers = of_application
 
 
 @cache

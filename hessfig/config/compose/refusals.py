@@ -10,7 +10,7 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from hessfig.config.presets import choices, names
+from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
 from hessfig.errors import UserError, unknown_name
@@ -25,7 +25,7 @@ def composition_error(error: BaseException, words: Sequence[str], own: Path | No
     cause = _cause(error)
     file = _file(str(error), words, own)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return _unknown_key(str(cause.full_key), file)
+        return unknown_key(str(cause.full_key), file)
     if isinstance(cause, InterpolationResolutionError):
         return _interpolation(str(cause.full_key), str(cause).splitlines()[0], words)
     missing = re.search(r"Could not (?:find|load|override) '([^']+)'", str(error))
@@ -73,12 +73,13 @@ def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
     return next((path for name in names if (path := own / f"{name}.yaml").exists()), None)
 
 
-def _unknown_key(key: str, file: Path | None) -> UserError:
+def unknown_key(key: str, file: Path | None = None, *, got: str = "") -> UserError:
+    """Return the error for a key of the command line (the word `got`), or of a user's file, that is not a setting."""
     leaf = key.rpartition(".")[2]
     misplaced = file is not None and key.partition(".")[0] in GROUPS and (is_setting(leaf) or leaf in GROUPS)
     return UserError(
         f"{f'{file}: ' if file else ''}there is no setting {key!r}",
-        got=key,
+        got=got or key,
         allowed=", ".join(siblings(key)),
         remedy=f"begin the file with '# @package _global_' if {leaf} is at its top level" if misplaced else meant(key),
     )
@@ -95,9 +96,12 @@ def _interpolation(key: str, why: str, words: Sequence[str]) -> UserError:
 
 def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError:
     group, _, choice = path.rpartition("/")
-    known = choices(group, own) if group in GROUPS else {}
-    what = f"{f'{file}: ' if file else ''}there is no {group or 'group'} {choice!r}"
-    return unknown_name(what, choice, known or GROUPS, "fix the file's list of defaults", got=path)
+    known = names(group, own) if group in GROUPS else GROUPS
+    if file is not None:
+        what = f"{file}: there is no {group or 'group'} {choice!r}"
+        return unknown_name(what, choice, known, "fix the file's list of defaults", got=path)
+    otherwise = f"--config-dir FOLDER, a folder of yours with {group}/{choice}.yaml"
+    return unknown_name(f"there is no {group} {choice!r}", choice, known, otherwise, got=f"{group}={choice}")
 
 
 def _value(cause: BaseException, file: Path | None, words: Sequence[str]) -> UserError:

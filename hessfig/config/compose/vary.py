@@ -13,9 +13,10 @@ from hessfig.errors import UserError, unknown_name
 
 
 def check_shapes(config: Config) -> None:
-    """Raise UserError for a value of a wrong type, an axis that is not varied, and invalid names."""
+    """Raise UserError for a list in a list, an axis that is not varied, and invalid names; OmegaConf checks types."""
     for key, setting in settings().items():
-        if not setting.takes(value := value_of(config, key)):
+        value = value_of(config, key)
+        if setting.is_flat and isinstance(value, list) and list in map(type, value):
             raise wrong_kind(key, value)
     _check_axis(config)
     _check_name("sweep.name", config.sweep.name)

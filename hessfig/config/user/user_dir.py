@@ -1,6 +1,5 @@
 """A user's own folder of sweeps, figures, models, ... (--config-dir): finds it and checks its names."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -10,14 +9,13 @@ import yaml
 
 from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError
 from hessfig.files import read_small
 
 # What may become part of a path: sweeps and figures are names of folders and files.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MOST_ENTRIES, MOST_BYTES = 10_000, 200_000
 _NULL = "tag:yaml.org,2002:null"  # a file of comments alone
-_REFERENCE = re.compile(r"\$\{[A-Za-z0-9_.]+\}")
 NAME_IN_WORDS = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 
 
@@ -42,21 +40,6 @@ def own_folder(text: str) -> Path:
     return folder
 
 
-def check_references(text: str, where: str) -> None:
-    """Raise UserError for a text that refers to anything else than a key: ${KEY}.
-
-    References to the environment or to a function are not resolved, and not repeated in the message.
-    """
-    for place in (match.start() for match in re.finditer(r"\$\{", text)):
-        if _REFERENCE.match(text, place) is None:
-            raise UserError(
-                f"{where} refers to what is no setting",
-                got=plain(text[place:], most=60),
-                allowed="a plain value, or ${KEY} with the key of another setting",
-                remedy="write the value itself",
-            )
-
-
 def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     if path.stem in shipped:
         raise UserError(
@@ -75,9 +58,6 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     try:
         root = yaml.compose(read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
         entries = _entries(root, {})
-        for scalar in _scalars(root, set()):
-            check_references(scalar.value, str(path))
-        _check_defaults(root, path)
     except yaml.YAMLError:  # composing it tells why
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -103,21 +83,6 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed=f"at most {MOST_ENTRIES}",
             remedy="write the values themselves",
         )
-
-
-def _check_defaults(root: yaml.Node | None, path: Path) -> None:
-    """Raise UserError for a list of defaults that names files outside the groups, which are not checked."""
-    entries = root.value if isinstance(root, yaml.MappingNode) else []
-    for scalar in itertools.chain(*(_scalars(value, set()) for key, value in entries if key.value == "defaults")):
-        text = scalar.value
-        word = text.rpartition(" ")[2]
-        if "/" in word.lstrip("/") or (word.startswith("/") and word.strip("/").partition("@")[0] not in GROUPS):
-            raise UserError(
-                f"{path}: a default is a choice of a group",
-                got=plain(text),
-                allowed=f"- override /GROUP: NAME, with one of {', '.join(GROUPS)}",
-                remedy="put the file into the folder of its group",
-            )
 
 
 # Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of sixty and of eight, switches.
