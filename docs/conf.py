@@ -10,12 +10,17 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes  # noqa: E402
+from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
+
 import hessfig  # noqa: E402  (the package of this folder, wherever sphinx is started)
 
 project, author, release = "hessfig", "The hessfig developers", hessfig.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_google_docstring = False
 myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath"]
+html_math_renderer = "mathml"  # browsers draw it themselves: no script from the web
 default_role = "literal"
 smartquotes = False  # options such as --help keep their two hyphens
 html_theme, html_title = "furo", f"hessfig {release}"
@@ -58,7 +63,13 @@ def _with_scripts(_app: Any, page: str, text: list[str]) -> None:
             text[0] += f"\n### {path.name}\n\n```{{literalinclude}} ../examples/{path.name}\n:language: python\n```\n"
 
 
+def _formula(writer: Any, node: nodes.Element) -> None:
+    writer.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
-    """Connect the two hooks of this file."""
+    """Connect the hooks of this file."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("autodoc-process-docstring", _rewrite)
     app.connect("source-read", _with_scripts)

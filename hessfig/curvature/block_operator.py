@@ -97,8 +97,8 @@ class BlockOperator(ImplicitMatrix):
     rows, columns : Entries
         Both sides of the block, with names, shapes and sizes.
     last_errors : tensor, (k,), or None
-        With products="differences": the estimated error |A v - product| of each of the last products, in `split` of the
-        part with the largest one. A product with an error above a tenth of its size raises UserError.
+        With products="differences": the estimated error `|A v - product|` of each of the last products, in `split` of
+        the part with the largest one. A product with an error above a tenth of its size raises UserError.
 
     Examples
     --------

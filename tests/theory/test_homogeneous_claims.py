@@ -126,7 +126,7 @@ def test_every_row_of_both_tables_has_its_example() -> None:
     assert len(rows) >= 10
     assert {(tuple(map(int, powers.split(","))), kinds[around]) for powers, around in rows} == examples
     further = {(tuple(one.powers or ()), one.further.degree) for one in WITNESSED if one.further is not None}
-    other = re.findall(r"^\| [^|]+ \| ([\d, ]+|-) \| ([\d.]+) \|", text_of("# Terms that are no polynomials"), re.M)
+    other = re.findall(r"^\| [^|]+ \| ([\d, ]+|-) \| ([\d.]+) \|", text_of("# Non-polynomial terms"), re.M)
     assert {(tuple(map(int, re.findall(r"\d", powers))), float(degree)) for powers, degree in other} == further
 
 
@@ -157,7 +157,7 @@ def test_a_breach_that_is_no_exception_is_caught(place: int, monkeypatch: pytest
 
 
 def test_the_table_of_the_page_is_the_theorem() -> None:
-    text = text_of("# Terms that are no polynomials")
+    text = text_of("# Non-polynomial terms")
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]*|-) \| ([\d.]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     assert len(rows) >= 8
     for name, degrees, other, value, query, gap in rows:
