@@ -92,6 +92,7 @@ def test_eigenvalues_of_scipy_are_those_of_double_backward() -> None:
     assert residual <= 2e-3 * value[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_solution_states_a_residual_that_covers_the_true_one(dtype: str) -> None:
     truth, value, _ = exact("encoder")
@@ -106,7 +107,7 @@ def test_a_solution_states_a_residual_that_covers_the_true_one(dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama", "encoder"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.long), "encoder"])
 def test_quantities_state_errors_that_cover_the_true_ones(name: str, dtype: str) -> None:
     asked = {"blocks": ["all"], "parts": "H", "estimator": "hutchinson", "num_probes": 4}
     asked["quantities"] = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "loss"]

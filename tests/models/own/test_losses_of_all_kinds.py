@@ -48,7 +48,11 @@ def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
 
 @pytest.mark.parametrize("kind", ["module", "function"])
 @pytest.mark.parametrize(
-    "quantity", ["stationarity", "landscape_difference", "landscape_integrals", "hessian_distance", "approximations"]
+    "quantity",
+    [
+        pytest.param("stationarity", marks=pytest.mark.long),
+        *("landscape_difference", "landscape_integrals", "hessian_distance", "approximations"),
+    ],
 )
 def test_a_mean_over_samples_is_one_however_it_is_given(quantity: str, kind: str) -> None:
     found, known = (numbers(MEANS[name], quantity) for name in (kind, "name"))
@@ -73,6 +77,7 @@ def test_hessians_of_the_first_samples_are_those_of_their_loss() -> None:
         assert value == pytest.approx(float(torch.stack(rows).norm()), rel=1e-9)
 
 
+@pytest.mark.long
 def test_the_distance_by_chance_knows_its_error() -> None:
     """Over 40 seeds of the test vectors, its standard error is its standard deviation within a factor of 1.6."""
     problem, found = hessfig.Problem(*parts_of_a_problem(), "cross_entropy"), []
