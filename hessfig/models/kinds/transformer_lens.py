@@ -1,4 +1,4 @@
-"""TransformerLens networks: a state saved by HookedTransformer or by the bridge, converted to plain torch."""
+"""TransformerLens networks: a state saved by HookedTransformer or by the bridge, or random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import fingerprint as content
 from hessfig.models.protocol import NetworkKind
-from hessfig.models.stored.lens_settings import LensSizes, digest, layout_of, settings_of, sizes_of, weights_of
+from hessfig.models.stored.lens_settings import LensSizes, digest, served, settings_of, sizes_of, weights_of
 from hessfig.models.stored.model_folder import KEY, joined, pin_of
 from hessfig.models.stored.token_batches import Stored, check_measured
 from hessfig.weights import Layout
@@ -29,7 +29,7 @@ def files(config: Config) -> str:
     if config.model.name is not None:
         return ""
     path = weights_of(config)
-    return joined(config, path.parent, digest(sizes_of(*settings_of(config)), content(path)))
+    return joined(config, path.parent, digest(served(*settings_of(config)), content(path)))
 
 
 def fingerprint(config: Config) -> str:
@@ -40,24 +40,18 @@ def fingerprint(config: Config) -> str:
 
 
 def layout(config: Config) -> Layout:
-    """Return the weights according to config.json, or those of the named architecture."""
-    if config.model.name is not None:
-        from hessfig.models.stored.lens_registry import layout_named
+    """Return the weights that are found in the network."""
+    from hessfig.models.stored.lens_registry import layout_of_bridge
 
-        return layout_named(config)
-    return layout_of(_sizes(config))
+    return layout_of_bridge(config)
 
 
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     """Return the network (weights read from a file or drawn from `seed`), sequences in micro-batches, cross-entropy."""
+    from hessfig.models.stored.lens_registry import drawn_bridge
+
     del sigma
-    if config.model.name is not None:
-        from hessfig.models.stored.lens_registry import drawn_at_random
-
-        return drawn_at_random(config, seed, STORED.ids(config), STORED.plan(config).sequences)
-    from hessfig.models.stored.lens_network import drawn
-
-    return drawn(config, layout(config), STORED.ids(config), STORED.plan(config).sequences)
+    return drawn_bridge(config, seed, STORED.ids(config), STORED.plan(config).sequences)
 
 
 def axes(config: Config) -> frozenset[str]:
@@ -78,10 +72,6 @@ def _check(config: Config) -> None:
     check_measured(config, is_random=is_random)
     STORED.plan(config)
     STORED.ids(config)
-    if not is_random:
-        from hessfig.models.stored.lens_network import read  # the file is read, which takes torch
-
-        read(config)
 
 
 def _sizes(config: Config) -> LensSizes:
@@ -89,7 +79,7 @@ def _sizes(config: Config) -> LensSizes:
         from hessfig.models.stored.lens_registry import sizes_named
 
         return sizes_named(config)
-    return sizes_of(*settings_of(config))
+    return sizes_of(served(*settings_of(config)))
 
 
 def _place(config: Config) -> Path | None:

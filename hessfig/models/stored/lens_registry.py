@@ -1,4 +1,4 @@
-"""Architectures in the registry of TransformerLens with random weights, built without a hub."""
+"""Networks of TransformerLens: a saved state, or random weights of an architecture in its registry, without a hub."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import check_causal, following
 from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
+from hessfig.models.stored.lens_saved import saved_bridge
 from hessfig.models.stored.lens_settings import LensSizes
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.tokens import Ids
@@ -36,32 +37,39 @@ def sizes_named(config: Config) -> LensSizes:
     check_causal(bridge)
     cfg = bridge.cfg
     return LensSizes(
-        **{name: int(getattr(cfg, name) or 0) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")},
+        **{name: int(getattr(cfg, name) or 0) for name in ("n_layers", "n_heads", "d_model", "d_mlp")},
         vocabulary=cfg.d_vocab,
         context=cfg.n_ctx,
-        activation=str(cfg.act_fn),
-        norm=cfg.normalization_type,
-        scale=float(cfg.d_head) ** 0.5,
-        eps=cfg.eps,
     )
 
 
-def layout_named(config: Config) -> Layout:
-    """Return the weights that find_weights finds in the architecture named in config.model."""
-    return find_weights(_bridge(config, config.first_seed))
+def layout_of_bridge(config: Config) -> Layout:
+    """Return the weights that find_weights finds in the network of config.model."""
+    return _named(_bridge(config, config.first_seed))
 
 
-def drawn_at_random(config: Config, seed: int, ids: Ids, at_once: int) -> Objective:
-    """Return the network with weights drawn from `seed`, sequences in batches of `at_once`, and cross-entropy."""
+def drawn_bridge(config: Config, seed: int, ids: Ids, at_once: int) -> Objective:
+    """Return the network (weights read, or drawn from `seed`), sequences in batches of `at_once`, cross-entropy."""
     batches = list(torch.tensor(ids).split(at_once))
     targets = [following(batch) for batch in batches]
     for goals in targets:
         goals[:, : config.task.first_scored] = -100
-    return witnessed(open_request(_bridge(config, seed), batches, targets, "cross_entropy"), config.dtype)
+    bridge = _bridge(config, seed)
+    return witnessed(open_request(bridge, batches, targets, "cross_entropy", _named(bridge)), config.dtype)
+
+
+@lru_cache(maxsize=2)  # names are found by running the network
+def _named(bridge: Any) -> Layout:
+    return find_weights(bridge)
 
 
 def _bridge(config: Config, seed: int) -> Any:
-    """Return a bridge with random weights. Raises UserError for unknown names, and sizes that do not fit."""
+    """Return a bridge with the weights of model.path, or with random weights.
+
+    Raises UserError for unknown names, and for sizes or files that do not fit.
+    """
+    if config.model.name is None:
+        return saved_bridge(config)
     model = with_defaults(config.model)
     sizes = {
         "length": config.task.length or 64,

@@ -1,10 +1,10 @@
-"""The folder of a TransformerLens network: its configuration (sizes and layout of weights) and its files."""
+"""The folder of a TransformerLens network: its configuration, and its file of weights."""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import is_file
 from hessfig.models.stored.architectures import check_pieces, count_of
 from hessfig.models.stored.model_folder import CONFIG, KEY, json_of
-from hessfig.terms import Group, Matrix
-from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 _PATTERNS = ("*.safetensors", "*.pth", "*.pt")
 _FORM = f"a folder with {CONFIG} (TransformerLens's configuration as JSON) and the state, {', '.join(_PATTERNS)}"
@@ -46,23 +44,18 @@ def settings_of(config: Config) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True)
 class LensSizes:
-    """Sizes of a network; `d_mlp` is 0 without MLPs, `norm` is None without LayerNorms, `scale` divides the scores."""
+    """Sizes of a network, `d_mlp` 0 without MLPs; `context` is the longest sequence."""
 
     n_layers: int
     n_heads: int
     d_model: int
-    d_head: int
     d_mlp: int
     vocabulary: int
     context: int
-    activation: str
-    norm: str | None
-    scale: float
-    eps: float
 
 
-def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
-    """Return the sizes for settings of TransformerLens, with its defaults for missing settings.
+def served(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings with which TransformerLens builds the network, with its defaults for missing settings.
 
     Raises UserError for invalid sizes, and for architectures that are not supported.
     """
@@ -73,18 +66,25 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
     counts = {name: count_of(given.get(name), name, where) for name in _COUNTS}
     check_pieces(counts["n_layers"], counts["n_heads"], where)
+    return {
+        **counts,
+        "attn_only": bool(settings.get("attn_only")),
+        "act_fn": settings.get("act_fn") or "relu",
+        "normalization_type": _norm(settings),
+        "attn_scale": _scale(settings, where),
+        "eps": _eps(settings, where),
+    }
+
+
+def sizes_of(built: Mapping[str, Any]) -> LensSizes:
+    """Return the sizes in settings of `served`."""
     return LensSizes(
-        n_layers=counts["n_layers"],
-        n_heads=counts["n_heads"],
-        d_model=width,
-        d_head=counts["d_head"],
-        d_mlp=0 if settings.get("attn_only") else counts["d_mlp"],
-        vocabulary=counts["d_vocab"],
-        context=counts["n_ctx"],
-        activation=str(settings.get("act_fn")),
-        norm=_norm(settings),
-        scale=_scale(settings, counts["d_head"], where),
-        eps=_eps(settings, where),
+        n_layers=built["n_layers"],
+        n_heads=built["n_heads"],
+        d_model=built["d_model"],
+        d_mlp=0 if built["attn_only"] else built["d_mlp"],
+        vocabulary=built["d_vocab"],
+        context=built["n_ctx"],
     )
 
 
@@ -106,12 +106,12 @@ def _norm(settings: Mapping[str, Any]) -> Any:
     return settings.get("normalization_type", settings.get("normalization", "LN"))
 
 
-def _scale(settings: Mapping[str, Any], d_head: int, where: str) -> float:
-    """Return the divisor of the scores: attn_scale if it is positive, else the square root of d_head."""
+def _scale(settings: Mapping[str, Any], where: str) -> float:
+    """Return the divisor of the scores; TransformerLens takes -1 for the square root of d_head."""
     scale = settings.get("attn_scale", -1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise _unserved(where, "attn_scale", scale, "a number; -1 for the square root of d_head")
-    return float(scale) if scale > 0 else math.sqrt(d_head)
+    return float(scale) if scale > 0 else -1.0
 
 
 def _eps(settings: Mapping[str, Any], where: str) -> float:
@@ -130,9 +130,9 @@ def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
     )
 
 
-def digest(sizes: LensSizes, weights: str) -> str:
-    """Return one hash of the sizes and of the hash of the file of weights."""
-    return hashlib.sha256(json.dumps([asdict(sizes), weights]).encode()).hexdigest()
+def digest(built: Mapping[str, Any], weights: str) -> str:
+    """Return one hash of the settings of `served` and of the hash of the file of weights."""
+    return hashlib.sha256(json.dumps(["bridge", built, weights], sort_keys=True).encode()).hexdigest()
 
 
 def weights_of(config: Config) -> Path:
@@ -168,58 +168,3 @@ def _odd(place: Path, several: bool) -> str:
     if several:
         return "the folder has several files of weights"
     return "the folder has no weights" if place.is_dir() else "there is no such folder"
-
-
-HEAD = "unembed.weight"  # (vocabulary, width + 1): W_U transposed, and b_U as its last column
-_ALL = slice(None)
-_EMBEDDINGS, _BIASES = (Group.embeddings.value,), (Group.biases.value,)
-_PROJECTIONS = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
-
-
-def layout_of(sizes: LensSizes) -> Layout:
-    """Return all weights in the order of layers; `parameters` contains each parameter once, for the group all."""
-    weights, table = tuple(_weights(sizes)), sizes.vocabulary * (sizes.d_model + 1)
-    own = tuple(weight for weight in weights if not weight.is_finer and weight.parameter != HEAD)
-    return Layout(weights, (*own, Weight(HEAD, HEAD, table)))
-
-
-def _weights(sizes: LensSizes) -> Iterator[Weight]:
-    width, words = sizes.d_model, sizes.vocabulary
-    yield Weight(Matrix.W_E.value, "embed.W_E", words * width, 0, _EMBEDDINGS)
-    yield Weight(Matrix.W_pos.value, "pos_embed.W_pos", sizes.context * width, 0, _EMBEDDINGS)
-    for layer in range(1, sizes.n_layers + 1):
-        yield from _layer(sizes, layer, f"blocks.{layer - 1}")
-    yield from _norm_weights("ln_out", "ln_final", sizes, 0)
-    yield Weight(Matrix.W_U.value, HEAD, words * width, index=(_ALL, slice(0, width)))
-    yield Weight("b_U", HEAD, words, 0, _BIASES, index=(_ALL, width), is_main=False)
-
-
-def _layer(sizes: LensSizes, layer: int, place: str) -> Iterator[Weight]:
-    yield from _norm_weights("ln1", f"{place}.ln1", sizes, layer)
-    inner = sizes.n_heads * sizes.d_head
-    for name in _PROJECTIONS:
-        yield from _by_head(name, inner, sizes, layer, place)
-    yield from _by_head(Matrix.W_O.value, sizes.d_model, sizes, layer, place)
-    if sizes.d_mlp:
-        yield from _norm_weights("ln2", f"{place}.ln2", sizes, layer)
-        for name, outputs in ((Matrix.W_in.value, sizes.d_mlp), (Matrix.W_out.value, sizes.d_model)):
-            size = sizes.d_model * sizes.d_mlp
-            yield Weight(name, f"{place}.mlp.{name}", size, layer, (Group.mlp.value,))
-            yield _bias(name, f"{place}.mlp", outputs, layer, Group.mlp)
-
-
-def _by_head(name: str, outputs: int, sizes: LensSizes, layer: int, place: str) -> Iterator[Weight]:
-    """Yield a weight of attention, its bias, and its heads (counted from 1)."""
-    path, size = f"{place}.attn.{name}", sizes.d_head * sizes.d_model
-    yield Weight(name, path, sizes.n_heads * size, layer, (Group.attention.value,))
-    yield _bias(name, f"{place}.attn", outputs, layer, Group.attention)
-    for head in range(sizes.n_heads):
-        yield Weight(f"{name}.head{head + 1}", path, size, layer, index=head, is_main=False, is_finer=True)
-
-
-def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
-    return bias_of(name, f"{place}.{name.replace('W', 'b', 1)}", size, layer, group)
-
-
-def _norm_weights(name: str, place: str, sizes: LensSizes, layer: int) -> list[Weight]:
-    return norm_of(name, place, sizes.d_model, layer, ("w", "b") if sizes.norm == "LN" else ())

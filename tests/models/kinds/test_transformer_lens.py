@@ -1,4 +1,4 @@
-"""A TransformerLens state, converted: TransformerLens's own logits, dense autodiff's blocks, or a refusal."""
+"""A saved state of TransformerLens: TransformerLens's own logits, dense autodiff's blocks, or a refusal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Products
@@ -23,8 +23,6 @@ from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
-from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
-from hessfig.models.stored.lens_settings import sizes_of
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
@@ -46,18 +44,47 @@ NETWORKS: dict[str, dict[str, Any]] = {
 FOLDED = {**GPT2, "normalization_type": "LNPre", "act_fn": "gelu"}
 
 
-class AsModel(HookedNetwork):
-    """The network called as `dense` calls a model of transformers."""
+class AsModel(nn.Module):
+    """TransformerLens's own network, called as `dense` calls a model of transformers, with b_U as a parameter."""
 
-    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Any:  # type: ignore[override]
+    def __init__(self, bridge: Any) -> None:
+        super().__init__()
+        self.model = bridge.original_model
+        head = self.model.head.original_component
+        head.bias = nn.Parameter(head._buffers.pop("bias"))
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Any:
         del use_cache
-        return SimpleNamespace(logits=super().forward(input_ids))
+        return SimpleNamespace(logits=self.model(input_ids))
+
+
+def shapes_of(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of HookedTransformer's parameters."""
+    width, heads, inner, hidden = (settings[name] for name in ("d_model", "n_heads", "d_head", "d_mlp"))
+    norm = {"w": (width,), "b": (width,)} if settings["normalization_type"] == "LN" else {}
+    layer: dict[str, tuple[int, ...]] = {f"ln1.{name}": shape for name, shape in norm.items()}
+    for name in "QKV":
+        layer |= {f"attn.W_{name}": (heads, width, inner), f"attn.b_{name}": (heads, inner)}
+    layer |= {"attn.W_O": (heads, inner, width), "attn.b_O": (width,)}
+    if not settings["attn_only"]:
+        layer |= {f"ln2.{name}": shape for name, shape in norm.items()}
+        layer |= {"mlp.W_in": (width, hidden), "mlp.b_in": (hidden,)}
+        layer |= {"mlp.W_out": (hidden, width), "mlp.b_out": (width,)}
+    words = settings["d_vocab"]
+    return {
+        "embed.W_E": (words, width),
+        "pos_embed.W_pos": (settings["n_ctx"], width),
+        **{f"blocks.{n}.{name}": shape for n in range(settings["n_layers"]) for name, shape in layer.items()},
+        **{f"ln_final.{name}": shape for name, shape in norm.items()},
+        "unembed.W_U": (width, words),
+        "unembed.b_U": (words,),
+    }
 
 
 def state(settings: dict[str, Any]) -> dict[str, Tensor]:
     """Return random weights by HookedTransformer's names, with its buffers."""
     generator = torch.Generator().manual_seed(0)
-    shapes = shapes_of(sizes_of(settings, "here"))
+    shapes = shapes_of(settings)
     found = {name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
     return found | {"blocks.0.attn.mask": torch.ones(2, 2), "blocks.0.attn.IGNORE": torch.tensor(-1e5)}
 
@@ -144,15 +171,15 @@ def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) 
 @pytest.mark.long
 def test_every_weight_head_and_group_is_dense_autodiffs(name: str, home: Path) -> None:
     problem = problem_of(name, home)
-    model = AsModel(sizes_of(NETWORKS[name], name)).double()
-    model.load_state_dict(problem.network.state_dict())
+    model = AsModel(bridge_of(NETWORKS[name]))
     parts = dense(model, problem.batch.inputs)
     weights = {(one.layer, one.name) for one in problem.layout.weights}
     groups = [(0, "all"), (1, "attention"), (2, "layer"), (1, "biases"), (0, "embeddings")]
     for layer, col in [*weights, *groups]:
         block = Block(layer, col, col)
         found = Engines(problem, ModelConfig("transformer_lens"), Products.linearised).column(layer, col, [block])
-        side = places(model, problem.layout.side(layer, col), prefix="")
+        members = problem.layout.side(layer, col)
+        side = places(model, tuple(replace(one, parameter=f"model.{one.parameter}") for one in members), prefix="")
         assert len(side) == found.dim
         probes = torch.randn(found.dim, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         products = found.split_matmat(probes, PARTS)
@@ -166,7 +193,8 @@ def test_a_layout_is_every_parameter_once(home: Path) -> None:
     problem = problem_of("gpt2", home)
     held = {name: parameter.numel() for name, parameter in problem.network.named_parameters()}
     assert {one.parameter: one.size for one in problem.layout.parameters} == held
-    assert problem.layout.size(0, "W_U") + problem.layout.size(0, "b_U") == held["unembed.weight"]
+    assert problem.layout.size(0, "W_U") == VOCABULARY * GPT2["d_model"]
+    assert problem.layout.size(0, "b_U") == VOCABULARY
     assert problem.layout.names == ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U"]
 
 
@@ -189,8 +217,9 @@ def test_a_state_without_a_last_bias_has_zeros(home: Path, tmp_path: Path) -> No
     tensors = state(GPT2)
     del tensors["unembed.b_U"]
     folder = written(tmp_path / "bare", GPT2, tensors)
-    network = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0).network
-    assert not network.get_parameter("unembed.weight")[:, -1].any()
+    problem = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0)
+    (bias,) = problem.layout.members(0, "b_U")
+    assert not problem.network.get_parameter(bias.parameter).any()
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
@@ -220,17 +249,18 @@ def test_networks_that_are_not_served_are_named(
 def test_states_that_do_not_fit_are_named(home: Path, tmp_path: Path) -> None:
     tensors = state(GPT2)
     lacking = {name: one for name, one in tensors.items() if ".ln2." not in name}
-    odd = {
-        **lacking,
-        "blocks.0.attn.qkv.weight": torch.zeros(2),
-        "blocks.1.mlp.W_in": torch.zeros(6, 4, dtype=torch.float64),
-    }
-    folder = written(tmp_path / "odd", GPT2, odd)
+    folder = written(tmp_path / "odd", GPT2, {**lacking, "blocks.1.mlp.W_in": torch.zeros(6, 4)})
     message = (
-        r"missing: blocks\.0\.ln2\.w, [\s\S]*surplus: blocks\.0\.attn\.qkv\.weight; "
-        r"of another shape: blocks\.1\.mlp\.W_in \(6, 4\) for \(4, 6\)[\s\S]*tl_parameters"
+        r"missing: blocks\.0\.ln2\.weight, [\s\S]*"
+        r"of another shape: blocks\.1\.mlp\.in\.weight \(4, 6\) for \(6, 4\)[\s\S]*tl_parameters"
     )
     with pytest.raises(UserError, match=message):
+        KIND.check(config(folder, home / "ids.npy"))
+    written(folder, GPT2, {**tensors, "blocks.0.attn.qkv.weight": torch.zeros(2)})
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.weight[\s\S]*tl_parameters"):
+        KIND.check(config(folder, home / "ids.npy"))
+    written(folder, {**GPT2, "attn_scale": 1.0}, tensors)
+    with pytest.raises(UserError, match=r"attn_scale=1\.0 with d_head=3"):
         KIND.check(config(folder, home / "ids.npy"))
     written(folder, GPT2, {**tensors, "unembed.b_U": torch.full((VOCABULARY,), float("nan"))})
     with pytest.raises(UserError, match=r"not finite(.|\n)*unembed\.b_U"):
@@ -288,7 +318,8 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
         ({"n_heads": 10**9}, "more layers and heads than are served"),
         ({"d_vocab": 10**12}, "d_vocab[\\s\\S]*1 to 2147483648"),
         ({"d_vocab": 2**31}, "memory: too little|of another shape"),
-        ({"d_model": 2**31, "d_head": 3}, "memory: too little|of another shape"),
+        ({"d_model": 2**31, "d_head": 3}, r"W_Q' has shape \(2, 4, 3\), expected \(2, 2147483648, 3\)"),
+        ({"n_ctx": 2**15}, "of another shape: pos_embed"),
     ],
 )
 @pytest.mark.timeout(60)  # without a bound: minutes, and all memory
