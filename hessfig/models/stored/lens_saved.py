@@ -72,6 +72,8 @@ def _booted(settings: dict[str, Any], state: dict[str, Tensor], where: str, *, i
         _check_shapes(state, shapes, where)
         bridge = boot(made, dtype=next(iter(state.values())).dtype)
         bridge.load_state_dict(state, strict=True)
+    except UserError:
+        raise
     except (ValueError, RuntimeError) as error:
         raise _misfit(where, plain(str(error), most=300)) from error
     head = bridge.unembed.original_component
