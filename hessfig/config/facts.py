@@ -79,19 +79,26 @@ class SettingInfo:
         is_whole = "whole number" in kind
 
         def refusal(what: str, got: object, allowed: str) -> UserError:
-            is_open = self.least is not None and self.most is None and is_whole
-            example = self.example or (str(self.least) if is_open else default)
-            quoted = f"'{key}={example[1:]}" if example.startswith("'") else f"{key}={example}"
-            return UserError(what, got=got, allowed=allowed, remedy=f"for example {quoted}")
+            example = self.example or default
+            if not self.example and self.least is not None and self.most is None and is_whole:
+                example = str(self.least)
+            word = f"{key}={example}"
+            if example.startswith("'"):
+                word = f"'{key}={example[1:]}"
+            return UserError(what, got=got, allowed=allowed, remedy=f"for example {word}")
 
         if isinstance(value, list) and (what := self._of_list(value, may_be_empty=default == "[]")):
-            allowed = kind if self.size else self.allowed or kind
+            allowed = kind
+            if self.size is None:
+                allowed = self.allowed or kind
             raise refusal(f"{key}{what}", f"[{','.join(map(str, value))}]", allowed)
         if self.passes and not (value is None and default == "null") and not self.passes(value):
             raise refusal(f"{key}{self.why}", value, self.allowed)
-        for place, entry in enumerate(value) if isinstance(value, list) else [(None, value)]:
+        entries = {key: value}
+        if isinstance(value, list):
+            entries = {f"{key}[{place}]": entry for place, entry in enumerate(value)}
+        for name, entry in entries.items():
             if entry is not None and not self._holds(entry):
-                name = key if place is None else f"{key}[{place}]"
                 allowed = self.allowed or self._range(key.rpartition(".")[2], whole=is_whole)
                 raise refusal(f"{name}{self.why or self._too_large(entry)}", entry, allowed)
 
@@ -101,15 +108,17 @@ class SettingInfo:
             return " is empty"
         if self.once and (len(set(entries)) < len(entries) or "" in entries):
             return ": each is named once"
-        return "" if self.size in (None, len(entries)) else f" has {len(entries)} entries"
+        if self.size not in (None, len(entries)):
+            return f" has {len(entries)} entries"
+        return ""
 
     def _holds(self, value: Any) -> bool:
         if self.pattern:
             return re.fullmatch(self.pattern, value) is not None
-        ends = ((self.least, ge), (self.most, le), (self.above, gt), (self.below, lt))
-        given = [(is_inside, end) for end, is_inside in ends if end is not None]
-        is_finite = not given or isinstance(value, int) or math.isfinite(value)
-        return is_finite and all(is_inside(value, end) for is_inside, end in given)
+        for end, is_inside in ((self.least, ge), (self.most, le), (self.above, gt), (self.below, lt)):
+            if end is not None and (not is_inside(value, end) or abs(value) == math.inf):
+                return False
+        return True
 
     def _too_large(self, value: Any) -> str:
         return " is too large" * (self.most is not None and isinstance(value, int) and value > self.most)
@@ -117,13 +126,18 @@ class SettingInfo:
     def _range(self, name: str, *, whole: bool) -> str:
         """Return the allowed numbers in words."""
         ends = [f"{end:.15g}" for end in (self.least, self.above, self.most, self.below) if end is not None]
+        one, several = "a finite number", "a share"
+        if whole:
+            one = several = "a whole number"
+        if len(ends) == 1 and self.least is None:
+            return f"{one} > {ends[0]}"
         if len(ends) == 1:
-            number = "a whole number" if whole else "a finite number"
-            return f"{number} {'>' if self.least is None else '>='} {ends[0]}"
-        if self.below is not None:
-            is_open = self.least is None
-            return f"a share between {ends[0]} and {ends[1]}" if is_open else f"{ends[0]} <= {name} < {ends[1]}"
-        return f"{'a whole number' if whole else 'a share'} from {ends[0]} to {ends[1]}"
+            return f"{one} >= {ends[0]}"
+        if self.below is None:
+            return f"{several} from {ends[0]} to {ends[1]}"
+        if self.least is None:
+            return f"a share between {ends[0]} and {ends[1]}"
+        return f"{ends[0]} <= {name} < {ends[1]}"
 
 
 T = TypeVar("T")

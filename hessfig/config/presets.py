@@ -36,13 +36,18 @@ class ShippedFigure:
 
 def choices(group: str, own: Path | None = None) -> dict[str, str]:
     """Return {choice: one line about it} of a group: the shipped ones, then those in the user's folder `own`."""
-    shipped = {name: figures()[name]["about"] for name in sorted(figures())} if group == "figure" else {}
-    return shipped | {name: _about(path.read_text("utf-8")) for name, path in _of_group(group, own)}
+    shipped = {name: _about(path.read_text("utf-8")) for name, path in _of_group(group, own)}
+    if group == "figure":
+        return {name: figures()[name]["about"] for name in sorted(figures())} | shipped
+    return shipped
 
 
 def names(group: str, own: Path | None = None) -> list[str]:
     """Return the choices of a group alone, in the same order: no file is read."""
-    return [*(sorted(figures()) if group == "figure" else ()), *dict(_of_group(group, own))]
+    in_files = [*dict(_of_group(group, own))]
+    if group == "figure":
+        return [*sorted(figures()), *in_files]
+    return in_files
 
 
 @cache
@@ -66,10 +71,16 @@ def seen_in(name: str) -> Mapping[str, str]:
 def settings_in(group: str, choice: str, own: Path | None = None) -> dict[str, Any]:
     """Return {dotted key: value} of the file of a choice; choices of other groups by their group."""
     file = dict(_of_group(group, own)).get(choice)
-    text = file.read_text("utf-8") if file else ""
-    body, prefix = _parsed(text), "" if "@package _global_" in text else f"{group}."
-    entries = [entry for entry in body.get("defaults") or () if isinstance(entry, dict)]
-    chosen = {str(key).rpartition("/")[2]: value for entry in entries for key, value in entry.items()}
+    if file is None:
+        return {}
+    text = file.read_text("utf-8")
+    body, prefix = _parsed(text), f"{group}."
+    if "@package _global_" in text:
+        prefix = ""
+    chosen = dict[str, Any]()
+    for entry in body.get("defaults") or ():
+        if isinstance(entry, dict):
+            chosen |= {str(key).rpartition("/")[2]: value for key, value in entry.items()}
     return {key: value for key, value in chosen.items() if key in GROUPS} | dict(_flat(body, prefix))
 
 
@@ -100,8 +111,9 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 
 def _of_group(group: str, own: Path | None) -> Iterator[tuple[str, Traversable | Path]]:
     """Yield (name, file) of every choice, those of the user's folder last."""
-    folders: list[Traversable | Path] = [_shipped(group), *([own / group] if own else [])]
-    return (choice for folder in folders for choice in _files(folder))
+    yield from _files(_shipped(group))
+    if own:
+        yield from _files(own / group)
 
 
 def _shipped(group: str) -> Traversable:
@@ -130,7 +142,9 @@ def _figure(body: Mapping[str, Any]) -> ShippedFigure:
 
 def _about(text: str) -> str:
     sweep = _parsed(text).get("sweep")
-    return str((sweep.get("about") if isinstance(sweep, dict) else "") or _comment(text))
+    if isinstance(sweep, dict) and sweep.get("about"):
+        return str(sweep["about"])
+    return _comment(text)
 
 
 def _comment(text: str) -> str:

@@ -9,6 +9,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -79,15 +80,15 @@ class Job:
     def asked(self) -> list[GivenSetting]:
         """The settings given by the user: words, settings of their own sweep file, and varied settings, by variant."""
         noted = {setting.word: setting for setting in self.unread}
-        every = [_given(key, value, self.own) for key, value in self._of_user.items()]
-        settings = [noted.get(setting.word, setting) for setting in every]
-        choices = list(combinations(self.composed.sweep.vary, self.composed.sweep.variants))
-        varied = {
-            key: [place for place, choice in enumerate(choices) if key in choice]
-            for choice in choices
-            for key in choice
-        }
-        return [*settings, *(GivenSetting(key, (key,), tuple(places)) for key, places in varied.items())]
+        asked = []
+        for key, value in self._of_user.items():
+            setting = _given(key, value, self.own)
+            asked.append(noted.get(setting.word, setting))
+        varied = dict[str, tuple[int, ...]]()
+        for place, choice in enumerate(combinations(self.composed.sweep.vary, self.composed.sweep.variants)):
+            for key in choice:
+                varied[key] = (*varied.get(key, ()), place)
+        return [*asked, *(GivenSetting(key, (key,), places) for key, places in varied.items())]
 
     def without_unread(self) -> Job:
         """Return the job without the given settings that no network, data or state of it reads, which are noted.
@@ -110,12 +111,13 @@ class Job:
     @property
     def implied(self) -> dict[str, list[str]]:
         """{setting: words} that settings of the user imply, where nothing that is given contradicts one of them."""
-        given = self._of_user
-        implied = {
-            key: settings()[key].says.implies.split() for key, value in given.items() if key in settings() and value
-        }
-        missing = {key: [word for word in words if not self._is_made(word)] for key, words in implied.items()}
-        return {key: words for key, words in missing.items() if words and not any(map(self._is_given, words))}
+        implied = {}
+        for key, value in self._of_user.items():
+            if key in settings() and value:
+                words = [word for word in settings()[key].says.implies.split() if not self._is_made(word)]
+                if words and not any(map(self._is_given, words)):
+                    implied[key] = words
+        return implied
 
     @property
     def flags(self) -> list[str]:
@@ -167,8 +169,9 @@ class Job:
     def _of_own_sweep(self) -> dict[str, Any]:
         """The settings of the user's own sweep file, except those of the sweep itself."""
         name = self.given.get("sweep")
-        is_own = self.own is not None and name is not None and name not in names("sweep")
-        values = settings_in("sweep", str(name), self.own) if is_own else {}
+        if self.own is None or name is None or name in names("sweep"):
+            return {}
+        values = settings_in("sweep", str(name), self.own)
         return {key: value for key, value in values.items() if not key.startswith("sweep")}
 
     @cached_property
@@ -210,9 +213,8 @@ class Job:
 def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     if key not in GROUPS:
         return GivenSetting(key, (key,))
-    return GivenSetting(
-        f"{key}={value}", tuple(name for name in settings_in(key, str(value), own) if name not in GROUPS)
-    )
+    inside = tuple(name for name in settings_in(key, str(value), own) if name not in GROUPS)
+    return GivenSetting(f"{key}={value}", inside)
 
 
 def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False, notes: bool = False) -> list[Job]:
@@ -222,8 +224,10 @@ def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
-    every = [_with_implied(compose(run, own)) for run in (runs(words) if several else [list(words)])]
-    every = [job.without_unread() for job in every] if notes else every
+    each = runs(words) if several else [list(words)]
+    every = [_with_implied(compose(run, own)) for run in each]
+    if notes:
+        every = [job.without_unread() for job in every]
     for job in every:
         assert job.variants
     return every
@@ -233,8 +237,10 @@ def _with_implied(job: Job) -> Job:
     """Return the job with the settings that its settings imply, which are printed on stderr."""
     for key, words in job.implied.items():
         print(f"note: {key} implies {' '.join(words)}", file=sys.stderr, flush=True)
-    words = [word for implied in job.implied.values() for word in implied]
-    return compose([*job.words, *words], job.own) if words else job
+    words = [*chain(*job.implied.values())]
+    if not words:
+        return job
+    return compose([*job.words, *words], job.own)
 
 
 def compose(words: Sequence[str], own: Path | None = None) -> Job:
@@ -296,8 +302,9 @@ def _found_in(recorded: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
 
 
 def _inside(path: Any, own: Path | None) -> Any:
-    is_inside = own is not None and isinstance(path, str) and (own / path).exists()
-    return str((own or Path()) / path) if is_inside else path
+    if own is not None and isinstance(path, str) and (own / path).exists():
+        return str(own / path)
+    return path
 
 
 @cache

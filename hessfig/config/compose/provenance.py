@@ -75,21 +75,16 @@ def setting_differences(
     """Return the settings that change numbers and differ from those of a table; only among `keys`, if given."""
     asked = as_plain(job.first)
     of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
-    vary = {key: None for config in (recorded, asked) for key in (config["sweep"].get("vary") or {})}
-    compared = (
-        SettingDifference(key, before, now)
-        for key in dict.fromkeys([*of_numbers, *vary])
-        if (keys is None or _is_named(key, keys, vary))
-        for before, now in [(_values(recorded, key), _values(asked, key))]
-    )
-    unasked = {
-        key for key in with_role(Role.pin) if _values(asked, key) is None
-    }  # whatever was there when the table was made
-    return [
-        setting
-        for setting in compared
-        if setting.made is not _UNKNOWN and setting.key not in unasked and not _agree(setting, is_part=keys is not None)
-    ]
+    vary = {**(recorded["sweep"].get("vary") or {}), **(asked["sweep"].get("vary") or {})}
+    different = []
+    for key in dict.fromkeys([*of_numbers, *vary]):
+        setting = SettingDifference(key, _values(recorded, key), _values(asked, key))
+        # a pin that is not asked for is whatever was there when the table was made
+        is_free = setting.made is _UNKNOWN or (setting.asked is None and key in with_role(Role.pin))
+        is_compared = keys is None or _is_named(key, keys, vary)
+        if is_compared and not is_free and not _agree(setting, is_part=keys is not None):
+            different.append(setting)
+    return different
 
 
 def matching_folder(job: Job) -> Path:
@@ -123,8 +118,9 @@ def table_folder(job: Job) -> Path:
 
 def _agree(setting: SettingDifference, *, is_part: bool) -> bool:
     """Whether the values are equal; a reader may ask for some of a table's quantities."""
-    is_subset = is_part and setting.key == "quantities" and bool(setting.asked)
-    return set(setting.asked) <= set(setting.made) if is_subset else setting.made == setting.asked
+    if is_part and setting.key == "quantities" and setting.asked:
+        return set(setting.asked) <= set(setting.made)
+    return bool(setting.made == setting.asked)
 
 
 def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
@@ -140,16 +136,17 @@ def _values(config: Mapping[str, Any], key: str) -> Any:
         return varied
     value: Any = config
     for name in key.split("."):
-        value = value.get(name, _UNKNOWN) if isinstance(value, Mapping) else _UNKNOWN
-    return added_defaults().get(key, _UNKNOWN) if value is _UNKNOWN else value
+        if not isinstance(value, Mapping) or name not in value:
+            return added_defaults().get(key, _UNKNOWN)
+        value = value[name]
+    return value
 
 
 def _run_command(job: Job) -> str:
     """Return the command that measures the sweep of `job`."""
     sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
-    kept = [
-        word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in (Role.reading, Role.fit)
-    ]
+    of_readers = (Role.reading, Role.fit)
+    kept = [word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in of_readers]
     return command_line("run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *job.flags)
 
 
@@ -187,7 +184,10 @@ class Preset:
         if self.says_itself or not self.changed:
             return about
         changes = first_few([plain(f"{setting.key}={setting.value}") for setting in self.changed], most=_SHOWN)
-        return f"({'preset' if self.name == name else f'preset {self.name}'}: {about}) with {changes}"
+        preset = "preset"
+        if self.name != name:
+            preset = f"preset {self.name}"
+        return f"({preset}: {about}) with {changes}"
 
 
 def preset_in(folder: Path, own: Path | None) -> Preset | None:
@@ -199,7 +199,10 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     if manifest is None:
         return None
     words, by_folder = words_of_command(manifest.get("command"), "run"), [f"sweep={folder.name}"]
-    for named in (by_folder if words is None else _named(words), by_folder):
+    by_command = by_folder
+    if words is not None:
+        by_command = _named(words)
+    for named in (by_command, by_folder):
         if all(word.removeprefix("sweep=") in names("sweep", own) for word in named):
             preset = _preset(words or [], named, own, manifest["config"])
             is_whole = manifest.get("missing_cells") == manifest.get("diverged_cells", 0)
@@ -212,32 +215,43 @@ def as_made(job: Job) -> Job:
     if "sweep" in job.given or "sweep.name" not in job.given:
         return job
     manifest = manifest_of(Path(job.config.output_dir) / job.config.sweep.name)
-    return job if manifest is None else job.fitted_as(manifest["config"]["sweep"])
+    if manifest is None:
+        return job
+    return job.fitted_as(manifest["config"]["sweep"])
 
 
 def command_of(job: Job) -> str:
     """Return the command line of one run: the words as they were given, the user's folder by no more than its name."""
-    here = Path.cwd()
-    own = job.own and (job.own.relative_to(here) if job.own.is_relative_to(here) else job.own.name)
-    return command_line("run", *job.words, *(["--config-dir", str(own)] if own else []))
+    if job.own is None:
+        return command_line("run", *job.words)
+    own, here = job.own.name, Path.cwd()
+    if job.own.is_relative_to(here):
+        own = str(job.own.relative_to(here))
+    return command_line("run", *job.words, "--config-dir", own)
 
 
 def unchanged(preset: Preset | None) -> str:
     """Return the name of a preset whose network and task a table has, "" where it has others."""
-    return preset.name if preset and not preset.of_network else ""
+    if preset is None or preset.of_network:
+        return ""
+    return preset.name
 
 
 def title(job: Job) -> str:
     """Return the first line about a run: its name and its description."""
     name = job.config.sweep.name
     words = _preset(job.words, _named(job.words), job.own, as_plain(job.first)).words(name)
-    return f"sweep {name}{'' if words.startswith('(preset') else ':'} {words}"
+    if words.startswith("(preset"):
+        return f"sweep {name} {words}"
+    return f"sweep {name}: {words}"
 
 
 def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, recorded: Mapping[str, Any]) -> Preset:
     job = compose(named, own)
     sweep, says_itself = job.config.sweep, any(word.startswith("sweep.about=") for word in words)
-    about = str(recorded["sweep"].get("about") or "") if says_itself else sweep.about
+    about = sweep.about
+    if says_itself:
+        about = str(recorded["sweep"].get("about") or "")
     changed = [one for one in setting_differences(recorded, job) if not _is_filled(one, recorded)]
     return Preset(sweep.name, about, changed, says_itself)
 
@@ -246,8 +260,7 @@ def _is_filled(setting: SettingDifference, recorded: Mapping[str, Any]) -> bool:
     """Whether a plan set this value, with a file in the folder of the model, since the preset leaves it open."""
     if setting.key not in _FILLED or setting.asked is not None:
         return False
-    folders = _values(recorded, "model.path")
-    return str(Path(setting.made).parent) in (folders if isinstance(folders, list) else [folders])
+    return str(Path(setting.made).parent) in _listed(_values(recorded, "model.path"))
 
 
 def _named(words: Sequence[str]) -> list[str]:
@@ -256,5 +269,8 @@ def _named(words: Sequence[str]) -> list[str]:
 
 
 def _is_part(setting: SettingDifference) -> bool:
-    recorded, usual = (value if isinstance(value, list) else [value] for value in (setting.made, setting.asked))
-    return isinstance(setting.asked, list) and all(value in usual for value in recorded)
+    return isinstance(setting.asked, list) and all(value in setting.asked for value in _listed(setting.made))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -31,7 +31,7 @@ def composition_error(error: BaseException, words: Sequence[str], own: Path | No
     missing = re.search(r"Could not (?:find|load|override) '([^']+)'", str(error))
     if missing:
         return _missing_choice(missing.group(1), file, own)
-    return _value(cause, file, words)
+    return _value(cause, file, words, own)
 
 
 def lone_word(word: str, own: Path | None) -> UserError:
@@ -47,10 +47,11 @@ def lone_word(word: str, own: Path | None) -> UserError:
 
 
 def _no_yaml(error: yaml.YAMLError) -> UserError:
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "some line"
+    file, where = "a configuration file", "some line"
+    if mark := getattr(error, "problem_mark", None):
+        file, where = mark.name, f"line {mark.line + 1}, column {mark.column + 1}"
     return UserError(
-        f"{mark.name if mark else 'a configuration file'} is not YAML ({where})",
+        f"{file} is not YAML ({where})",
         got=getattr(error, "problem", None) or str(error).splitlines()[0],
         allowed="key: value, lists in [...], every key once",
         remedy=f"fix {where}",
@@ -68,20 +69,31 @@ def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
     blamed = re.match(r"In '([^']+)'", text)
     if own is None or blamed is None:
         return None
-    chosen = [word.replace("=", "/").replace("'", "") for word in words if word.partition("=")[0] in GROUPS]
-    names = chosen if blamed.group(1) == "config" else [blamed.group(1)]
-    return next((path for name in names if (path := own / f"{name}.yaml").exists()), None)
+    named = [blamed.group(1)]
+    if named == ["config"]:
+        named = [word.replace("=", "/").replace("'", "") for word in words if word.partition("=")[0] in GROUPS]
+    for name in named:
+        if (path := own / f"{name}.yaml").exists():
+            return path
+    return None
+
+
+def _beginning(file: Path | None) -> str:
+    """Return how a message about a file begins."""
+    return f"{file}: " if file else ""
 
 
 def unknown_key(key: str, file: Path | None = None, *, got: str = "") -> UserError:
     """Return the error for a key of the command line (the word `got`), or of a user's file, that is not a setting."""
     leaf = key.rpartition(".")[2]
-    misplaced = file is not None and key.partition(".")[0] in GROUPS and (is_setting(leaf) or leaf in GROUPS)
+    remedy = meant(key)
+    if file is not None and key.partition(".")[0] in GROUPS and (is_setting(leaf) or leaf in GROUPS):
+        remedy = f"begin the file with '# @package _global_' if {leaf} is at its top level"
     return UserError(
-        f"{f'{file}: ' if file else ''}there is no setting {key!r}",
+        f"{_beginning(file)}there is no setting {key!r}",
         got=got or key,
         allowed=", ".join(siblings(key)),
-        remedy=f"begin the file with '# @package _global_' if {leaf} is at its top level" if misplaced else meant(key),
+        remedy=remedy,
     )
 
 
@@ -104,25 +116,27 @@ def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError
     return unknown_name(f"there is no {group} {choice!r}", choice, known, otherwise, got=f"{group}={choice}")
 
 
-def _value(cause: BaseException, file: Path | None, words: Sequence[str]) -> UserError:
+def _value(cause: BaseException, file: Path | None, words: Sequence[str], own: Path | None) -> UserError:
     key = re.sub(r"\[.*", "", str(getattr(cause, "full_key", None) or ""))
-    where, got = f"{file}: " if file else "", _word(key, words) or _said(key, str(cause))
+    got = _word(key, words) or _said(key, str(cause))
     if key in settings():
-        return wrong_kind(key, got, where=where)
-    why = "it does not hold settings by name" if file else str(cause).splitlines()[0]
-    return UserError(
-        f"{where}{why}",
-        got=got,
-        allowed="key: value, as in the shipped files" if file else "key=value",
-        remedy="`hessfig run --help` lists the settings",
-    )
+        return wrong_kind(key, got, where=_beginning(file))
+    why, allowed = str(cause).splitlines()[0], "key=value"
+    if isinstance(cause, RecursionError):
+        why = "a file names itself in its list of defaults, or values are nested too deeply"
+    if file is not None:
+        why = f"{file}: it does not hold settings by name"
+    if own is not None:
+        allowed = "key: value, and a list of defaults, as in the shipped files"
+    return UserError(why, got=got, allowed=allowed, remedy="`hessfig run --help` lists the settings")
 
 
 def _said(key: str, text: str) -> str:
     """Return the value that OmegaConf's message quotes."""
-    value = re.search(r"[Vv]alue(?: '(.*)' of type|: (.*))|assign (\w+)", text)
-    quoted = next(filter(None, value.groups()), "") if value else text.splitlines()[0]
-    return f"{key}: {quoted}" if key else quoted
+    quoted = text.splitlines()[0]
+    if value := re.search(r"[Vv]alue(?: '(.*)' of type|: (.*))|assign (\w+)", text):
+        quoted = next(filter(None, value.groups()), "")
+    return f"{key}: {quoted}".removeprefix(": ")
 
 
 def _word(key: str, words: Sequence[str]) -> str | None:

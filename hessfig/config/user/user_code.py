@@ -59,8 +59,9 @@ def reading(spec: str | None) -> AbstractContextManager[None]:
 def files_read(spec: str | None, config_dir: str | None) -> dict[str, str]:
     """Return the SHA-256 of the files that the code behind `spec` has opened in this process, by name."""
     place, _ = _split("", spec)
-    path = _file(place, config_dir)
-    folders = [*([path.resolve().parent] if path else []), *([Path(config_dir)] if config_dir else []), Path()]
+    folders = _searched(config_dir)
+    if path := _file(place, config_dir):
+        folders.append(path.resolve().parent)
     return hashes_by_name(_READ.get(place, {}), [folder.resolve() for folder in folders])
 
 
@@ -74,7 +75,9 @@ def code_hash(spec: str | None, config_dir: str | None) -> str:
     path = _file(place, config_dir)
     files = _imported(path.resolve()) if path else _installed(place)
     hashes = sorted(_RUN.get(str(file)) or fingerprint(file) for file in files)
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def files_of(spec: str, config_dir: str | None) -> dict[str, Path]:
@@ -87,15 +90,23 @@ def files_of(spec: str, config_dir: str | None) -> dict[str, Path]:
     path = _file(place, config_dir)
     if path is None:
         return {}
-    named = Path(Path(place).name if Path(place).is_absolute() or ".." in Path(place).parts else place)
+    named = Path(place)
+    if named.is_absolute() or ".." in named.parts:
+        named = Path(named.name)
     home = path.resolve().parent
     return {str(named.parent / _under(file, home)): file for file in _imported(path.resolve())}
 
 
 def _under(file: Path, home: Path) -> Path:
     """Return a file's path from the folder that its name is imported from: `home`, or one on PYTHONPATH."""
-    entries = [home, *(Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
-    return next((file.relative_to(entry) for entry in entries if file.is_relative_to(entry)), Path(file.name))
+    for entry in (str(home), *_python_path()):
+        if file.is_relative_to(folder := Path(entry).resolve()):
+            return file.relative_to(folder)
+    return Path(file.name)
+
+
+def _python_path() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def is_own(spec: str) -> bool:
@@ -105,8 +116,10 @@ def is_own(spec: str) -> bool:
 
 def specs_of(config: Config) -> list[str]:
     """Return the names of the user's own code in some settings: a factory and quantities."""
-    factory = [config.model.factory] if config.model.factory else []
-    return [*factory, *filter(is_own, config.quantities)]
+    specs = list(filter(is_own, config.quantities))
+    if config.model.factory:
+        specs.insert(0, config.model.factory)
+    return specs
 
 
 @contextmanager
@@ -122,13 +135,17 @@ def guarded(key: str, place: str) -> Iterator[None]:
 
 def failed(key: str, place: str, error: BaseException) -> UserError:
     """Return the error for an exception of the user's code."""
-    code = place.partition(":")[0]
-    run = f"python {code}" if code.endswith(".py") else f"python -c 'import {code}'"
+    code, allowed = place.partition(":")[0], FORM
+    run = f"python -c 'import {code}'"
+    if code.endswith(".py"):
+        run = f"python {code}"
+    if isinstance(error, SystemExit):
+        allowed = "code that runs to its end, without sys.exit"
     where = traceback.extract_tb(error.__traceback__)[-1]
     return UserError(
         f"{key}: {place} fails",
         got=f"{type(error).__name__}: {error}"[:300] + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
-        allowed="code that runs to its end, without sys.exit" if isinstance(error, SystemExit) else FORM,
+        allowed=allowed,
         remedy=f"fix it: {run}",
     )
 
@@ -150,10 +167,10 @@ def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not place.startswith(error.name):
                 raise
-            file = f"{place.replace('.', '/')}.py"
-            is_here = _file(file, config_dir) is not None
-            here = f"{key}={file}:NAME (a file here)" if is_here else "install your package, or name a file"
-            raise UserError(f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=here) from error
+            file, remedy = f"{place.replace('.', '/')}.py", "install your package, or name a file"
+            if _file(file, config_dir):
+                remedy = f"{key}={file}:NAME (a file here)"
+            raise UserError(f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=remedy) from error
 
 
 def _file(place: str, config_dir: str | None) -> Path | None:
@@ -161,7 +178,14 @@ def _file(place: str, config_dir: str | None) -> Path | None:
 
 
 def _candidates(place: str, config_dir: str | None) -> list[Path]:
-    return [folder / place for folder in (*([Path(config_dir)] if config_dir else []), Path())]
+    return [folder / place for folder in _searched(config_dir)]
+
+
+def _searched(config_dir: str | None) -> list[Path]:
+    """Return the folders in which a file of one's own is looked for, the first one first."""
+    if config_dir:
+        return [Path(config_dir), Path()]
+    return [Path()]
 
 
 def _found(key: str, place: str, config_dir: str | None) -> Path:
@@ -206,7 +230,7 @@ class _FromText(SourceFileLoader):
 def _imported(path: Path) -> set[Path]:
     """Return a file and the modules that it imports, directly or not, as far as they are the user's own."""
     own = str(Path(hessfig.__file__).parents[1])
-    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", own)]
+    others = [entry for entry in _python_path() if entry != own]
     finder = ModuleFinder([str(path.parent), *others])
     finder.run_script(str(path))
     files = (getattr(module, "__file__", None) for module in finder.modules.values())
@@ -215,7 +239,9 @@ def _imported(path: Path) -> set[Path]:
 
 def _installed(place: str) -> set[Path]:
     """Return the files of the package that holds module `place`, or of that module alone."""
-    package = sys.modules[place.partition(".")[0]]
-    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
-    inside = {file for folder in folders for file in folder.rglob("*.py")}
-    return inside or ({Path(package.__file__)} if package.__file__ else set())
+    package, inside = sys.modules[place.partition(".")[0]], set[Path]()
+    for folder in getattr(package, "__path__", ()):
+        inside |= {*Path(folder).rglob("*.py")}
+    if not inside and package.__file__:
+        return {Path(package.__file__)}
+    return inside
