@@ -19,6 +19,8 @@ import yaml
 import hessfig
 from hessfig.cli import bundle
 from hessfig.config.compose.overrides import check_overrides
+from hessfig.config.presets import names
+from hessfig.config.schema import GROUPS
 from hessfig.errors import UserError
 from tests import pages, runs
 from tests.conftest import Background, Cli
@@ -271,9 +273,20 @@ def test_every_setting_that_a_page_names_is_one(page: str) -> None:
         try:
             if word not in NO_SETTINGS:
                 check_overrides([word], None, several=True)
+                _check_choices(word)
         except UserError as error:
             wrong[word] = str(error).splitlines()[0]
     assert not wrong
+
+
+def _check_choices(word: str) -> None:
+    """Raise UserError for a choice of a group that is not shipped."""
+    group, _, choices = word.partition("=")
+    for choice in choices.split(",") if group in GROUPS else ():
+        if choice not in names(group):
+            raise UserError(
+                f"there is no {group} {choice}", got=word, allowed=", ".join(names(group)), remedy="mend it"
+            )
 
 
 def test_exceptions_are_still_needed() -> None:
