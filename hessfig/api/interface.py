@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -28,11 +29,13 @@ from hessfig.terms import OF_THE_BLOCK, Approximation, Block, Part
 from hessfig.weights import Layout
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Objective, Witness
+    from hessfig.models.own.kept_checks import KeptChecks, Request
 
 
 _OF_ZERO = " (of a block that is zero these are not defined)"
@@ -134,6 +137,16 @@ class Problem:
         for name in ("inputs", "targets"):
             object.__setattr__(self, name, keep_batches(getattr(self, name), name))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the arguments: a copy of a problem keeps nothing of what was checked for this one."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @cached_property
+    def _kept_checks(self) -> KeptChecks:
+        from hessfig.models.own.kept_checks import KeptChecks
+
+        return KeptChecks()
+
     def objective(self, dtype: str) -> Objective:
         """Return the checked problem, on copies of network and data, for the engines of hessfig.curvature.
 
@@ -155,20 +168,28 @@ class Problem:
             For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
             be measured as it is.
         """
-        from hessfig.models.own.border import open_request
-        from hessfig.models.own.computed import computed_objective, open_function
-        from hessfig.models.own.witnessing import witnessed
+        from hessfig.models.own.kept_checks import Checking
 
-        real = one_of("dtype", dtype, DType)
+        return Checking(self._request(one_of("dtype", dtype, DType))).objective
+
+    def _checked(self, dtype: str, place: torch.device) -> Objective:
+        """Return the checked problem on a device: the last one, while the user's function is the same."""
+        return self._kept_checks.objective(self._request(dtype, place))
+
+    def _request(self, dtype: str, place: torch.device | None = None) -> Request:
+        from hessfig.models.own.kept_checks import Request
+
+        return Request(self.network, self.__getstate__(), self._opened, dtype, place)
+
+    def _opened(self) -> Any:
+        """Return the request of a user. Raises UserError for what cannot be measured."""
+        from hessfig.models.own.border import open_request
+        from hessfig.models.own.computed import open_function
+
         if self.compute_loss is not None:
             functions = (self.compute_loss, self.compute_outputs, self.batch_weights)
-            return computed_objective(
-                open_function(self.network, self.inputs, *functions, self.weights, self.memory), real
-            )
-        asked = open_request(
-            self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, self.memory
-        )
-        return witnessed(asked, real)
+            return open_function(self.network, self.inputs, *functions, self.weights, self.memory)
+        return open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, self.memory)
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())
@@ -287,7 +308,7 @@ class Problem:
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(wanted.device or "cpu")
         with differentiating(), _kept(self):
-            problem = self.objective(config.dtype).on(place)
+            problem = self._checked(config.dtype, place)
             config, blocks = checked_request(config, problem, str(config.parts[0]))
         if len(blocks) > 1:
             names = [f"{block.col}@{block.layer}" for block in blocks]
@@ -436,12 +457,12 @@ def measure(
     )
     place, config = device_of(device), wanted.config()
     with differentiating(), _kept(problem):
-        objective = problem.objective(config.dtype)  # refuses objects that are no networks
+        objective = problem._checked(config.dtype, place)  # refuses objects that are no networks
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
-            measurable, at = objective.on(place), At(config, seed=config.first_seed)
+            at = At(config, seed=config.first_seed)
             asked = {name: asked_of(quantity(name), named, at) for name in config.quantities}
-            measured = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
+            measured = {name: quantity(name).measured(objective, request) for name, request in asked.items()}
     return _frame(measured, config.first_seed, objective.witness)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -57,14 +57,18 @@ class SmallNetwork:
     The products of a part are checked once, for all parameters together: they must be symmetric and agree with plain
     double backward. If they do not, or if a backward pass cannot be batched, `holds` is false for the part. Graphs of
     the first batch are kept, and those of further batches up to a bound.
+
+    Another SmallNetwork of the same objective takes over what this one evaluated and checked, and its graphs if these
+    take at most KEPT_BYTES.
     """
 
     def __init__(self, objective: Objective) -> None:
-        self._suffix = objective.suffix(objective.layout.weights)
+        if "small" not in objective.made:
+            objective.made["small"] = _Shared(objective)
+        self._shared: _Shared = objective.made["small"]
+        self._suffix, self.names, self.at = self._shared.suffix, self._shared.names, self._shared.at
         self._bound = KEPT_BYTES if objective.memory is None else objective.memory
-        self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
-        self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
-        self.holds, self.graphs = cache(self._holds), cache(self._graphs)
+        self._own = dict[Part, _Graphs]()
         self.bytes_per_probe = self._suffix.bytes_per_probe
 
     @staticmethod
@@ -76,6 +80,21 @@ class SmallNetwork:
         """Return A V in the parameters `rows`, (k, *shape) each; `columns` has the nonzero entries of V, likewise."""
         with torch.enable_grad(), differentiable_twice():
             return self.graphs(part).products(columns, rows)
+
+    def holds(self, part: Part) -> bool:
+        """Whether products of a part are right."""
+        verdicts = self._shared.verdicts
+        if part not in verdicts:
+            verdicts[part] = self._holds(part)
+        return verdicts[part]
+
+    def graphs(self, part: Part) -> _Graphs:
+        """Return the graphs of a part, which are created once."""
+        graphs = self._shared.graphs.get(part) or self._own.get(part)
+        if graphs is None:
+            graphs = self._graphs(part)
+            (self._shared.graphs if graphs.size <= KEPT_BYTES else self._own)[part] = graphs
+        return graphs
 
     def _graphs(self, part: Part) -> _Graphs:
         kind, terms = _Outer if part == Part.H_o else _Curved, self._suffix.terms(part)
@@ -108,18 +127,31 @@ class SmallNetwork:
             return False  # ColumnOperator raises the error that says why
 
 
+class _Shared:
+    """What every SmallNetwork of an objective has in common."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.suffix = objective.suffix(objective.layout.weights)
+        self.names = {p: name for name, p in self.suffix.named_parameters() if p.is_floating_point()}
+        self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
+        self.verdicts, self.graphs = dict[Part, bool](), dict[Part, _Graphs]()
+
+
 class _Graphs:
-    """The graphs of a part for every batch: the first ones are kept, the others are created anew for every product."""
+    """The graphs of a part for every batch: the first ones are kept, the others are created anew for every product.
+
+    `size` are the bytes of those that are kept.
+    """
 
     def __init__(
         self, graph: Callable[[int], _Curved | _Outer], inputs: list[Tensor], at: list[Tensor], bound: float
     ) -> None:
         self._graph, self._sizes = graph, [len(one) for one in inputs]
-        self._kept, self._count = list[_Curved | _Outer](), 1
-        if len(inputs) > 1:
-            _, size = live_bytes(lambda: self._kept.append(graph(0)), [*inputs, *at])
-            most = bound * self._sizes[0] / max(size, 1)  # samples
-            self._count = max(1, sum(samples <= most for samples in accumulate(self._sizes)))
+        self._kept = list[_Curved | _Outer]()
+        _, first = live_bytes(lambda: self._kept.append(graph(0)), [*inputs, *at])
+        most = bound * self._sizes[0] / max(first, 1)  # samples
+        self._count = max(1, sum(samples <= most for samples in accumulate(self._sizes)))
+        self.size = first * sum(self._sizes[: self._count]) / self._sizes[0]
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return the sum of the products of all batches in `rows`; no graph is held while the next one is created."""

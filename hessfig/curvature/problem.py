@@ -306,6 +306,8 @@ class Objective:
         For a network of a user: the comparison with the user's own function.
     memory : float, optional
         Bytes that the products of a large network of a user may take (large.memory.bound_of).
+    made : dict
+        What engines made and checked for this problem, for those that come later; a changed problem has none.
 
     Examples
     --------
@@ -324,6 +326,7 @@ class Objective:
     decay: float = 0.0
     witness: Witness | None = None
     memory: float | None = None
+    made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,6 +1,9 @@
 """The graphs of one batch, created once for all directions, and the sums of products over batches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -40,6 +43,15 @@ class Graphs:
         self.value = self._value.detach()
         self._split: tuple[Tensor, _Edges] | None = None
         self._whole: tuple[Direction, _Edges] | None = None
+        self._all, self._places = self, list(range(len(self.paths)))  # among those of all parameters
+
+    def of(self, paths: Container[str]) -> Graphs:
+        """Return the same graphs with derivatives in some of their parameters."""
+        some = copy.copy(self)
+        some._places = [place for place in self._places if self._all.paths[place] in paths]
+        some.paths = [self._all.paths[place] for place in some._places]
+        some._at = [self._all._at[place] for place in some._places]
+        return some
 
     @property
     def computed_in(self) -> torch.dtype:
@@ -48,10 +60,10 @@ class Graphs:
 
     def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
         """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""
-        if self._split is None:
+        if self._all._split is None:
             cotangent = self.readout.cotangent(self.value).requires_grad_()
-            self._split = (cotangent, self._pulled(cotangent))
-        cotangent, pulled = self._split
+            self._all._split = (cotangent, self._all._pulled(cotangent))
+        cotangent, pulled = self._all._split
         slopes = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
         return slopes[0], slopes[1:]
 
@@ -59,12 +71,12 @@ class Graphs:
         self, direction: Sequence[Tensor], unembedding: Tensor | None, *, with_weight: bool
     ) -> tuple[list[Tensor], Tensor | None]:
         """Return H v, one tensor per path and one for the unembedding, along `direction` and `unembedding`."""
-        if self._whole is None:
+        if self._all._whole is None:
             head = Direction()
             with torch.enable_grad():
                 cotangent = self.readout.differentiable(self._value, head)
-            self._whole = (head, self._pulled(cotangent))
-        head, pulled = self._whole
+            self._all._whole = (head, self._all._pulled(cotangent))
+        head, pulled = self._all._whole
         head.unembedding, head.with_weight, head.to_weight = unembedding, with_weight, None
         return self._along(pulled, direction, self._at), head.to_weight
 
@@ -79,10 +91,10 @@ class Graphs:
             pulled = of_second_order(gradients(self._value, self._at, cotangent, create_graph=True))
         return [get_gradient_edge(one) if one.requires_grad else None for one in pulled]
 
-    @staticmethod
-    def _along(pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+    def _along(self, pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradient of <pulled, direction>."""
-        pairs = [(edge, v) for edge, v in zip(pulled, direction, strict=True) if edge is not None]
+        edges = [pulled[place] for place in self._places]
+        pairs = [(edge, v) for edge, v in zip(edges, direction, strict=True) if edge is not None]
         if not pairs:
             return [torch.zeros_like(tensor) for tensor in wanted]
         along, vectors = zip(*pairs, strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import debug_unwrap, functional_call
 from torch.nn import functional as F
 
-from hessfig.curvature.batched import is_small
+from hessfig.curvature.batched import KEPT_BYTES, is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, fault, length
 from hessfig.curvature.gradients import LossGradient
@@ -149,13 +149,24 @@ class LargeNetwork:
         self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
         self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
         self._lengths = dict[int, Tensor]()  # of checked products with H_o, by the number of samples
+        self._shared: dict[int, Graphs] | None = None  # in all parameters, by batch
 
     @classmethod
     def of(cls, objective: Objective) -> LargeNetwork:
         """Return the network of a problem, in micro-batches that fit into memory; graphs are kept as far as they fit.
 
+        Another call for the same objective returns the same network, with what was checked. Its columns share graphs if
+        those of all batches take at most KEPT_BYTES; otherwise every column has its own.
+
         Raises UserError if the product of one sample takes more memory than allowed.
         """
+        if "large" not in objective.made:
+            objective.made["large"] = cls._of(replace(objective))  # another object: no cycle of references
+        network: LargeNetwork = objective.made["large"]
+        return network
+
+    @classmethod
+    def _of(cls, objective: Objective) -> LargeNetwork:
         head, bound = head_of(objective), bound_of(objective)
         memory = cls(objective, head).memory()
         if memory is None:
@@ -167,7 +178,9 @@ class LargeNetwork:
         peak, graphs = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
         kept = sum(one <= bound - peak for one in accumulate(graphs))
         if kept >= len(sizes) - 1:  # the last batch needs the memory of its graphs in any case
-            return cls(objective, head, len(sizes), peak + sum(graphs) - max(graphs))
+            network = cls(objective, head, len(sizes), peak + sum(graphs) - max(graphs))
+            network._shared = {} if sum(graphs) <= KEPT_BYTES else None
+            return network
         return cls(objective, head, kept, peak + sum(graphs[:kept]))
 
     def memory(self) -> Memory | None:
@@ -217,6 +230,14 @@ class LargeNetwork:
 
     def graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
         """Return the graphs of a batch. Raises UserError if its features have changed since the first time."""
+        every = self._parameters()
+        if self._shared is None or not self.keeps(number) or not set(at) <= set(every):
+            return self._graphs(number, at)
+        if number not in self._shared:
+            self._shared[number] = self._graphs(number, every)
+        return self._shared[number].of(at)
+
+    def _graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
         batch, share = self.problem.batches[number], self.problem.shares[number]
         graphs = Graphs(partial(self._features, batch), at, self._readout(batch, share))
         self._check_same(number, graphs.value)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.machine import bytes_of
-from hessfig.curvature.double_backward import differentiating, no_derivative
+from hessfig.curvature.double_backward import no_derivative
 from hessfig.curvature.losses import Inside
 from hessfig.curvature.problem import Batch, Objective, Witness
 from hessfig.curvature.rounding import LOSS
-from hessfig.curvature.witness import DIFFERENCES, Directions, derivatives, leaves_of, refusal_of, terms_of
+from hessfig.curvature.witness import DIFFERENCES, Derivatives, Directions, derivatives, leaves_of, refusal_of, terms_of
 from hessfig.errors import UserError, first_few
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.own.copies import only_trainable
@@ -30,7 +30,7 @@ from hessfig.models.own.preserved import preserved, reached_by
 from hessfig.models.own.run_checks import CUT
 from hessfig.models.own.weight_names import TRAINABLE, named_layout
 from hessfig.models.own.wrappers import opener_of
-from hessfig.rng import NO_STATES, drawing_from, global_states, kept_draws, made_on
+from hessfig.rng import NO_STATES, drawing_from, global_states
 
 Function = Callable[[Any, Any], Any]
 WAY = "compute_loss itself, in place"
@@ -95,12 +95,6 @@ def open_function(
         weights = find_weights(network)
     most = None if memory is None else bytes_of(memory)
     return Asked(network, every, compute_loss, compute_outputs, batch_weights, weights, most)
-
-
-def computed_objective(asked: Asked, dtype: str) -> Objective:
-    """Return the problem that is measured in type `dtype`, after the checks of `Computing`. Raises UserError."""
-    with differentiating(), kept_draws(), made_on(next(asked.network.parameters()).device):
-        return Computing(asked).measured(getattr(torch, dtype)).problem
 
 
 class Computed(InPlace):
@@ -356,6 +350,24 @@ class Computing:
 
     def measured(self, real: torch.dtype) -> Built:
         """Return the problem. Raises UserError if it is not one real number that autograd differentiates."""
+        problem, computed, values = self._first_run(real)
+        value = sum(share * float(one) for share, one in zip(problem.shares, values, strict=True))
+        refusal, size = _refusal(problem, value)
+        taken = {"batches": len(values), "batch_weights": _shown(self.weights)}
+        if computed.draws:
+            taken["random"] = "global generators start every call from the same state"
+        has_gradient = refusal is None or refusal.remedy == DIFFERENCES
+        witness = Witness(WAY, taken=taken, refusal=refusal, has_gradient=has_gradient, size=size)
+        return Built(replace(problem, witness=witness), dict(enumerate(problem.shares)))
+
+    def gradient(self, real: torch.dtype) -> Derivatives:
+        """Return value and gradient at the present weights, batches and states of generators."""
+        problem = self._first_run(real)[0]
+        leaves = leaves_of(problem, [name for name, one in _real_parameters(problem.network)])
+        return derivatives(terms_of(problem, leaves), leaves, (), 1)
+
+    def _first_run(self, real: torch.dtype) -> tuple[Objective, Computed, list[Tensor]]:
+        """Return the problem, before it is checked, its network, and the value of every batch."""
         asked = self.asked
         loss: nn.Module = Inside()
         if asked.compute_outputs is None:
@@ -365,15 +377,7 @@ class Computing:
             computed = Computed(asked, asked.compute_outputs, _one_tensor, real)
             loss = OfOutputs(asked.compute_loss, computed)
             values = [loss.first_value(number, one) for number, one in enumerate(computed.first_values())]
-        problem = self._problem(computed, loss)
-        value = sum(share * float(one) for share, one in zip(problem.shares, values, strict=True))
-        refusal, size = _refusal(problem, value)
-        taken = {"batches": len(values), "batch_weights": _shown(self.weights)}
-        if computed.draws:
-            taken["random"] = "global generators start every call from the same state"
-        has_gradient = refusal is None or refusal.remedy == DIFFERENCES
-        witness = Witness(WAY, taken=taken, refusal=refusal, has_gradient=has_gradient, size=size)
-        return Built(replace(problem, witness=witness), dict(enumerate(problem.shares)))
+        return self._problem(computed, loss), computed, values
 
     def _problem(self, computed: Computed, loss: nn.Module) -> Objective:
         numbers = [torch.tensor([number]) for number in range(len(self.weights))]
@@ -387,6 +391,10 @@ class Computing:
         """Whether a problem is the user's function: always, since it runs the function itself."""
         del built, order
         return True
+
+
+def _real_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, one) for name, one in network.named_parameters() if one.is_floating_point()]
 
 
 def number_of(numbers: Tensor, batches: Sequence[Any]) -> int:
@@ -484,7 +492,7 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
     Products must be symmetric, and equal to differences of gradients (witness.refusal_of). Raises UserError if the
     function changes from its first `value`, has no gradient, or does not depend on parameters.
     """
-    named = {name: one.detach() for name, one in problem.network.named_parameters() if one.is_floating_point()}
+    named = {name: one.detach() for name, one in _real_parameters(problem.network)}
     leaves, directions = leaves_of(problem, named), Directions.of(named)
     vectors = directions.like(leaves)
     try:

@@ -74,6 +74,18 @@ class OwnFunction:
         with self._kept():
             return self._derivatives(shares, self.directions.like(self.parameters), order)
 
+    def gradient(self, shares: Mapping[int, float]) -> Derivatives:
+        """Return value and gradient at the weights."""
+        with self._kept():
+            return self._derivatives(shares, (), 1)
+
+    def to_keep(self) -> OwnFunction:
+        """Return the same function without what is as large as the network, for `gradient`."""
+        kept, call = OwnFunction(self.asked), copy.copy(self.call)
+        call.results = []
+        kept.__dict__.update(call=call, _read=self._read)
+        return kept
+
     def beside(self, shares: Mapping[int, float], order: int) -> tuple[Derivatives, dict[str, Tensor]]:
         """Return value and gradient at a point one step away from the weights, and that point."""
         with self._kept(), self._moved():

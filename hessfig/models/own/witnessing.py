@@ -116,6 +116,7 @@ class Witnessing:
 
     def __init__(self, asked: Asked) -> None:
         self.asked, self.own, self.route = asked, OwnFunction(asked), WAYS[0]
+        self.few: OwnFunction | None = None  # the samples whose derivatives were compared, unless all were
 
     def measured(self, real: torch.dtype) -> Built:
         """Return the first problem of WAYS that reproduces the user's function.
@@ -169,6 +170,7 @@ class Witnessing:
 
     def _witness(self, built: Built) -> Witness | str:
         """Return the comparison of a problem with the user's function: a witness, or the difference in words."""
+        self.few = None
         few = self._of_few(built)
         if few is not None:
             return few
@@ -225,6 +227,7 @@ class Witnessing:
             del seen  # as large as several networks
             is_refused = self._refusal(objective, here) or self._lost(objective, here, own, whole)
             size = self.own.directions.size_of_terms(here)
+            self.few = None if is_refused else own
             return None if is_refused else Witness(self.route.words, off, size=size)
         return None
 

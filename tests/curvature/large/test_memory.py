@@ -365,6 +365,7 @@ def test_nothing_of_an_operator_waits_for_the_garbage_collector() -> None:
             column = routes.column(0, "all", [ROW])
             column.split_matmat(torch.ones(column.dim, 1, dtype=torch.float64), PARTS)
             routes.__dict__.pop("_large")
+            objective.made.clear()
 
         _, stays = live_bytes(work, kept)
     finally:

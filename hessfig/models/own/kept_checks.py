@@ -1,0 +1,231 @@
+"""What was checked for a problem of a user, kept while the user's function is the same."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.curvature.double_backward import FLOOR, differentiating, length
+from hessfig.curvature.problem import Objective
+from hessfig.curvature.witness import Derivatives
+from hessfig.models.identity import identity
+from hessfig.models.own.border import Asked
+from hessfig.models.own.computed import Asked as AskedFunction
+from hessfig.models.own.computed import Computing
+from hessfig.models.own.own_function import OwnFunction
+from hessfig.models.own.preserved import preserved
+from hessfig.models.own.witnessing import Witnessing
+from hessfig.rng import kept_draws, made_on
+
+_DIGITS = 100  # allowed rounding of value and gradient, in units of the last place
+_MOST_BYTES = 2**30  # a larger copy of a network is kept only while an operator holds it, too
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a problem: its arguments, what opens them, the type of products and where they are computed."""
+
+    network: Any
+    arguments: Mapping[str, Any]
+    opened: Callable[[], Asked | AskedFunction]
+    dtype: str
+    place: torch.device | None = None
+
+    def fingerprint(self) -> str:
+        """Return a hash of all that the function is made of, as far as Python shows it, and of settings of torch."""
+        given = {name: _contents(one) for name, one in self.arguments.items()}
+        states = [*_settings(), self.dtype, str(self.place), *_states(self.network)]
+        return identity(self.network, given, repr(states))
+
+
+class Checking:
+    """The checks of a request, and value and gradient of its function."""
+
+    def __init__(self, request: Request) -> None:
+        asked = request.opened()
+        checks = Witnessing(asked) if isinstance(asked, Asked) else Computing(asked)
+        function = asked.loss if isinstance(asked, Asked) else asked.compute_loss
+        kept = preserved(asked.network, function, numbers=False)  # a copy may call modules of the original
+        with differentiating(), kept, made_on(_device(asked)):
+            built = checks.measured(getattr(torch, request.dtype))
+        self._checks = checks if isinstance(checks, Witnessing) else None
+        self._shares, self._witness = built.shares, built.problem.witness
+        problem = replace(built.problem, memory=asked.memory)
+        self.objective = problem if request.place is None else problem.on(request.place)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the problem was compared with the user's function, and has second derivatives."""
+        witness = self._witness
+        return witness is not None and not witness.not_taken and witness.refusal is None
+
+    def compared(self) -> Compared:
+        """Return what later calls compare, without what is as large as the network."""
+        assert self._witness is not None
+        if self._checks is None:
+            return Compared(None, None, self._shares, self._witness.size)
+        whole, few = self._checks.own.to_keep(), self._checks.few
+        return Compared(whole, few and few.to_keep(), self._shares, self._witness.size)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The user's own function and its first samples, as far as these were enough to compare derivatives.
+
+    Both are None for a compute_loss, which every call opens anew.
+    """
+
+    whole: OwnFunction | None
+    few: OwnFunction | None
+    shares: Mapping[int, float]
+    size: float
+
+    def sizes(self, request: Request) -> Sizes:
+        """Return value and gradient of the user's own function, as it is now."""
+        asked = request.opened() if self.whole is None else self.whole.asked
+        with differentiating(), kept_draws(), made_on(_device(asked)):
+            if self.whole is None:
+                assert isinstance(asked, AskedFunction)
+                return Sizes.of(Computing(asked).gradient(getattr(torch, request.dtype)), self.size)
+            if self.few is None:
+                return Sizes.of(self.whole.gradient(self.shares), self.size)
+            values = self.whole.values()  # a gradient of all samples may take more memory than is allowed
+            return Sizes.of(self.few.gradient({0: 1.0}), self.size, values)
+
+
+class KeptChecks:
+    """The last objective of a problem, which is returned again while the user's function is the same.
+
+    It is the same if its fingerprint is, and if value and gradient of the user's function are those of the first time.
+    Every call computes these once, since they show what no fingerprint sees: files, or compiled code.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Kept | None = None
+
+    def objective(self, request: Request) -> Objective:
+        """Return the checked problem of a request: the last one or a new one.
+
+        Raises UserError for what does not fit.
+        """
+        last, self._last = self._last, None
+        found = last.objective(request) if last is not None else None
+        if found is not None:
+            self._last = last
+            return found
+        del last  # as large as the network
+        started = time.perf_counter()
+        checking = Checking(request)
+        checked = time.perf_counter()
+        if checking.says_something:
+            fingerprint = request.fingerprint()
+            if time.perf_counter() - checked < checked - started:  # of large data, it may cost more than the checks
+                self._last = _Kept(checking, fingerprint, request)
+        return checking.objective
+
+
+class _Kept:
+    """An objective, with the fingerprint and the sizes that its function had when it was checked."""
+
+    def __init__(self, checking: Checking, fingerprint: str, request: Request) -> None:
+        objective = checking.objective
+        tensors = (*objective.network.parameters(), *objective.network.buffers())
+        is_large = sum(one.numel() * one.element_size() for one in tensors) > _MOST_BYTES
+        self._held, self._seen = None if is_large else objective, weakref.ref(objective)
+        self._fingerprint, self._compared, self._versions = fingerprint, checking.compared(), _versions(objective)
+        self._sizes = self._compared.sizes(request)
+
+    def objective(self, request: Request) -> Objective | None:
+        """Return the objective, if a request is for the same function; None if not."""
+        found = self._seen()
+        if found is None or _versions(found) != self._versions or request.fingerprint() != self._fingerprint:
+            return None
+        try:
+            now = self._compared.sizes(request)
+        except Exception:  # whatever the user's function raises: the checks of a new objective say it
+            return None
+        return found if now.are_those_of(self._sizes) else None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Value and gradient in a few numbers: for every parameter the length of its gradient g, and <g, r>.
+
+    r runs evenly from -1 to 1, so that entries that change places are seen. `size` is that of the value's terms.
+    """
+
+    values: Tensor
+    lengths: Tensor
+    ramps: Tensor
+    size: float
+    digits: float
+
+    @classmethod
+    def of(cls, here: Derivatives, size: float, more: Sequence[float] = ()) -> Sizes:
+        """Return those of derivatives, with `more` values."""
+        slopes = [one.double().flatten() for one in here.slopes.values()]
+        ramps = [float(one @ torch.linspace(-1, 1, len(one), dtype=one.dtype, device=one.device)) for one in slopes]
+        numbers = ([float(here.value), *more], [length([one]) for one in slopes], ramps)
+        digits = _DIGITS * torch.finfo(here.value.dtype).eps
+        values, lengths, along = (torch.tensor(some, dtype=torch.float64) for some in numbers)
+        return cls(values, lengths, along, size, digits)
+
+    def are_those_of(self, other: Sizes) -> bool:
+        """Whether two differ by rounding alone, relative to the terms of the values and to the gradient."""
+        of_values = torch.maximum(self.values.abs(), torch.tensor(self.size))
+        of_slopes = torch.maximum(self.lengths, FLOOR * self.lengths.max())
+        pairs = (
+            (self.values, other.values, of_values),
+            (self.lengths, other.lengths, of_slopes),
+            (self.ramps, other.ramps, of_slopes),
+        )
+        return all(bool(((mine - theirs).abs() <= self.digits * sizes).all()) for mine, theirs, sizes in pairs)
+
+
+def _device(asked: Asked | AskedFunction) -> torch.device:
+    return next(asked.network.parameters()).device
+
+
+def _settings() -> list[Any]:
+    """Return the settings of torch that may change numbers."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    return [
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        cudnn.enabled,
+        cudnn.deterministic,
+        cudnn.benchmark,
+        mkldnn.enabled,
+        torch.backends.mha.get_fastpath_enabled(),
+    ]
+
+
+def _states(network: nn.Module) -> Iterator[Any]:
+    """Yield what belongs to modules and tensors of a network besides what `identity` hashes."""
+    for path, module in network.named_modules():
+        flags = [sorted(value) for name, value in vars(module).items() if name.endswith(("_with_kwargs", "_called"))]
+        yield path, module.training, flags
+        for name, one in (*module._parameters.items(), *module._buffers.items()):
+            if one is not None:
+                yield name, id(one), str(one.device), str(one.layout), one.requires_grad, bool(one._backward_hooks)
+
+
+def _contents(thing: Any) -> Any:
+    """Return batches with their mappings as dictionaries, whose entries `identity` hashes."""
+    if isinstance(thing, Mapping):
+        return {name: _contents(one) for name, one in thing.items()}
+    return type(thing)(map(_contents, thing)) if type(thing) in (list, tuple) else thing
+
+
+def _versions(objective: Objective) -> list[int]:
+    """Return the versions of the tensors of a copy, which count changes in place."""
+    network = objective.network
+    return [one._version for one in (*network.parameters(), *network.buffers())]

@@ -1,0 +1,305 @@
+"""What was checked for a Problem is kept while its function is the same: every way of changing it is noticed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import hessfig
+from hessfig.models.own import kept_checks
+
+
+class Network(nn.Module):
+    """A network with a buffer, a dropout, an attribute and hooks."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 2)
+        self.register_buffer("shift", torch.linspace(0, 1, width))
+        self.slope = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs (batch, 2)."""
+        shift: Any = self.shift
+        return self.last(self.drop(torch.tanh(self.slope * self.first(x) + shift)))
+
+
+class Loss(nn.Module):
+    """A mean of powers, with an attribute and a buffer."""
+
+    reduction = "mean"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power = 2.0
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean of |scale (outputs - targets)|^power."""
+        scale: Any = self.scale
+        return (scale * (outputs - targets)).abs().pow(self.power).mean()
+
+
+FACTORS, GLOBAL = [1.0], {"factor": 1.0}
+
+
+@dataclass
+class Case:
+    """The arguments of a Problem, and what they hold."""
+
+    network: Network
+    x: Tensor
+    y: Tensor
+    loss: Loss
+    closed: Tensor
+
+    @property
+    def problem(self) -> hessfig.Problem:
+        """The problem with inputs, targets and a loss that closes over all of this."""
+
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            factor = FACTORS[0] * GLOBAL["factor"] * float(os.environ.get("HESSFIG_TEST_FACTOR", "1"))
+            return factor * self.closed.to(outputs) * self.loss(outputs, targets)
+
+        loss.reduction = "mean"  # type: ignore[attr-defined]
+        return hessfig.Problem(self.network, self.x, self.y, loss)
+
+    @property
+    def function(self) -> hessfig.Problem:
+        """The problem with a function of two batches."""
+        closed, loss, case = self.closed, self.loss, self
+
+        def compute_loss(network: nn.Module, batch: Any) -> Tensor:
+            factor = FACTORS[0] * GLOBAL["factor"] * float(os.environ.get("HESSFIG_TEST_FACTOR", "1"))
+            return factor * closed.to(batch[0]) * loss(network(batch[0]), batch[1])
+
+        batches = [(self.x, self.y), (self.x[:3], self.y[:3])]
+        return hessfig.Problem(
+            self.network, batches, compute_loss=compute_loss, batch_weights=lambda _: case.network.slope
+        )
+
+
+def case() -> Case:
+    torch.manual_seed(0)
+    network = Network().eval()
+    return Case(network, torch.randn(6, 3), torch.randn(6, 2), Loss(), torch.tensor(1.0))
+
+
+def _step(one: Case) -> None:
+    optimiser = torch.optim.SGD(one.network.parameters(), lr=0.1)
+    one.loss(one.network(one.x), one.y).backward()
+    optimiser.step()
+
+
+def _replace(one: Case) -> None:
+    one.network.first.weight = nn.Parameter(one.network.first.weight.detach() + 0.1)
+
+
+def _load(one: Case) -> None:
+    one.network.load_state_dict({name: 1.1 * tensor for name, tensor in one.network.state_dict().items()})
+
+
+def _replace_module(one: Case) -> None:
+    torch.manual_seed(5)
+    one.network.first = nn.Linear(3, 5)
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return a function of the weight."""
+        return weight.sin()
+
+
+@torch.no_grad()
+def _data(one: Case) -> None:
+    one.network.first.weight.data.mul_(1.1)
+
+
+@torch.no_grad()
+def _in_place(one: Case) -> None:
+    one.network.first.weight.copy_(1.1 * one.network.first.weight)
+
+
+def _swap_loss(one: Case) -> None:
+    one.loss = Loss()
+    one.loss.power = 3.0
+
+
+def _smallest(one: Case) -> None:
+    weight = one.network.last.weight.data
+    weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+
+
+CHANGES: dict[str, Callable[[Case], object]] = {
+    "a weight, in place": _in_place,
+    "a weight, by .data": _data,
+    "a weight, in its last digit": _smallest,
+    "a step of an optimiser": _step,
+    "load_state_dict": _load,
+    "a new parameter": _replace,
+    "a bias, through numpy": lambda one: one.network.first.bias.detach().numpy().__imul__(2.0),
+    "a buffer, in place": lambda one: one.network.shift.add_(0.1),
+    "a new buffer": lambda one: setattr(one.network, "shift", torch.ones(5)),
+    "an attribute": lambda one: setattr(one.network, "slope", 0.5),
+    "a forward hook": lambda one: one.network.first.register_forward_hook(lambda _, x, y: 2 * y),
+    "a pre-hook": lambda one: one.network.last.register_forward_pre_hook(lambda _, x: (0.5 * x[0],)),
+    "an attribute of the loss": lambda one: setattr(one.loss, "power", 3.0),
+    "a buffer of the loss": lambda one: one.loss.scale.mul_(2.0),
+    "a swapped loss": _swap_loss,
+    "a closed-over tensor": lambda one: one.closed.mul_(3.0),
+    "a list": lambda one: FACTORS.__setitem__(0, 2.0),
+    "a global": lambda one: GLOBAL.update(factor=2.0),
+    "the environment": lambda one: os.environ.update(HESSFIG_TEST_FACTOR="2"),
+    "inputs, in place": lambda one: one.x.mul_(1.5),
+    "targets, in place": lambda one: one.y.add_(1.0),
+    "a replaced module": _replace_module,
+    "a parametrization": lambda one: parametrize.register_parametrization(one.network.last, "weight", Doubled()),
+    "another forward": lambda one: setattr(one.network, "forward", lambda x: one.network.last(one.network.first(x))),
+    "double": lambda one: one.network.double(),
+    "a method of torch": lambda one: setattr(torch, "tanh", torch.sin),
+    "dropout that does nothing": lambda one: setattr(one.network.drop, "p", 0.0) or one.network.train(),
+    "training mode": lambda one: one.network.train(),
+    "a frozen weight": lambda one: one.network.first.weight.requires_grad_(False),
+    "a default dtype": lambda one: torch.set_default_dtype(torch.float64),
+    "deterministic algorithms": lambda one: torch.use_deterministic_algorithms(True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(torch, "tanh", torch.tanh)
+    yield
+    FACTORS[0], GLOBAL["factor"] = 1.0, 1.0
+    os.environ.pop("HESSFIG_TEST_FACTOR", None)
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
+def product(problem: hessfig.Problem) -> Tensor | str:
+    """Return H times a vector in one weight, or the error."""
+    try:
+        operator = problem.operator("first.weight", dtype="float64")
+        return operator @ torch.linspace(-1, 2, operator.shape[1], dtype=torch.float64)
+    except hessfig.UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("form", ["problem", "function"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_noticed(change: str, form: str) -> None:
+    one = case()
+    problem = getattr(one, form)
+    before = product(problem)
+    CHANGES[change](one)
+    now = product(problem)
+    fresh = product(copy.copy(problem))
+    if isinstance(fresh, str):
+        assert now == fresh
+        return
+    assert isinstance(now, Tensor) and isinstance(before, Tensor)
+    assert torch.equal(now, fresh)
+    has_effect = not torch.equal(before, fresh)
+    assert has_effect or change in NEUTRAL or (form == "function" and change == "a swapped loss")
+
+
+NEUTRAL = {"double", "dropout that does nothing", "a frozen weight", "a default dtype", "deterministic algorithms"}
+
+
+@pytest.mark.parametrize("form", ["problem", "function"])
+def test_without_a_change_nothing_is_checked_again(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, made = getattr(case(), form), list[object]()
+    checking = kept_checks.Checking
+    monkeypatch.setattr(kept_checks, "Checking", lambda request: made.append(request) or checking(request))
+    products = [product(problem) for _ in range(3)]
+    torch.manual_seed(7)  # the function draws nothing
+    table = hessfig.measure(problem, blocks=["last.weight"], parts="H")
+    assert len(made) == 1 and all(torch.equal(one, products[0]) for one in products)
+    fresh = hessfig.measure(copy.copy(problem), blocks=["last.weight"], parts="H")
+    assert len(made) == 2 and table["value"].tolist() == fresh["value"].tolist()
+    problem.operator("last.weight", dtype="float32")
+    assert len(made) == 3
+
+
+def test_a_function_that_draws_is_another_one_after_a_new_seed() -> None:
+    def noisy(network: nn.Module, batch: Tensor) -> Tensor:
+        return (network(batch) * torch.randn(6, 2).to(batch)).square().sum()
+
+    network, x = Network().eval(), torch.randn(6, 3)
+    torch.manual_seed(1)
+    problem = hessfig.Problem(network, x, compute_loss=noisy)
+    first, again = product(problem), product(problem)
+    torch.manual_seed(2)
+    other, fresh = product(problem), product(copy.copy(problem))
+    assert torch.equal(first, again) and torch.equal(other, fresh) and not torch.equal(first, other)
+
+
+def test_an_operator_keeps_its_function_when_the_problem_changed() -> None:
+    one = case()
+    problem = one.problem
+    operator = problem.operator("first.weight")
+    vector = torch.linspace(-1, 2, operator.shape[1], dtype=torch.float64)
+    before = operator @ vector
+    _in_place(one)
+    assert not torch.equal(problem.operator("first.weight") @ vector, before)
+    assert torch.equal(operator @ vector, before)
+
+
+@pytest.mark.parametrize("width", [5, 20_000])
+def test_what_is_kept_is_freed_with_the_problem(width: int) -> None:
+    network = Network(width).eval()
+    problem = hessfig.Problem(network, torch.randn(6, 3), torch.randn(6, 2), "mse")
+    operator = problem.operator("last.weight", dtype="float32")
+    operator @ torch.ones(2 * width)
+    kept = weakref.ref(operator._problem)
+    del operator
+    gc.collect()
+    assert kept() is not None
+    del problem
+    if width == 5:
+        gc.collect()
+    assert kept() is None
+
+
+def test_a_large_copy_is_kept_only_while_an_operator_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_checks, "_MOST_BYTES", 100)
+    problem = case().problem
+    operator = problem.operator("last.weight")
+    held = weakref.ref(operator._problem)
+    assert problem.operator("first.weight")._problem is held()
+    del operator
+    gc.collect()
+    assert held() is None
+
+
+def test_copies_of_a_problem_keep_nothing() -> None:
+    problem = hessfig.Problem(Network().eval(), torch.randn(6, 3), torch.randn(6, 2), "mse")
+    first = product(problem)
+    for other in (copy.copy(problem), copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
+        assert "_kept_checks" not in vars(other)
+        assert torch.equal(product(other), first)
+
+
+def test_columns_of_a_large_network_share_graphs() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4))
+    problem = hessfig.Problem(network, torch.randn(32, 20), torch.randint(4, (32,)), "cross_entropy")
+    for block in ["0.weight", "2.weight", "4.bias", ("0.bias", "4.weight"), "all"]:
+        operator, alone = problem.operator(block), copy.copy(problem).operator(block)
+        vector = torch.linspace(-1, 1, operator.shape[1], dtype=torch.float64)
+        alone._made_column().network._shared = None
+        for part in ("H", "H_o", "H_f"):
+            mine, own = (one.split(vector, [part])[part] for one in (operator, alone))
+            assert torch.equal(mine, own), (block, part)
