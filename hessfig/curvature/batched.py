@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 
 import torch
@@ -63,9 +63,7 @@ class SmallNetwork:
     """
 
     def __init__(self, objective: Objective) -> None:
-        if "small" not in objective.made:
-            objective.made["small"] = _Shared(objective)
-        self._shared: _Shared = objective.made["small"]
+        self._shared: _Shared = objective.once("small", partial(_Shared, objective))
         self._suffix, self.names, self.at = self._shared.suffix, self._shared.names, self._shared.at
         self._bound = KEPT_BYTES if objective.memory is None else objective.memory
         self._own = dict[Part, _Graphs]()

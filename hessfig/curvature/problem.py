@@ -307,7 +307,7 @@ class Objective:
     memory : float, optional
         Bytes that the products of a large network of a user may take (large.memory.bound_of).
     made : dict
-        What engines made and checked for this problem, for those that come later; a changed problem has none.
+        What engines made and checked for this problem, for those that come later (`once`); a changed problem has none.
 
     Examples
     --------
@@ -327,6 +327,13 @@ class Objective:
     witness: Witness | None = None
     memory: float | None = None
     made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned for the network as it is: anew if a tensor of it has changed in place since."""
+        versions = [one._version for one in (*self.network.parameters(), *self.network.buffers())]
+        if name not in self.made or self.made[name][0] != versions:
+            self.made[name] = versions, make()
+        return self.made[name][1]
 
     @property
     def dtype(self) -> torch.dtype:

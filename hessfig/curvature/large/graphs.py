@@ -43,15 +43,21 @@ class Graphs:
         self.value = self._value.detach()
         self._split: tuple[Tensor, _Edges] | None = None
         self._whole: tuple[Direction, _Edges] | None = None
-        self._all, self._places = self, list(range(len(self.paths)))  # among those of all parameters
+        self._of_all: Graphs | None = None  # not itself: a cycle would wait for the garbage collector
+        self._places = list(range(len(self.paths)))  # among those of all parameters
 
     def of(self, paths: Container[str]) -> Graphs:
         """Return the same graphs with derivatives in some of their parameters."""
         some = copy.copy(self)
+        some._of_all = self._all
         some._places = [place for place in self._places if self._all.paths[place] in paths]
         some.paths = [self._all.paths[place] for place in some._places]
         some._at = [self._all._at[place] for place in some._places]
         return some
+
+    @property
+    def _all(self) -> Graphs:
+        return self if self._of_all is None else self._of_all
 
     @property
     def computed_in(self) -> torch.dtype:

@@ -160,9 +160,8 @@ class LargeNetwork:
 
         Raises UserError if the product of one sample takes more memory than allowed.
         """
-        if "large" not in objective.made:
-            objective.made["large"] = cls._of(replace(objective))  # another object: no cycle of references
-        network: LargeNetwork = objective.made["large"]
+        other = replace(objective)  # no cycle of references
+        network: LargeNetwork = objective.once("large", partial(cls._of, other))
         return network
 
     @classmethod
