@@ -178,7 +178,7 @@ class Sizes:
 
     def are_those_of(self, other: Sizes) -> bool:
         """Whether two differ by rounding alone, relative to the terms of the values and to the gradient."""
-        of_values = torch.maximum(self.values.abs(), torch.tensor(self.size))
+        of_values = self.values.abs().clamp(min=self.size)
         of_slopes = torch.maximum(self.lengths, FLOOR * self.lengths.max())
         pairs = (
             (self.values, other.values, of_values),
