@@ -10,7 +10,7 @@ written after every row, so an interrupted run keeps its rows, and a row that fa
 `gradients` is the time of a product divided by that of the gradient of the same loss, measured in turn with it in the
 same process. `build` and `build_peak_gib` are of the operator with its checks, `peak_gib` of one product;
 `gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process. `agrees`
-compares v.Hv with plain double backward, for the same v. Accuracy is relative to plain double backward in float64.
+compares v.Hv with plain double backward, for the same v.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from real_rows import PLAIN
 from runner import Run
 
 PACKAGES = ("curvlinops", "pyhessian", "eigenthings")
-ARCHITECTURES = ("GPT-2", "GPT-NeoX", "OPT", "Llama", "BERT", "ViT", "torch encoder")
 FIGURE = "figure 3a"
 MATRICES = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out")
 
@@ -58,13 +57,11 @@ _OF_BOTH = {
     "H, over micro-batches": _product("hessfig", micro=True),
     PLAIN: _product(PLAIN),
     "H, one late weight": _product("hessfig", block="late"),
-    "H, model=huggingface": Row("stored"),
     **{name: _product(name) for name in PACKAGES},
 }
 _EIGENVALUE, _NORMS = Row("largest_eigenvalue", 400), Row("norms", 300, {"num_probes": 8, "names": list(MATRICES)})
 CPU_ROWS = {
     **_OF_BOTH,
-    **{f"accuracy, {name}": Row("accuracy", 120, {"name": name}) for name in ARCHITECTURES},
     **{f"memory, {count} batches": Row("memory", 300, {"batches": count}) for count in (4, 16, 64)},
     **{f"memory, {count} tokens": Row("memory", 600, {"length": count}) for count in (16, 64, 256, 1024)},
     "largest eigenvalue": _EIGENVALUE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 import real_networks
 import runner
 import torch
-from real_networks import SHAPES, TINY, Shape, loss_of
+from real_networks import SHAPES, TINY, Batch, Shape, loss_of
 from runner import Run
 from torch import Tensor, nn
 
@@ -26,9 +25,6 @@ import hessfig
 
 Multiply = Callable[[Tensor], Tensor]
 PLAIN = "plain double backward"
-FLOOR = (
-    1e-3  # rows of a parameter that are shorter than this share of the whole product are judged relative to that share
-)
 MOST = 15.0  # seconds of repeats of one row
 COMMAND = [sys.executable, "-W", "ignore", "-c", "from hessfig.cli.main import main; main()"]
 
@@ -119,58 +115,6 @@ def product(
     found |= {"peak_gib": second["peak_gib"], "first_peak_gib": first["peak_gib"], "curvature": curvature}
     found["gradients"] = times["seconds"] / times["gradient"]
     return found | {"comparable": not late and shape is None}
-
-
-def stored(place: Place) -> Run:
-    """Measure hessfig.Problem and model=huggingface with the same network: times, and |H 1| for a vector of ones."""
-    from hessfig.config.enums import Products
-    from hessfig.curvature.block_operator import BlockOperator
-    from hessfig.models.blocks import blocks_of
-    from hessfig.models.routes import Engines
-    from hessfig.states.point import drawn
-    from hessfig.terms import Part
-
-    config = _config_of(place.shape(), place.device)
-    objective = drawn(config, sigma=None, seed=0).to(torch.device(place.device))
-    engines = Engines(objective, config.model, Products.linearised)
-    (block,) = blocks_of(["all"], objective.layout, config.model)
-    theirs = BlockOperator(objective, block, Part.H, lambda of: engines.column(of.layer, of.col, [of]))
-    tokens = objective.batch.inputs
-    model: Any = objective.network.model
-    ours = hessfig.Problem(model, {"input_ids": tokens, "labels": tokens})
-    operator = ours.operator("all", dtype="float32", device=place.device)
-    ones = torch.ones(operator.shape[1], device=place.device)
-    works = {"stored": lambda: theirs @ ones, "seconds": lambda: operator @ ones}
-    lengths = {name: float((work()).double().norm()) for name, work in works.items()}
-    found = place.medians(works)
-    return {
-        **found,
-        "parameters": operator.shape[1],
-        "same_size": theirs.shape == operator.shape,
-        "times_stored": found["seconds"] / found["stored"],
-        "apart": abs(lengths["seconds"] / lengths["stored"] - 1),
-    }
-
-
-def accuracy(place: Place, name: str) -> Run:
-    """Compare H v of hessfig with plain double backward in float64: the rows of the parameter that is furthest off."""
-    network, inputs, targets = real_networks.architecture(name)
-    reference = copy.deepcopy(network).double()
-    exact = _doubly(partial(real_networks.loss_in_double, reference, inputs, targets), list(reference.parameters()))
-    vectors = _vectors(network, inputs, targets)
-    truths = {kind: exact(vector.double()) for kind, vector in vectors.items()}
-    found: Run = {"parameters": len(vectors["constant"])}
-    rounded = _doubly(partial(loss_of, network, inputs, targets), list(network.parameters()))
-    for kind, vector in vectors.items():  # what float32 allows
-        off = rounded(vector).double() - truths[kind]
-        found[f"{PLAIN} in float32, {kind}"] = max(_by_parameter(network, off, truths[kind]))[0]
-    for dtype in ("float32", "float64"):
-        operator = hessfig.Problem(network, inputs, targets).operator("all", dtype=dtype)
-        for kind, vector in vectors.items():
-            off = (operator @ vector.to(getattr(torch, dtype))).double() - truths[kind]
-            worst, name = max(_by_parameter(network, off, truths[kind]))
-            found |= {f"{dtype}, {kind}": worst, f"{dtype}, {kind}, rows of": name}
-    return found
 
 
 def memory(place: Place, batches: int = 1, length: int | None = None) -> Run:
@@ -303,8 +247,8 @@ def _doubly(loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> M
     return multiply
 
 
-def _gradient(network: nn.Module, inputs: Any, targets: Any = None) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss_of(network, inputs, targets), list(network.parameters()))
+def _gradient(network: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss_of(network, batch), list(network.parameters()))
 
 
 def _late(network: nn.Module) -> str:
@@ -320,18 +264,6 @@ def _vector(network: nn.Module, name: str | None = None) -> Tensor:
     return torch.randn(sum(one.numel() for one in chosen), generator=generator, device=device)
 
 
-def _vectors(network: nn.Module, inputs: Any, targets: Any) -> dict[str, Tensor]:
-    vector, gradient = _vector(network), _flat(_gradient(network, inputs, targets))
-    return {"constant": torch.ones_like(vector), "random": vector, "gradient": gradient}
-
-
-def _by_parameter(network: nn.Module, off: Tensor, truth: Tensor) -> list[tuple[float, str]]:
-    """Return how far the rows of every parameter are off, with its name."""
-    least, parameters = FLOOR * float(truth.norm()), dict(network.named_parameters())
-    pieces = zip(parameters, *(_like(one, parameters.values()) for one in (off, truth)), strict=True)
-    return [(float(o.norm()) / max(float(t.norm()), least), name) for name, o, t in pieces]
-
-
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
@@ -340,20 +272,3 @@ def _like(vector: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return a vector as tensors of the shapes of the parameters."""
     shapes = [parameter.shape for parameter in parameters]
     return [piece.view(shape) for piece, shape in zip(vector.split([s.numel() for s in shapes]), shapes, strict=True)]
-
-
-def _config_of(shape: Shape, device: str) -> Any:
-    """Return the settings of model=huggingface for the same shape of GPT-2."""
-    from hessfig.config.enums import Data, DType, Scored
-    from hessfig.config.schema import Config
-    from hessfig.config.science import ModelConfig, TaskConfig
-
-    sizes: dict[str, Any] = {
-        "n_layers": shape.layers,
-        "n_heads": shape.heads,
-        "d_model": shape.width,
-        "vocabulary": shape.vocabulary,
-    }
-    task = TaskConfig(data=Data.tokens, scored=Scored.all, length=shape.length, batch_size=shape.sequences)
-    model = ModelConfig(kind="huggingface", **sizes)
-    return Config(model=model, task=task, dtype=DType.float32, device=device, blocks=["all"], memory="1TB")

@@ -167,16 +167,13 @@ def test_rows_of_real_models_are_kept_when_others_fail(tmp_path: Path, monkeypat
 
 @pytest.mark.long
 @pytest.mark.usefixtures("in_this_process")
-def test_rows_of_accuracy_memory_and_spectra_of_real_models(tmp_path: Path) -> None:
+def test_rows_of_memory_and_spectra_of_real_models(tmp_path: Path) -> None:
     """Each is measured through hessfig.Problem."""
     import real
 
     output = tmp_path / "real.json"
-    names = ["H, one late weight", "accuracy, GPT-2", "memory, 4 batches", "largest eigenvalue", "norms"]
-    real.main(["--quick", f"--output={output}", "--rows", *names, "H, model=huggingface"])
+    names = ["H, one late weight", "memory, 4 batches", "largest eigenvalue", "norms"]
+    real.main(["--quick", f"--output={output}", "--rows", *names])
     rows = {row["row"]: row for row in json.loads(output.read_text())["rows"]}
-    off = [value for key, value in rows["accuracy, GPT-2"].items() if isinstance(value, float)]
-    assert len(off) == 9 and max(off) < 1e-4  # of hessfig in both types, and of plain double backward
     assert rows["memory, 4 batches"]["taken_gib"] >= 0 and rows["H, one late weight"]["gradients"] > 0
     assert rows["largest eigenvalue"]["residual"] <= 1e-3 and rows["norms"]["ok"] == 36
-    assert rows["H, model=huggingface"]["same_size"] and rows["H, model=huggingface"]["apart"] < 1e-5
