@@ -17,7 +17,7 @@ from hessfig.terms import PARTS, Part
 
 MOST_SHARDS = 100_000
 SIZE = r"(?i)([1-9]\d{0,8})\s?([KMGT])B?"
-_TIME = r"[1-9]\d{0,6}|(\d{1,3}-)?\d{1,3}:[0-5]\d:[0-5]\d"
+_TIME = r"[1-9]\d{0,6}|(?=.*[1-9])(\d{1,3}-)?\d{1,3}:[0-5]\d:[0-5]\d"  # 0 is no limit to Slurm
 _WORD, _NAMED = r"[\w.,@+:-]+", "a name as Slurm has it, without blanks"
 _SLURM = "launcher.kind=slurm"
 _NAMES: Any = {"passes": is_names, "allowed": "a name or a list of names"}

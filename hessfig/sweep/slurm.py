@@ -174,10 +174,14 @@ class JobArray:
 
 
 def minutes(text: str) -> int:
-    """Return the minutes of 90, 1:30:00 or 1-06:00:00, rounded up."""
+    """Return the minutes of 90, 1:30:00 or 1-06:00:00, rounded up as Slurm does (sbatch, --time).
+
+    Slurm's other forms (M:SS, D-HH, D-HH:MM) are no values of `launcher.time`.
+    """
+    if ":" not in text:
+        return int(text)
     days, _, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    hours, mins, seconds = parts if len(parts) == 3 else (0, parts[0], 0)
+    hours, mins, seconds = map(int, clock.split(":"))
     return (int(days or 0) * 24 + hours) * 60 + mins + (seconds > 0)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
 
 from hessfig.api.sessions import run
-from hessfig.config.compose.job import jobs
+from hessfig.config.compose.job import _no_resolvers, _own_hydra, jobs
 from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
 from hessfig.verbs import VERBS
@@ -81,6 +86,25 @@ def test_resolvers_of_an_application_stay() -> None:
     jobs(["sweep=sigma"])
     assert OmegaConf.create({"a": "${of_an_application:}"}).a == 3
     OmegaConf.clear_resolver("of_an_application")
+
+
+def test_another_thread_sees_what_is_the_applications() -> None:
+    """While hessfig composes, other threads resolve, register, compose and copy as before."""
+    hydra, none = GlobalHydra.instance(), object()
+
+    def other() -> Any:
+        OmegaConf.register_new_resolver("late", lambda: 4, replace=True)
+        text = OmegaConf.create({"a": "${oc.env:SECRET}${late:}"}).a
+        return text, GlobalHydra.instance(), [*Singleton.get_state()["omegaconf_resolvers"]]
+
+    before = [*BaseContainer._resolvers]
+    with _own_hydra(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(other).result() == (f"{SECRET}4", hydra, [*before, "late"])
+        assert [*BaseContainer._resolvers] == [] and Singleton._instances.get(GlobalHydra, none) is none
+    assert OmegaConf.create({"a": "${late:}"}).a == 4
+    with _no_resolvers(), ThreadPoolExecutor(1) as pool:
+        pool.submit(OmegaConf.clear_resolvers).result()
+    assert not OmegaConf.has_resolver("late") and isinstance(BaseContainer._resolvers, dict)
 
 
 def test_a_setting_may_be_another_ones(tmp_path: Path) -> None:

@@ -242,6 +242,18 @@ def test_an_architecture_of_the_registry_by_name(name: str) -> None:
     assert held[0].equal(held[1]) and not held[0].equal(held[2]) and held[0].dtype == torch.float64
 
 
+@pytest.mark.parametrize("asked", ["gemma2", "qwen3", "mixtral"])
+def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked: str) -> None:
+    """The class of gemma2 is the remedy's example; the class of any other is the one that transformers names."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    with pytest.raises(UserError, match="not known here") as caught:
+        configs("model=huggingface", f"model.architecture={asked}", "task=tokens", "sweep.name=mine")
+    assert "model=transformer_lens model.name=CLASS" in caught.value.remedy
+    assert f"({CLASSES['gemma2']} for gemma2)" in caught.value.remedy
+    kind("transformer_lens").check(named(f"model.name={CLASSES[asked]}"))
+
+
 def test_unknown_names_and_two_sources_are_refused() -> None:
     shipped = kind("transformer_lens")
     with pytest.raises(UserError, match="not in TransformerLens's registry"):

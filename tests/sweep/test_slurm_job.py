@@ -15,6 +15,7 @@ from hessfig.config.compose.job import compose
 from hessfig.config.enums import Kind, Launcher
 from hessfig.config.schema import Config, LauncherConfig
 from hessfig.config.science import ModelConfig
+from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.sweep import slurm
 from hessfig.sweep.launchers import Shard, run_shard
@@ -188,10 +189,23 @@ def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("90", 90), ("1:30:00", 90), ("0:00:01", 1), ("2-00:00:00", 2880), ("1-02:03:04", 1564)]
+    ("text", "expected"),
+    [
+        *(("90", 90), ("1", 1), ("9999999", 9_999_999), ("1:30:00", 90), ("01:30:00", 90), ("100:00:00", 6000)),
+        *(("0:00:01", 1), ("0:00:59", 1), ("0:01:00", 1), ("0:01:01", 2), ("0:30:00", 30)),
+        *(("2-00:00:00", 2880), ("1-02:03:04", 1564), ("0-00:00:01", 1), ("1-06:00:00", 1800)),
+        # Forms of Slurm's that are refused here, and its word for no limit at all.
+        *((text, None) for text in ("1-06:00", "1-06", "30:00", "2:30", "0", "00", "0:00:00", "0-00:00:00", "1:60:00")),
+    ],
 )
-def test_minutes_are_those_of_slurm(text: str, expected: int) -> None:
-    assert minutes(text) == expected
+def test_minutes_are_those_of_slurm(text: str, expected: int | None) -> None:
+    """sbatch: minutes, hours:minutes:seconds or days-hours:minutes:seconds, rounded up; 0 is no limit."""
+    if expected is None:
+        with pytest.raises(UserError, match=r"launcher\.time"):
+            settings()["launcher.time"].check(text)
+    else:
+        settings()["launcher.time"].check(text)
+        assert minutes(text) == expected
 
 
 TOY = ["model=linear_mlp", "task.digits=1", "task.batch_size=2", "blocks=[W]", "seeds=1", "grid.points=2"]

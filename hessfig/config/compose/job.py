@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any
 
 from hydra import version
@@ -356,28 +356,57 @@ def _own_hydra() -> Iterator[None]:
     """Give Hydra global objects of hessfig's own: an application that uses Hydra keeps its GlobalHydra, its ConfigStore
     and the version whose behaviour it chose.
     """
-    with _ONE_AT_A_TIME:
-        own = _singletons()
-        of_application = Singleton._instances
-        Singleton._instances = own
-        try:
-            version.setbase("1.3")
-            with _no_resolvers():
-                yield
-        finally:
-            Singleton._instances = of_application
+    with _ONE_AT_A_TIME, _in_this_thread(Singleton, "_instances", _singletons()), _no_resolvers():
+        version.setbase("1.3")
+        yield
+
+
+def _no_resolvers() -> AbstractContextManager[None]:
+    """Let ${KEY} name another setting, and nothing else: neither the environment, nor the clock, nor a function."""
+    return _in_this_thread(BaseContainer, "_resolvers", {})
 
 
 @contextmanager
-def _no_resolvers() -> Iterator[None]:
-    """Let ${KEY} name another setting, and nothing else: neither the environment, nor the clock, nor a function."""
+def _in_this_thread(owner: type, name: str, own: dict[Any, Any]) -> Iterator[None]:
+    """Replace a global dictionary by `own` for this thread; the others go on to read and to change the global one."""
     with _ONE_AT_A_TIME:
-        of_application = BaseContainer._resolvers
-        BaseContainer._resolvers = {}
+        of_application = getattr(owner, name)
+        view = _ByThread(own, of_application)
+        setattr(owner, name, view)
         try:
             yield
         finally:
-            BaseContainer._resolvers = of_application
+            if getattr(owner, name) is view:  # another thread may have set a new one (OmegaConf.clear_resolvers)
+                setattr(owner, name, of_application)
+
+
+class _ByThread(MutableMapping[Any, Any]):
+    """A dictionary that is `own` in the thread that creates it, and `others` in every other thread."""
+
+    def __init__(self, own: dict[Any, Any], others: MutableMapping[Any, Any]) -> None:
+        self._thread, self._own, self._others = get_ident(), own, others
+
+    @property
+    def _seen(self) -> MutableMapping[Any, Any]:
+        return self._own if get_ident() == self._thread else self._others
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._seen[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._seen[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._seen[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._seen)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(self._seen, memo)
 
 
 @cache

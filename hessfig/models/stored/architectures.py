@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hessfig.errors import UserError, plain, unknown_name
+from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models.blocks import TIED
 from hessfig.models.stored.families import ARCHITECTURES, Encoder, Names, StoredArchitecture
 from hessfig.terms import Group, Matrix
@@ -88,8 +88,17 @@ def architecture(model_type: str, key: str) -> StoredArchitecture:
     Raises UserError if the architecture is not supported.
     """
     if model_type not in ARCHITECTURES:
-        what, otherwise = f"{key}: this architecture is not known here", "model=python model.factory=FILE.py:FUNCTION"
-        raise unknown_name(what, model_type, ARCHITECTURES, otherwise)
+        drawn = "model=transformer_lens model.name=CLASS draws many others at random (Gemma2ForCausalLM for gemma2)"
+        remedies = (
+            did_you_mean(model_type, ARCHITECTURES),
+            f"{drawn}; for stored weights model=python model.factory=FILE.py:FUNCTION",
+        )
+        raise UserError(
+            f"{key}: this architecture is not known here",
+            got=model_type,
+            allowed=", ".join(ARCHITECTURES),
+            remedy=" ".join(filter(None, remedies)),
+        )
     return ARCHITECTURES[model_type]
 
 
