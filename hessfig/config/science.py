@@ -333,6 +333,12 @@ class SpectrumConfig:
         least=2,
         most=_MOST_OF_A_SPECTRUM,
     )
+    starts: int = added(
+        2,
+        "random starts of the largest or smallest eigenvalue, which must agree; 1 takes half the products",
+        least=1,
+        most=2,
+    )
     num_probes: int = setting(10, "random start vectors of a density", least=1, most=_MOST_OF_A_SPECTRUM)
     probes: enums.Probes = setting(enums.Probes.rademacher, "how the start vectors of a density are drawn")
     cut: float = setting(

@@ -50,7 +50,7 @@ _ROWS = (
         _of_blocks(
             f"{end}_eigenvalue",
             _EIGENVALUES,
-            of.reads(*of.OF_BLOCKS, spectrum=("k", "tolerance", "steps")),
+            of.extreme_settings,
             need.check_count,
             of.extreme_operations,
             knows_decay=True,

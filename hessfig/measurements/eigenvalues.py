@@ -260,6 +260,7 @@ def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
         k=settings.k,
         tolerance=settings.tolerance if source is None else max(settings.tolerance, source.usual_error),
         steps=settings.steps,
+        starts=settings.starts,
         generator=request.stream(entry.block.layer, entry.block.col),
         warm=request.at.warm.get(_place(entry, end)),
         low_precision=entry.low_precision,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hessfig.config.enums import Draws, DType, Kind, Method, Products
-from hessfig.config.keys import as_plain
+from hessfig.config.keys import as_plain, without_added
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.measurements.exact_choice import expensive_blocks, is_turned
 from hessfig.measurements.quantity import columns
@@ -156,6 +156,11 @@ def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], 
         return {**grouped, **{name: _READ[name](config, layout) for name in names}}
 
     return settings
+
+
+def extreme_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of an extreme eigenvalue; two starts, as before there was this setting, are left out."""
+    return without_added(reads(*OF_BLOCKS, spectrum=("k", "tolerance", "steps", "starts"))(config, layout))
 
 
 def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:

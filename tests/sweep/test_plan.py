@@ -8,7 +8,7 @@ import pytest
 
 from hessfig.config.enums import DType, Method, Products, State
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
-from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
+from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.config.training_settings import StateConfig
 from hessfig.measurements.quantity import columns
 from hessfig.record import digest
@@ -80,6 +80,16 @@ def test_the_key_sees_what_changes_the_number(settings: dict[str, object]) -> No
 def test_probes_do_not_matter_to_an_exact_method() -> None:
     one, other = (key(estimator=EstimatorConfig(method=Method.dense, num_probes=k)) for k in (9, 20))
     assert one == other
+
+
+def test_a_single_start_of_an_eigenvalue_has_a_key_of_its_own() -> None:
+    """Two starts, the default, are in no key: cells of versions without the setting are reused."""
+    cells = {
+        starts: Cell(Variant("", Config(spectrum=SpectrumConfig(starts=starts))), 0.1, 1234, "largest_eigenvalue")
+        for starts in (1, 2)
+    }
+    assert cells[1].key != cells[2].key
+    assert "starts" not in str(cells[2].variant.science("largest_eigenvalue"))
 
 
 def test_whose_products_matters_to_the_dense_method_too() -> None:

@@ -213,7 +213,7 @@ class Goal:
     """The `k` outermost values at one `end`, to `tolerance` times the largest one in size, by runs of `steps` vectors.
 
     With `strict`, every run has to reach the residuals, not only the fastest one. `fewest` is the minimum number of
-    steps of a run whose outermost Ritz vectors may be mixtures of eigenvectors.
+    steps of a run whose outermost Ritz vectors may be mixtures of eigenvectors. `starts` is the number of runs.
     """
 
     end: End
@@ -222,6 +222,7 @@ class Goal:
     steps: int
     strict: bool = False
     fewest: int = 0
+    starts: int = STARTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,9 +234,9 @@ class _Claim:
     scale: float
 
 
-def starts_of(operator: SymmetricOperator, generator: Generator, warm: Tensor | None) -> list[Tensor]:
+def starts_of(goal: Goal, operator: SymmetricOperator, generator: Generator, warm: Tensor | None) -> list[Tensor]:
     """Return a start vector for each run: random, or near `warm`."""
-    return [_start(operator, generator, warm) for _ in range(STARTS)]
+    return [_start(operator, generator, warm) for _ in range(goal.starts)]
 
 
 def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[LanczosRun]:
@@ -246,7 +247,7 @@ def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Fl
     """
     if not is_short(starts):
         sizes, _ = long_sizes(goal, len(locked))
-        pairs = zip(starts, sizes, strict=True)
+        pairs = zip(starts, sizes, strict=False)
         return [LanczosRun(start, size, locked=locked, fresh=generator) for start, size in pairs]
     steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
     size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
@@ -293,8 +294,7 @@ def _take_turns(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: G
                 restarts += 1
             advance([run], operator)
         if count < len(runs):
-            run.sort(goal.end.order)
-            run.close(remaining)
+            run.close(remaining, goal.end.order)
 
 
 def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
@@ -374,6 +374,7 @@ def extremes(
     k: int = 1,
     tolerance: float = 1e-6,
     steps: int = 100,
+    starts: int = STARTS,
     generator: Generator,
     warm: Float[Tensor, " n"] | None = None,
     low_precision: SymmetricOperator | None = None,
@@ -384,9 +385,10 @@ def extremes(
     vectors after `steps` vectors (never if twice as many span the space, and earlier if two bases would exceed
     BASIS_BYTES; vectors in float32 are LONG_VECTORS, or as many as take LONG_BYTES). A run whose Ritz vectors may be
     mixtures of eigenvectors takes at least `fewest_steps` steps. `warm` is an approximate eigenvector, such as that of
-    the last state; it shortens both runs, each of which starts from it plus a random vector. `low_precision` is the
-    same operator with products in float32. Raises NotFinite for products that are not finite, and ArithmeticError for
-    an operator that is not symmetric.
+    the last state; it shortens both runs, each of which starts from it plus a random vector. With `starts` 1 there is a
+    single run: half the products, and nothing shows an eigenvalue that its start is nearly orthogonal to.
+    `low_precision` is the same operator with products in float32. Raises NotFinite for products that are not finite,
+    and ArithmeticError for an operator that is not symmetric.
 
     Returns
     -------
@@ -408,14 +410,14 @@ def extremes(
     """
     operator = InUnits(operator)
     fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
-    goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products
-    starts = starts_of(operator, generator, warm)
+    goal, before = Goal(end, k, tolerance, steps, fewest=fewest, starts=starts), operator.products
+    first = starts_of(goal, operator, generator, warm)
     best, spent = nothing_found(operator), 0
     if low_precision is not None:
-        best, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
+        best, first, spent = _in_low_precision(operator, low_precision, goal, first, generator)
     if not best.converged:
         seen = replace(goal, fewest=0) if spent and best.vectors.numel() else goal
-        best = _in_full_precision(operator, seen, starts, generator)
+        best = _in_full_precision(operator, seen, first, generator)
     best = replace(best, products=operator.products - before, rough_products=spent)
     return best if operator.unit in (0.0, 1.0) else _times(best, operator.unit)
 
@@ -434,7 +436,7 @@ def _in_full_precision(operator: SymmetricOperator, goal: Goal, starts: list[Ten
     starts.clear()  # frees their memory
     best = _converged(operator, goal, none, runs)
     if best.converged and (more := _unseen(runs, goal, best, operator)) is not None:
-        runs = begin(goal, starts_of(operator, generator, more.sum(dim=1)), generator, none.vectors)
+        runs = begin(goal, starts_of(goal, operator, generator, more.sum(dim=1)), generator, none.vectors)
         best = _converged(operator, goal, none, runs)
     if best.converged or unfinished(runs, goal):
         return best
@@ -443,7 +445,7 @@ def _in_full_precision(operator: SymmetricOperator, goal: Goal, starts: list[Ten
         best = _converged(operator, goal, best, runs)
         if best.converged or unfinished(runs, goal) or best.vectors.shape[1] == operator.dim:
             break
-        runs = begin(goal, starts_of(operator, generator, None), generator, best.vectors)
+        runs = begin(goal, starts_of(goal, operator, generator, None), generator, best.vectors)
     return best
 
 
@@ -476,7 +478,7 @@ def _in_low_precision(
         return none, starts, low_precision.products - before
     best = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
     if best.converged and (more := _unseen(runs, goal, best, low_precision)) is not None:
-        starts = starts_of(operator, generator, more.sum(dim=1))
+        starts = starts_of(goal, operator, generator, more.sum(dim=1))
         return replace(best, converged=False), starts, low_precision.products - before
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
     return best, warm, low_precision.products - before

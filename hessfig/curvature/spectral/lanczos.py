@@ -1,5 +1,6 @@
 """Symmetric operators and the Lanczos recurrence with full reorthogonalisation, on the device of the products."""
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from torch import Generator, Tensor
 from hessfig.curvature.column import SPLIT, Column
 from hessfig.curvature.differences import multiplied_with_errors
 from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
-from hessfig.curvature.spectral.vectors import dots, drawn, is_short, length, rotate, without
+from hessfig.curvature.spectral.vectors import divided, dots, drawn, is_short, length, rotate, without
 from hessfig.rng import stream
 from hessfig.terms import Part
 
@@ -89,7 +90,7 @@ class Square:
         if errors:
             self.last_errors = errors[self.row, self.part]
             self._squared_errors += float((self.last_errors / vectors.double().norm(dim=0).cpu()).square().sum())
-        if not bool(product.isfinite().all()):
+        if not math.isfinite(product.norm()) and not bool(product.isfinite().all()):  # the norm may overflow
             raise NotFinite(f"products of {self.part} are not finite")
         return product
 
@@ -256,9 +257,10 @@ class LanczosRun:
         """Replace the basis by all Ritz vectors, sorted by `order` of their values; the space remains the same."""
         self.restart(order(self.ritz().values).tolist())
 
-    def close(self, rows: int) -> None:
-        """Release the memory of all but the first `rows` vectors, which remain as they are; the run ends."""
-        self.size = self.length = min(rows, self.length)
+    def close(self, rows: int, order: Callable[[Tensor], Tensor]) -> None:
+        """End the run with its first `rows` Ritz vectors, sorted by `order` of their values, as basis."""
+        self.restart(order(self.ritz().values)[:rows].tolist())
+        self.size = self.length
         self.basis = self.basis[: self.length].clone()
         self.projection = self.projection[: self.length, : self.length]
         self._link = self._link[: self.length]
@@ -276,7 +278,7 @@ class LanczosRun:
         if self.length == self.dim:
             return
         if size > rounding * self.reach:
-            self._link[-1], self.vector = size, self._unit(rest / size)
+            self._link[-1], self.vector = size, self._unit(divided(rest, size))
         elif self._fresh is not None:  # an invariant subspace
             self._renew()
 
@@ -285,7 +287,7 @@ class LanczosRun:
         if self._locked is None:
             return vector
         vector = self._unlocked(vector)
-        return vector / length(vector)
+        return divided(vector, length(vector))
 
     def _renew(self) -> None:
         """Take a random vector outside the basis."""

@@ -1,5 +1,6 @@
 """Inner products, norms and combinations of long vectors; those of float32 are summed in float64, band by band."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -8,6 +9,7 @@ from torch import Generator, Tensor
 
 _BAND, _BANDS = 2**16, 64  # the least entries of a band, and the largest number of bands
 _SINGLE = 2**12  # entries whose products are summed in float32: their rounding is below that of the stored entries
+_ALONE = 2**7  # the same for norms, whose terms all have one sign
 Rows = Float[Tensor, "p n"] | Sequence[Float[Tensor, " n"]]
 
 
@@ -39,7 +41,18 @@ def dots(rows: Tensor, others: Tensor) -> Tensor:
 
 def length(vector: Float[Tensor, " n"]) -> float:
     """Return the Euclidean norm."""
-    return float(vector.norm() if vector.dtype == torch.float64 else dots(vector, vector).sqrt())
+    if vector.dtype == torch.float64:
+        return float(vector.norm())
+    if vector.device.type == "cpu":
+        whole = len(vector) // _ALONE * _ALONE
+        pieces, rest = vector[:whole].view(-1, _ALONE), vector[whole:]
+        return math.hypot(float(pieces.norm(dim=1).double().norm()), float(rest.norm()))
+    return float(dots(vector, vector).sqrt())
+
+
+def divided(vector: Float[Tensor, " n"], size: float) -> Float[Tensor, " n"]:
+    """Return vector / size. A vector in float32 is overwritten."""
+    return vector / size if vector.dtype == torch.float64 else vector.div_(size)
 
 
 def without(vector: Float[Tensor, " n"], rows: Tensor, overlaps: Tensor) -> Float[Tensor, " n"]:

@@ -45,6 +45,14 @@ def test_values_are_within_their_residual_of_the_truth(name: str, end: End) -> N
         check(found(with_eigenvalues(values), end, k, steps=30), values, end, k)
 
 
+@pytest.mark.parametrize("name", SPECTRA)
+def test_one_start_takes_at_most_the_products_of_two(name: str) -> None:
+    values = SPECTRA[name]
+    one, two = (found(with_eigenvalues(values), End.largest, 1, steps=30, starts=starts) for starts in (1, 2))
+    check(one, values, End.largest, 1)
+    assert one.products < two.products
+
+
 @pytest.mark.parametrize("tolerance", [0.05, 0.01])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(seed: int, tolerance: float) -> None:

@@ -62,6 +62,13 @@ def test_runs_of_a_few_vectors_find_the_outermost(end: End, k: int, tolerance: f
     torch.testing.assert_close(own.norm(dim=0), result.residuals, rtol=1e-2, atol=1e-7)
 
 
+@pytest.mark.usefixtures("few")
+def test_a_single_run_of_a_few_vectors_takes_half_the_products() -> None:
+    one, two = (solved(bulk(2.0, 1.5, 1.2), End.largest, tolerance=1e-4, starts=starts)[0] for starts in (1, 2))
+    assert one.converged and float(one.values[0]) == pytest.approx(2.0, rel=1e-4)
+    assert one.products <= 0.6 * two.products
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("few")
 def test_both_vectors_of_a_double_eigenvalue_are_found() -> None:
