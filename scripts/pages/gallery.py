@@ -57,9 +57,6 @@ wide_keys jacobian language_heterogeneity language_sinks language_noise sinks qu
 critical_points steps approximations_digits approximations_text along_updates rounding
 landscape_subspace influence approximations_addition language_course sinks_trained
 """.split()  # noqa: SIM905
-WITH_EVERY_PAGE = ("eq5", "6", "7", "component_ratios")  # figures whose pages say more than the first of them
-
-
 ALSO_READ = {
     "centring_training": ["centring"],
     "single_matrix": ["sigma"],
@@ -182,10 +179,17 @@ def _save(drawings: list[pictures.Drawing], outputs: Path, manifest: dict[str, A
         for old in pictures.pictures_of(figure.name, IMAGES):
             old.unlink()
             manifest["pictures"].pop(old.name, None)
-        for picture in drawing.pictures if figure.name in WITH_EVERY_PAGE else drawing.pictures[:1]:
+        for picture in _shown(drawing):
             manifest["pictures"][picture.name] = pictures.record_of(figure, tables)
             pictures.save(picture, manifest["pictures"][picture.name])
     pictures.write_manifest(manifest)
+
+
+def _shown(drawing: pictures.Drawing) -> list[Path]:
+    """Return the pictures of the page: those of which conf/figures.yaml says what is seen, or else the first."""
+    name = drawing.figure.name
+    told = {f"fig{name}_{suffix}".rstrip("_") for suffix in drawing.figure.seen}
+    return [picture for picture in drawing.pictures if picture.stem in told] or drawing.pictures[:1]
 
 
 def _sweeps_of(figure: ShippedFigure) -> list[str]:
@@ -277,7 +281,7 @@ def _alt(figure: ShippedFigure, picture: str) -> str:
     """Return the first words of a figure's title and, of several pages, which of them this is."""
     page = Path(picture).stem.removeprefix(f"fig{figure.name}").strip("_").replace("_", " ")
     words = re.split("[:,]", _title(figure))[0]
-    return f"{words}: {page}" if page and figure.name in WITH_EVERY_PAGE else words
+    return f"{words}: {page}" if len(figure.seen) > 1 else words
 
 
 def _others() -> list[str]:

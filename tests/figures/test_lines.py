@@ -275,7 +275,7 @@ def test_several_predicted_powers_name_their_lines(pages: Draw) -> None:
     table = make_table(networks=networks, blocks=[("W_V", "W_V"), ("W_K", "W_K")], parts=["H_o"], seeds=2)
     (page,) = pages("lines", table)
     key, value = page.figure.axes
-    assert "σ² (softmax)" in words(value) and "σ⁶ (linear)" in words(value)
+    assert "σ² (softmax)" in words(value) and "σ⁶ (linear attention)" in words(value)
     assert "σ⁶" in words(key).splitlines()
 
 
@@ -373,3 +373,18 @@ def test_variants_that_differ_in_several_settings_have_a_colour_each(pages: Draw
     (page,) = pages("lines", make_table(networks=[("", 1), (several, 1)]), colour="variant")
     assert legend(page) == ["variant: plain", "mlp gelu, pre-LN, heads 2, temperature 2.0"]
     assert len({to_hex(line.get_color()) for line in drawn(page.figure.axes[0])}) == 2
+
+
+def test_values_of_a_setting_stand_side_by_side(pages: Draw) -> None:
+    """Trained and random weights share a panel, each with its colour and mark, and their page is that of the rest."""
+    networks = [(f"model.random={kind}", 1) for kind in (False, True)]
+    settings = {**CONFIG, "model": {**CONFIG["model"], "random": False}}
+    blocks = [("W_V", "W_V"), ("W_Q", "W_Q")]
+    table = make_table(networks=networks, sigma=[1.0], blocks=blocks, parts=["H"], settings=settings)
+    (page,) = pages("bars", table, settings=settings, colour="model.random")
+    (ax,) = page.figure.axes
+    trained, random = (container.lines[0] for container in ax.containers)
+    assert trained.get_color() != random.get_color() and trained.get_marker() != random.get_marker()
+    assert np.all(trained.get_xdata() < random.get_xdata()) and len(page.numbers) == 4
+    (legend,) = page.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["trained weights", "random weights"]

@@ -14,7 +14,6 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, as_window
 from hessfig.figures.parts import labels, panels
-from hessfig.figures.parts.colours import shades
 from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, unseen, values_of
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, fitting, width_of
@@ -39,9 +38,9 @@ from hessfig.record import CURVE, FROBENIUS
 
 _BLOCK = 0.16  # width in inches of a block
 _STEP = 0.14  # between layers, in units of one block
+_LAYER = "layer"
 _BARS_PAGE = ["variant", "num_layers", "quantity", "index"]
 _LONGEST = 1.4  # largest width of a name in inches
-_COLOUR = "#4575b4"
 
 
 def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -49,7 +48,8 @@ def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: a dot is the mean over seeds and its bar the 95 % interval (of a single seed: the estimate's own
     error). Layers stand side by side, darker for later ones; `= 0` stands for a block that is zero.
-    Requires: the sweep's table.csv (options `quantity`, `index`, and `at`: the nearest place on the axis is drawn).
+    Requires: the sweep's table.csv (`figure.colour`: a varied setting, whose values then share a panel; options
+    `quantity`, `index`, and `at`: the nearest place on the axis is drawn).
     """
     run = source.run
     chosen = of_quantity(run.table, spec.quantity, spec.index)
@@ -60,56 +60,73 @@ def _all_bars(table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, 
     """Draw the blocks of every network at the place of the option `at`, with one page per quantity."""
     every = [growth_curves(table, axis=run.axis, quantity=quantity) for quantity in quantities]
     points, place = at_one_place(with_pairs(pd.concat(every)), spec.number("at"), run.axis)
-    networks = networks_of(points)
+    look = Encoding(run.axis, seen(spec, points)[0] if spec.colour else _LAYER, "", "", run.unchanged)
+    paired = points.assign(variant=unseen(points, [look.colour])["variant"])
+    networks = networks_of(paired)
     several = [name for name in _BARS_PAGE[2:] if len(points[name].unique()) > 1]
-    for key, here in points.groupby(_BARS_PAGE, sort=False):
+    for key, group in paired.groupby(_BARS_PAGE, sort=False):
+        here = points.loc[group.index]
         of_page = dict(zip(_BARS_PAGE, key, strict=True))
         words = "".join(f"_{file_words(str(of_page[name]))}" for name in several)
         suffix = page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
         names = [labels.variant_words(of_page["variant"]), *(f"{name} {of_page[name]}" for name in several)]
-        note = labels.note_words(table, run.axis, names, place=place, config=run.config)
+        of_depth = where(table, num_layers=of_page["num_layers"])
+        note = labels.note_words(of_depth, run.axis, names, place=place, config=run.config)
         for blocks, end in in_sheets(blocks_in_order(here), int(SHARED.width(spec.paper, 1) / _BLOCK)):
-            yield _draw_bars(here, blocks, run.axis, spec, note, suffix + end)
+            yield _draw_bars(here, blocks, look, spec, note, suffix + end)
 
 
 def _draw_bars(
-    points: pd.DataFrame, blocks: Sequence[BlockKey], axis: Axis, spec: FigureSpec, note: str, suffix: str
+    points: pd.DataFrame, blocks: Sequence[BlockKey], look: Encoding, spec: FigureSpec, note: str, suffix: str
 ) -> Page:
     place = {key: rank for rank, key in enumerate(blocks)}
     keys = list(points[BLOCK_KEY].itertuples(index=False, name=None))
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
     names = [fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks]
-    style = OWN_Y.replace(bottom=0.12 + max(map(width_of, names)), down=0.3)
+    has_legend = len(look.marks(points)) > 1
+    above = _ABOVE * look.lines_above(points, spec.paper.inches) + 0.04 if has_legend else 0.0
+    style = OWN_Y.replace(bottom=0.12 + max(map(width_of, names)), down=0.3, top=OWN_Y.top + above)
     sheet = Sheet.grid(spec.paper, [[part or "all"] for part in parts], note, style)
     for row, _, ax in sheet:
-        _draw_bar_panel(ax, where(points, part=parts[row]), points)
+        _draw_bar_panel(ax, where(points, part=parts[row]), points, look)
         ax.set_title(labels.part_title(parts[row]))
         label_side(ax, _label(points))
     lowest = sheet.panels[sheet.lines[-1][0]]
     lowest.set_xticks(range(len(blocks)), names, rotation=90)
     lowest.set_xlim(-0.6, len(blocks) - 0.4)
-    return sheet.page(suffix, as_written(points.drop(columns=["across", "place"]), axis))
+    if has_legend:
+        look.name_above(sheet.figure, points, spec.paper.inches)
+    return sheet.page(suffix, as_written(points.drop(columns=["across", "place"]), look.axis))
 
 
-def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
+def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame, look: Encoding) -> None:
     log_y = set_y_scale(ax, page["mean"])  # the same kind of scale in every panel of a page
     drawn = points[np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))]
-    layers = sorted(page["layer"].unique())
-    for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
-        dots = drawn[drawn["layer"] == layer]
-        shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) if layer else 0.0
+    layers = [layer for layer in ordered(page[_LAYER]) if layer]
+    marks = look.marks(page)
+    for colour, tone in look.tones(page, "").items():
+        dots = drawn[values_of(drawn, look.colour) == colour]
+        place = dots["place"] + _beside(dots[_LAYER], layers)
+        if look.colour != _LAYER:
+            place += _beside(values_of(dots, look.colour), list(marks))
         ends = panels.reach(dots, logs=log_y)
         error = np.where(np.isfinite(ends), ends, dots["probe_sem"].fillna(0.0))
-        ax.errorbar(dots["place"] + shift, dots["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
+        style: dict[str, Any] = {"marker": "o", "linestyle": "", "color": tone, "elinewidth": 0.8, **marks[colour]}
+        ax.errorbar(place, dots["mean"], error, label=str(colour), **style)
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
     above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": TINY, "ha": "center"}
     for place in points[without_dot]["place"].unique():
         ax.text(place, 0.03 if log_y else 0.1, "= 0", **above)
-    if len(layers) > 1:
-        ax.legend(title="Layer:", ncols=len(layers), loc="best", alignment="left", columnspacing=0.4)
     if drawn.empty and not without_dot.any():
         say(ax, panels.why_no_line(points))
+
+
+def _beside(values: pd.Series, every: Sequence[Any]) -> pd.Series:
+    """Return how far to the right each value stands of the middle of its block: `every` value has a place there."""
+    step = _STEP * min(1.0, 5 / max(len(every), 1))
+    places = {value: step * (rank - (len(every) - 1) / 2) for rank, value in enumerate(every)}
+    return values.map(places).fillna(0.0)
 
 
 def _label(points: pd.DataFrame) -> str:

@@ -28,7 +28,7 @@ CORE_LAYOUTS: dict[str, FigureLayout] = {
     "lines": FigureLayout(
         f"{_HERE}.comparisons:lines", ("quantity", "index", "sigmas", "slopes"), takes=("x", "colour", "dashes")
     ),
-    "bars": FigureLayout(f"{_HERE}.comparisons:bars", ("quantity", "index", "at")),
+    "bars": FigureLayout(f"{_HERE}.comparisons:bars", ("quantity", "index", "at"), takes=("colour",)),
     "heat": FigureLayout(f"{_HERE}.heat_maps:heat", ("quantity", "quantities", "index", "at")),
     "power_laws": FigureLayout(f"{_HERE}.power_laws:power_laws", ("quantity", "chance", "published", "repeats")),
     "approximations": FigureLayout(f"{_HERE}.approximation_maps:approximations", ("number", "at"), (_NUMBERS,)),

@@ -188,7 +188,7 @@ def _words(name: str) -> str:
 
 _QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
 _RESIDUAL = "residual_norm"
-_PLACE_HEIGHT = 0.1  # inches, of a weight in a heat map of many
+_PLACE_HEIGHT = 0.115  # inches, of a weight in a heat map of many
 _BAR = 0.6  # inches to the right of a heat map for its colour bar
 _MORE = 0.25  # how much wider a heat map is than half of the page
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.image import AxesImage
 
-from hessfig.analysis.axis import settings_of, without
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
@@ -26,7 +25,6 @@ from hessfig.figures.parts.saving import file_words
 
 _ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
-_WEIGHTS = {"False": "trained", "True": "random"}
 _OUTSIDE = "outside"  # the row of weights outside the layers
 
 
@@ -58,43 +56,34 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
         )
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
-    paired = here["variant"].map(lambda variant: without(variant, _RANDOM))
-    for suffix, (variant, _), network in by_network(here.assign(variant=paired)):
-        rows = here.loc[network.index]
+    for suffix, (variant, _), rows in by_network(here):
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
         sheet = draw_heat(rows, spec.quantity, note, spec)
         yield sheet.page(suffix + end, as_written(rows, run.axis))
 
 
-_RANDOM = "model.random"  # trained and random weights of a network are on one page
-
-
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
-    """Draw one network's panels next to each other, trained weights above random ones, with one colour bar."""
-    layers, names, states = sorted(points["layer"].unique()), in_order(points["row"]), list(points["variant"].unique())
+    """Draw one network's panels next to each other, with one colour bar."""
+    layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     words = [labels.weight_words(name) for name in names]
     longest = max((len(text) for text in words if "$" not in text), default=6)
     style = ONE_SCALE.replace(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
     style = style.replace(narrowest=narrowest, height=height)
-    kinds = [settings_of(state).get(_RANDOM, "") for state in states]
-    rows = [[f"{part or 'all'}{f':random={kind}' if len(states) > 1 else ''}" for part in parts] for kind in kinds]
-    sheet = Sheet.grid(spec.paper, rows, note, style.replace(down=0.12 if len(states) > 1 else style.down))
+    sheet = Sheet.grid(spec.paper, [[part or "all" for part in parts]], note, style)
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
     in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
-    for row, column, ax in sheet:
-        square, zero = _matrix(where(points, part=parts[column], variant=states[row]), layers, names)
+    for _, column, ax in sheet:
+        square, zero = _matrix(where(points, part=parts[column]), layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
-        name_sides(ax, columns=words if row == len(states) - 1 or sheet.is_folded else ())
-        if row == 0 or sheet.is_folded:
-            ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
+        name_sides(ax, columns=words)
+        ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
     for line in sheet.lines:
         name_sides(sheet.panels[line[0]], rows=[str(layer) if layer else _OUTSIDE for layer in layers])
-        kind = _WEIGHTS.get(kinds[line[0][0]], "")
-        sheet.panels[line[0]].set_ylabel(f"{kind}: layer" if kind and len(states) > 1 else "layer")
+        sheet.panels[line[0]].set_ylabel("layer")
     label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
     colour_bar(sheet.outermost, image, wide=0.09, label=label)
     return sheet

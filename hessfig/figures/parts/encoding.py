@@ -24,7 +24,7 @@ from hessfig.analysis.axis import (
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import TONES, matrix_colour, matrix_mark, part_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec
-from hessfig.figures.parts.labels import plain, symbol, variant_words, weight_words
+from hessfig.figures.parts.labels import plain, says_itself, symbol, value_words, variant_words
 from hessfig.figures.parts.lettering import width_of
 from hessfig.terms import Matrix
 
@@ -192,8 +192,8 @@ class Encoding:
 
     @property
     def title(self) -> str | None:
-        """The title of the legend: what the colours show."""
-        return f"{plain(setting_name(self.colour))}:" if self.colour else None
+        """The title of the legend: what the colours show, unless its words say it."""
+        return f"{plain(setting_name(self.colour))}:" if self.colour and not says_itself(self.colour) else None
 
     def name(self, ax: Axes, page: pd.DataFrame) -> None:
         """Write the legend into a panel."""
@@ -220,7 +220,7 @@ class Encoding:
         if name == VARIANT:
             return variant_words(value) or PLAIN
         text = str(value) or self.unchanged.get(name, "")
-        return f"{float(text):.3g}" if name == "sigma" and text else weight_words(text) or "(none)"
+        return f"{float(text):.3g}" if name == "sigma" and text else value_words(name, text) or "(none)"
 
     def _columns(self, page: pd.DataFrame, inches: float) -> int:
         entries = self._all_named(page)

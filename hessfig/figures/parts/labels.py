@@ -14,7 +14,7 @@ from hessfig.terms import Group, Matrix, Part, weight_label
 
 ONE_SEED = "one seed"
 _FEW_SEEDS = 5  # up to this number, each seed is drawn as a line
-OWN_KIND = "python"  # a network of the user's own
+OWN_KIND, _LOADED_KIND = "python", "huggingface"  # networks whose width the settings do not tell
 _PART_SYMBOLS = {
     Part.H_o: r"H_\mathrm{o}",
     Part.H_f: r"H_\mathrm{f}",
@@ -93,6 +93,16 @@ def weight_words(name: str, layer: int = 0) -> str:
     return words + behind
 
 
+def value_words(setting: str, value: str) -> str:
+    """Return the value of a setting in words of its own, or the name of the weight that it is, or the value."""
+    return _SETTINGS.get((setting, value)) or weight_words(value)
+
+
+def says_itself(setting: str) -> bool:
+    """Return whether the values of a setting have words of their own, which need no name of the setting."""
+    return any(key == setting for key, _ in _SETTINGS)
+
+
 def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
     """Return the y label of a block."""
     return f"{block_words(row, col)} block {quantity_label(quantity)}"
@@ -161,14 +171,14 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     """Return width, layers and batch as a sentence, as far as all numbers share them; "" without a manifest.
 
     Settings that the sweep varies, or that are its axis, are shown elsewhere. For a user's own network these settings
-    are unknown.
+    are unknown, and for one that was loaded its width is.
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
     depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
     shown = {axis.name, *(sweep.get("vary") or {})}
     layers = " to ".join(map(str, dict.fromkeys([*depths[:1], *depths[-1:]])))
     words = {
-        "model.d_model": f"width {model.get('d_model')}",
+        "model.d_model": f"width {model.get('d_model')}" if model.get("kind") != _LOADED_KIND else "",
         "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}" if depths else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }

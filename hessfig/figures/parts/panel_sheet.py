@@ -26,6 +26,7 @@ _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # inches from the page's edge to the note, and from a panel to the middle of its y label
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
+_ENTRIES = 4  # on a line of a legend above the panels, at most
 _STRETCH = 2.0  # largest factor by which a legend may stretch an axis
 Cell = tuple[int, int]
 
@@ -238,7 +239,9 @@ class Sheet:
     def name_above(self, ax: Axes, *, long: float = 2.0) -> None:
         """Write the legend of a panel above all panels; `long` is the length of its handles."""
         handles, names = ax.get_legend_handles_labels()
-        self.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=long)
+        lines = -(-len(names) // _ENTRIES)
+        columns = -(-len(names) // max(lines, 1))
+        self.figure.legend(handles, names, loc="upper center", ncols=columns, columnspacing=1.0, handlelength=long)
 
     def label_below(self, x: str) -> None:
         """Write the x label below every panel without a panel below it; the last line may be a shorter one."""

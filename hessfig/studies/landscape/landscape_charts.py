@@ -25,7 +25,7 @@ from hessfig.figures.parts.ticks import set_decades
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
-_SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
+_SINGLE = ("prediction_correlation", "prediction_slope")
 _DIFFERENCE = "$|L_{k+1} - L_k|$"
 _FITTED = ["slope", "slope_se", "ci_low", "ci_high"]
 _ROOM = 1e3  # factor of the room below the curves, for words
@@ -44,12 +44,12 @@ class _Place:
 
 
 def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw a panel for every direction (rows) and distance (columns) of the sweep; a page for whatever else varies.
+    """Draw a panel for every distance (rows) and direction (columns) of the sweep; a page for whatever else varies.
 
     How to read it: dots are means over orders of the samples and over seeds (up to five as thin lines, more as the
     band of their 95 % interval); open dots root mean squares, which the grey line (chance alone) must meet whatever the
-    network: its slope of -1 is automatic. Black dashes: the second-order prediction. Red: the bound, and its two terms
-    (dots: 2 L_max / (k + 1); dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of
+    network: its slope of -1 is automatic. Black dashes: the second-order prediction. Red: the bound, (2 L_max +
+    M |w - w*|^2) / (k + 1). r and b in a corner: rank correlation and slope of
     losses' changes on their prediction. At w* there is no direction, and one panel. Requires: a sweep of the quantity
     landscape_difference along `index`.
     """
@@ -66,25 +66,25 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, fixed: str, suffix: str) -> Page:
     """Draw a page; `fixed` is the common distance of all numbers if the sweep does not vary it ('None': at w*)."""
     directions, distances = (list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE))
-    names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
-    style = ONE_SCALE.replace(height=1.3, top=0.52, down=0.3, narrowest=None)
+    names = [[f"{one or 'direction'}:{distance or fixed}" for one in directions] for distance in distances]
+    style = ONE_SCALE.replace(height=1.6, top=0.52, down=0.3, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
     for row, column, ax in sheet:
-        if row and distances[column] == "None":
-            say(ax, "as above: at $w^*$\nthere is no direction")
+        if column and distances[row] == "None":
+            say(ax, "as on the left: at $w^*$\nthere is no direction")
             continue
-        here = where(table, **{DIRECTION: directions[row], DISTANCE: distances[column]})
-        place = _place(spec, here, axis, distances[column] or fixed, fits)
+        here = where(table, **{DIRECTION: directions[column], DISTANCE: distances[row]})
+        place = _place(spec, here, axis, distances[row] or fixed, fits)
         _draw(ax, place)
         for name, curve in place.curves.items():
-            drawn.append(curve.assign(**place.slopes[name][_FITTED]))
+            drawn.append(curve.assign(**place.slopes[name][_FITTED], **place.numbers))
     for which in ("x", "y"):
         set_decades(sheet.first, which)
-    rows = [f"{labels.plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
     places = [distance or fixed for distance in distances]
-    columns = [f"distance {labels.plain(one)}" if one != "None" else "at $w^*$" for one in places]
-    sheet.label("k", columns, rows, [labels.plain(one) for one in directions], _DIFFERENCE)
+    places = [f"at distance {labels.plain(one)}" if one != "None" else "at $w^*$" for one in places]
+    columns = [f"{labels.plain(one)} direction" if one else "" for one in directions]
+    sheet.label("number of samples k", columns, [f"{_DIFFERENCE} {one}" for one in places], places, _DIFFERENCE)
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
     sheet.name_above(sheet.outermost, long=1.2)
@@ -113,25 +113,14 @@ def _draw(ax: Axes, place: _Place) -> None:
         predicted = place.curves["landscape_prediction"]
         dashed: dict[str, Any] = {"color": "black", "linestyle": (0, (3, 2)), "linewidth": 0.8}
         ax.plot(predicted[X], predicted["mean"], label="2nd order", zorder=4, **dashed)
-    _draw_bound(ax, place)
-    loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
+    bound = place.curves["landscape_bound"]
+    ax.plot(bound[X], bound["mean"], color=_BOUND, linewidth=0.8, label="bound")
+    loose = bound["mean"].to_numpy() / size["mean"].to_numpy()
     words = f"slope {slope_and_half(place.slopes[_SIZE])}\nbound / mean: {in_tens(np.median(loose))}"
     if place.distance:
         numbers = place.numbers
         words += f"\nr = {numbers['prediction_correlation']:.2f}, b = {in_tens(numbers['prediction_slope'])}"
     corner(ax, words, "lower left")
-
-
-def _draw_bound(ax: Axes, place: _Place) -> None:
-    """Draw the bound and its two terms."""
-    bound, numbers = place.curves["landscape_bound"], place.numbers
-    k = bound[X].to_numpy()
-    ax.plot(k, bound["mean"], color=_BOUND, linewidth=0.8, label="bound")
-    line: dict[str, Any] = {"color": _BOUND, "linewidth": 0.6}
-    ax.plot(k, 2 * numbers["largest_loss"] / (k + 1), linestyle=":", label="loss term", **line)
-    if place.distance:
-        term = numbers["largest_curvature"] * place.distance**2 / (k + 1)
-        ax.plot(k, term, linestyle="--", label="curvature term", **line)
 
 
 def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:

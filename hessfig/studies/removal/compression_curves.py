@@ -12,6 +12,7 @@ from matplotlib.ticker import SymmetricalLogLocator
 from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.manifest import RecordedRun
+from hessfig.errors import unknown_name
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
@@ -27,49 +28,71 @@ from hessfig.studies.removal.row_names import OF_PRUNING, OF_QUANTISATION, ROUND
 _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
 _COLOURS |= {"magnitude": tone(6), "taylor": tone(5)}
 _MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
-_KEY = (
-    "Above: dashed OBD; solid OBS, where other weights compensate, and the rest. Below: single weights (dots), rows"
-    " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
+_LOSSES = "Dashed: OBD; solid: OBS, where other weights compensate, and the rest. Geometric means"
+_CORRELATIONS = (
+    "Dots: single weights; squares: rows of matrices; crosses: single weights with compensation. Means by Fisher's z"
 )
+_LINES = ("o", "s", "^", "D", "v", "P", "X")  # markers of curves
+_STYLE = APART.replace(across=0.4, bottom=0.4, narrowest=None)
 _LINE, _ACROSS, _APART = 0.14, 4, 0.22  # height of a saliency in inches, blocks per line, gap between marks
 
 
 def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw the loss against the share of weights removed, one colour per saliency, and rank correlations below.
+    """Draw the loss against the share of weights removed, one colour per saliency; rank correlations on a page apart.
 
     How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
     OBS, whose remaining weights compensate; dashed ones OBD. Curves are geometric means over seeds, bands their 95 %
-    intervals (of more than five seeds; the CSV file always has them). Below: Spearman's correlation of the saliency
-    with the true rise of the loss, mean over seeds with its 95 % interval by Fisher's z. Dots are single weights,
-    squares rows of matrices, crosses single weights with compensation.
-    Requires: a sweep with the quantity `pruning`, a page for each block (option `at`: the place on the axis).
+    intervals (of more than five seeds; the CSV file always has them). Correlations are Spearman's, of the saliency with
+    the true rise of the loss: mean over seeds with its 95 % interval by Fisher's z. Dots are single weights, squares
+    rows of matrices, crosses single weights with compensation.
+    Requires: a sweep with the quantity `pruning`, two pages for each block (options `at`: the place on the axis;
+    `saliencies`: those that are drawn).
     """
     run, table, place = _read(spec, source, OF_PRUNING)
     blocks = list(table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None))
+    names = _chosen(spec)
     for layer, name in blocks:
         rows = where(table, layer=layer, row=name)
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
-        note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
-        note += " The CSV file has the intervals of the curves." if are_few(rows["seed"].nunique()) else ""
-        networks = networks_of(rows)
-        marks = [[f"{network}:{what}" for network in panel_names(networks)] for what in ("loss", "correlation")]
-        left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
-        style = APART.replace(left=left, across=0.4, down=0.5, bottom=0.4, top=0.62, narrowest=None)
-        sheet = Sheet.grid(spec.paper, marks, note, style.replace(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
-        drawn = []
-        for line, column, ax in sheet:
-            variant, depth = networks[column]
-            here = where(rows, variant=variant, num_layers=depth)
-            draw = _draw_curves if line == 0 else _draw_correlations
-            drawn.append(draw(ax, here).assign(variant=variant, num_layers=depth))
-            if line == 0:
-                ax.set_title(labels.variant_words(variant))
-            if column == 0 and line == 0:
-                ax.set_ylabel("loss")
-            elif column > 0 and line > 0:
-                ax.set_yticklabels([])
-        sheet.name_above(sheet.axes[0])
-        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+        block = f"{'All weights' if name == 'all' else name}, {place}."
+        few = are_few(rows["seed"].nunique())
+        note = _note(run, rows, f"{block} {_LOSSES}", "their 95% intervals are in the CSV file" if few else _INTERVALS)
+        yield _draw_pruned(rows, names, "loss", note, spec, suffix)
+        note = _note(run, rows, f"{block} {_CORRELATIONS}")
+        yield _draw_pruned(rows, names, "correlation", note, spec, f"{suffix}_correlations")
+
+
+def _chosen(spec: FigureSpec) -> list[str]:
+    """Return the saliencies to draw (figure.options.saliencies); all by default."""
+    names = spec.words("saliencies") or list(SALIENCIES)
+    for name in names:
+        if name not in SALIENCIES:
+            raise unknown_name("figure.options.saliencies: there is no such saliency", name, SALIENCIES, "leave it out")
+    return names
+
+
+def _draw_pruned(
+    rows: pd.DataFrame, names: Sequence[str], number: str, note: str, spec: FigureSpec, suffix: str
+) -> Page:
+    """Draw a panel per network of one number of the saliencies: the `loss`, or the `correlation`."""
+    networks, is_loss = networks_of(rows), number == "loss"
+    marks = [[f"{network}:{number}" for network in panel_names(networks)]]
+    left = _STYLE.left if is_loss else 0.2 + max(width_of(SALIENCIES[name]) for name in names)
+    style = _STYLE.replace(left=left, top=0.5 if is_loss else 0.24)
+    sheet = Sheet.grid(spec.paper, marks, note, style.replace(height=2.0 if is_loss else _LINE * len(names) + 0.1))
+    drawn = []
+    for _, column, ax in sheet:
+        variant, depth = networks[column]
+        draw = _draw_curves if is_loss else _draw_correlations
+        numbers = draw(ax, where(rows, variant=variant, num_layers=depth), names)
+        drawn.append(numbers.assign(variant=variant, num_layers=depth))
+        ax.set_title(labels.variant_words(variant))
+        if column and not is_loss:
+            ax.set_yticklabels([])
+    if is_loss:
+        sheet.label_sides(["loss"])
+        sheet.name_above(sheet.first, long=2.6)
+    return sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
 def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
@@ -80,23 +103,28 @@ def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[Recor
     return run, as_written(here, run.axis), words
 
 
-def _note(run: RecordedRun, rows: pd.DataFrame, words: str) -> str:
+_INTERVALS = "with 95% intervals"
+
+
+def _note(run: RecordedRun, rows: pd.DataFrame, words: str, intervals: str = _INTERVALS) -> str:
     setting = labels.setting_words(run.config, rows, run.axis)
     seeds = labels.seeds_words(along(rows, run.axis))
-    return f"{words} over {seeds}, with 95% intervals.{setting}{labels.left_out_words(run.table)}"
+    return f"{words} over {seeds}, {intervals}.{setting}{labels.left_out_words(run.table)}"
 
 
-def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.DataFrame:
     same = ["sigma", "seed", "index"]
     shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(columns={"value": "share"})
     curves = []
-    losses = rows[rows["quantity"].isin([f"{name}_loss" for name in SALIENCIES])]
+    losses = rows[rows["quantity"].isin([f"{name}_loss" for name in chosen])]
     if (losses["value"] > 0).all():
         set_decades(ax, "y")
-    for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
+    measured = [name for name in chosen if f"{name}_loss" in set(losses["quantity"])]
+    for rank, name in enumerate(measured):
         joined = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
         points = seed_means(joined, ["share"], logs=True)
-        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name], "markersize": 0}
+        style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name]}
+        style |= {"marker": _LINES[rank % len(_LINES)], "markersize": 2.8, "linewidth": 0.8}
         shown = points if not are_few(rows["seed"].nunique()) else points.assign(low=np.nan, high=np.nan)
         draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
         curves.append(points.assign(saliency=name, number="loss"))
@@ -104,9 +132,9 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(curves, ignore_index=True)
 
 
-def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+def _draw_correlations(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.DataFrame:
     drawn = []
-    for rank, name in enumerate(SALIENCIES):
+    for rank, name in enumerate(chosen):
         for shift, (number, mark) in zip((-_APART, 0.0, _APART), _MARKS.items(), strict=True):
             values = where(rows, quantity=f"{name}_{number}")["value"]
             if values.empty:
@@ -116,10 +144,10 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
             ax.errorbar([interval.mean], [rank + shift], xerr=interval.reach, **style)
             drawn.append({"saliency": name, "number": number, **interval.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
-    ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
-    for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
+    ax.set_yticks(range(len(chosen)), [SALIENCIES[name] for name in chosen], fontsize=TINY)
+    for tick, name in zip(ax.get_yticklabels(), chosen, strict=True):
         tick.set_color(_colour(name))
-    ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
+    ax.set_ylim(len(chosen) - 0.4, -0.6)
     found = pd.DataFrame(drawn)
     ax.set_xlim(min(-0.1, found["low"].min() - 0.05), 1.05)
     ax.set_xlabel("rank correlation with the true rise")

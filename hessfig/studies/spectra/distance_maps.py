@@ -45,7 +45,8 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
     by the block's 10th largest. JS⁰ is the average over all pairs (their number is above the map), ± half its 95 %
-    interval over seeds. A network whose map is bright has blocks that ask for step sizes of their own. Grey: a block
+    interval over seeds; networks at one state whose weights differ have none, for it averages other pairs in each. A
+    network whose map is bright has blocks that ask for step sizes of their own. Grey: a block
     with fewer than 10 eigenvalues that are not zero has no distance. Cells are of one size in all maps. Two steps of a
     training share a map, the first one below its diagonal; more than two stand side by side.
     The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; a
@@ -119,6 +120,7 @@ def _draw_page(
     maps = [(network, shown) for network in networks for shown in of_map]
     blocks = {network: _blocks(states[0].map_of(network, part)[0]) for network in networks}
     most = max(map(len, blocks.values()))
+    is_comparable = len(states) > 1 or len(set(map(tuple, blocks.values()))) == 1
     columns = min(1 if most > _MANY else max(len(of_map), _COLUMNS), _STYLE.columns(spec.paper))
     lines = in_rows(maps, columns)
     cell = _STYLE.width(spec.paper, columns) / most
@@ -132,7 +134,8 @@ def _draw_page(
         _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
         image = _draw_map(ax, [pairs for pairs, _ in found], blocks[network], scale)
         averages = [[student_interval(means[name]) for name in ("average", "other_average")] for _, means in found]
-        ax.set_title(_title(network, shown, averages, len(blocks[network]), len(of_map) > 1), loc="left")
+        told = averages if is_comparable else []
+        ax.set_title(_title(network, shown, told, len(blocks[network]), len(of_map) > 1), loc="left")
         for state, (pairs, _), (average, other) in zip(shown, found, averages, strict=True):
             numbers.append(_written(pairs, network, average, other, state.of.step))
     _place_bar(sheet, place, image)
@@ -142,14 +145,16 @@ def _draw_page(
 def _title(
     network: Network, shown: Sequence[_Distances], averages: Sequence[Sequence[Interval]], blocks: int, has_step: bool
 ) -> str:
-    """Return the network, its step if the page has several maps of it, and the averages with the number of pairs."""
+    """Return the network, its step if the page has several maps of it, the number of pairs, and their averages."""
     step = shown[0].of.step_words if has_step else ""
     network_words = ", ".join(filter(None, [labels.variant_words(network[0]) or "network", step]))
-    if all(math.isnan(average.mean) for average, _ in averages):
+    if averages and all(math.isnan(average.mean) for average, _ in averages):
         return f"{network_words}\nno distances"
-    words = " → ".join(_average_words(average) for average, _ in averages)
     pairs = blocks * (blocks - 1) // 2
-    return f"{network_words}: {pairs} {'pair' if pairs == 1 else 'pairs'}\nJS⁰ = {words}"
+    lines = [f"{network_words}: {pairs} {'pair' if pairs == 1 else 'pairs'}"]
+    if averages:
+        lines.append(f"JS⁰ = {' → '.join(_average_words(average) for average, _ in averages)}")
+    return "\n".join(lines)
 
 
 def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:

@@ -27,9 +27,9 @@ def rows(quantity: str, by_seed: tuple[float, ...], index: int = 0, blocks: tupl
     return made.assign(quantity=quantity, index=index, part="", layer=0, row_layer=0, value=values, status="ok")
 
 
-def drawn(layout: str, table: pd.DataFrame, folder: Path) -> list[Page]:
+def drawn(layout: str, table: pd.DataFrame, folder: Path, **options: object) -> list[Page]:
     written = write_sweep(table, folder, settings=CONFIG)
-    spec = FigureSpec("figure", written.name, layout, [(None, None)], {}, paper=Paper())
+    spec = FigureSpec("figure", written.name, layout, [(None, None)], options, paper=Paper())
     with styled(spec.paper):
         return list(LAYOUTS[layout].draw(spec, written))
 
@@ -43,8 +43,12 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path: Path) -> None:
         ],
         ignore_index=True,
     )
-    (page,) = drawn("pruning", table, tmp_path)
-    curves, correlations = page.figure.axes
+    losses, page = drawn("pruning", table, tmp_path)
+    (curves,), (correlations,) = losses.figure.axes, page.figure.axes
+    (few, _) = drawn("pruning", table, tmp_path, saliencies=["obs_hessian"])
+    assert set(few.numbers["saliency"]) == {"obs_hessian"} and len(few.figure.axes[0].lines) < len(curves.lines)
+    with pytest.raises(UserError, match=r"saliencies: there is no such saliency[\s\S]*obs_hessian"):
+        drawn("pruning", table, tmp_path, saliencies=["obs_hesian"])
     lines = {tuple(np.round(line.get_ydata(), 9)): line for line in curves.lines}
     assert set(lines) == set(LOSSES.values())  # of 2 y and y / 2 the geometric mean is y
     assert all(list(line.get_xdata()) == [0.0, 0.5] for line in lines.values())
