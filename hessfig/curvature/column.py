@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from hessfig.curvature.problem import Objective, recurrence_like
+from hessfig.curvature.problem import Objective, is_built_in, recurrence_like
 from hessfig.curvature.rounding import unit_of
 from hessfig.terms import AT_OUTPUTS, Part, split_in
 from hessfig.weights import Weight
@@ -116,7 +116,18 @@ def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Squares]:
     """Return ||A v_k||^2 for every row and part."""
-    return lengths(column.split_matmat(probes, summands(parts)), parts)
+    return lengths(column.split_matmat(probes, products_of(column, parts)), parts)
+
+
+def products_of(column: Column, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the products that give `parts` in the fewest passes: H alone of a network of one's own takes one product.
+
+    Recorded numbers of built-in networks are those of the sum H_o V + H_f V, whose last bits are others.
+    """
+    engine = column.column if isinstance(column, DecayedColumn) else column
+    if tuple(parts) == (Part.H,) and isinstance(engine, SidedColumn) and not engine.is_recorded:
+        return (Part.H,)
+    return summands(parts)
 
 
 def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -186,6 +197,7 @@ class SidedColumn:
         alone = len(self.col) == 1
         self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
         self.like = recurrence_like(objective.network, self.dtype, self.dim)
+        self.is_recorded = is_built_in(objective.network)
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""

@@ -28,6 +28,7 @@ from hessfig.curvature.column import (
     completed,
     lengths,
     multiplied,
+    products_of,
     squared_norms,
     summands,
 )
@@ -212,7 +213,7 @@ def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Ha
 
 def dense_parts(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` as matrices, H as the sum of two others (see `summands`)."""
-    return completed(dense_blocks(column, summands(parts)), parts)
+    return completed(dense_blocks(column, products_of(column, parts)), parts)
 
 
 def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:

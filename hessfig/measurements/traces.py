@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from hessfig.config.enums import Method
-from hessfig.curvature.column import Column, cast_chunks, completed, summands
+from hessfig.curvature.column import Column, cast_chunks, completed, products_of
 from hessfig.curvature.differences import ROUGHEST, differences_in
 from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import xtrace
@@ -121,7 +121,7 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> tu
     values: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     errors: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     for chunk in cast_chunks(probes, column):
-        products = completed(column.split_matmat(chunk, summands(request.parts)), request.parts)
+        products = completed(column.split_matmat(chunk, products_of(column, request.parts)), request.parts)
         for part in request.parts:
             product = products[block, part]
             deviation = torch.zeros_like(product) if source is None else source.deviations[block, part]

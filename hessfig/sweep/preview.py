@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config.schema import Config
@@ -14,7 +14,7 @@ from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.protocol import kind
 from hessfig.record import FROBENIUS, TABLE
-from hessfig.sweep.limits import assumed_flops, expected_memory
+from hessfig.sweep.limits import expected_memory
 from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.progress import kind_of
@@ -215,23 +215,38 @@ def _name(block: Block) -> str:
 
 
 def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
+    """Say how long the cells to do will take: each as long as the done cells of its variant and quantity took.
+
+    Before a cell is done nothing is said: seconds depend on the machine and on what else it does.
+    """
     if not todo:
         return "nothing to do"
-    todo_keys = {cell.key for cell in todo}
-    seconds = [rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))]
     count = worker_count(todo[0].config, len(todo))
     workers = _counted(count, "worker") if count else "no worker"
-    if seconds:
-        total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"
-    else:
-        operations = _operations(todo)
-        if not operations:
-            return f"time: not known for this network before a cell is done, with {workers}"
-        rate = assumed_flops(todo[0].config)
-        total, basis = operations / rate, f"a guess: {rate / 1e9:g} GFLOP/s a core"
-    beside = ", the trainings not counted" if needs(todo) else ""
-    time = _duration(WORKER_START + total / max(count, 1))
-    return f"time: about {time} with {workers} ({basis}{beside})"
+    taken = _seconds_taken(cells, todo, store)
+    known = [taken[_alike(cell)] for cell in todo if _alike(cell) in taken]
+    if not known:
+        return f"time: not known before a cell is done, with {workers}"
+    left_out = len(todo) - len(known)
+    basis = "from the cells done" + f", without {_counted(left_out, 'cell')} of other kinds" * bool(left_out)
+    basis += ", the trainings not counted" * bool(needs(todo))
+    time = _duration(WORKER_START + sum(known) / max(count, 1))
+    return f"time: about {time} with {workers} ({basis})"
+
+
+def _seconds_taken(cells: list[Cell], todo: list[Cell], store: CellStore) -> dict[tuple[Variant, str], float]:
+    """Return the mean seconds of the cells that are done, by variant and quantity."""
+    todo_keys = {cell.key for cell in todo}
+    taken: dict[tuple[Variant, str], list[float]] = {}
+    for cell in cells:
+        rows = None if cell.key in todo_keys else store.read(cell.key)
+        if rows:
+            taken.setdefault(_alike(cell), []).append(rows[0]["seconds"])
+    return {alike: mean(seconds) for alike, seconds in taken.items()}
+
+
+def _alike(cell: Cell) -> tuple[Variant, str]:
+    return cell.variant, cell.quantity
 
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
@@ -259,15 +274,6 @@ def _network(variant: Variant) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
-
-
-def _operations(cells: list[Cell]) -> float:
-    """Return what the cells take, in operations: counted once for all of a variant and quantity, for they are alike."""
-    alike = Counter((cell.variant, cell.quantity) for cell in cells)
-    return sum(
-        count * variant.quantity(name).operations(variant.config, variant.layout)
-        for (variant, name), count in alike.items()
-    )
 
 
 def _probes(config: Config, allocation: Allocation) -> str:

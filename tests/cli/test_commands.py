@@ -135,7 +135,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_pat
     assert answer.code == 0
     assert "30 (seeds x sigmas x variants): 0 done, 30 to do" in answer.out
     assert "n_layers=5" in answer.out
-    assert "a guess" in answer.out
+    assert "time: not known before a cell is done, with " in answer.out
     (memory,) = (line for line in answer.out.splitlines() if line.startswith("memory: "))
     sizes = [float(size) for size in re.findall(r"([\d.]+) GiB", memory)]
     assert "1 layer, batch 64) to " in memory and "5 layers, batch 64) a worker" in memory and sizes[0] < sizes[1] < 2

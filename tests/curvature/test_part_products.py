@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 import hessfig
 from hessfig.config.enums import Products
-from hessfig.curvature.column import SPLIT, Column
+from hessfig.config.science import ModelConfig
+from hessfig.curvature.column import SPLIT, Column, DecayedColumn, products_of, squared_norms
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher
 from hessfig.models.routes import Engines
@@ -62,6 +64,21 @@ def test_curvlinops_makes_the_operators_asked_for_alone(parts: tuple[Part, ...])
     assert isinstance(found, ColumnOperator)
     found.split_matmat(probes_of(found), parts)
     assert tuple(found._operators) == parts
+
+
+def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number_of_all_parts() -> None:
+    problem, _ = mlp()
+    objective = problem.objective("float64")
+    plain = Engines(objective, ModelConfig(), Products.linearised).column(0, "W_1", [Block(0, "W_1", "W_1")])
+    decayed = DecayedColumn(plain, replace(objective, decay=0.1), 0, "W_1", {Block(0, "W_1", "W_1"): (0, "W_1")})
+    for found in (plain, decayed):
+        assert products_of(found, (Part.H,)) == (Part.H,)
+        assert products_of(found, PARTS) == SPLIT
+        (alone,) = squared_norms(found, (Part.H,), probes_of(found)).values()
+        together = squared_norms(found, PARTS, probes_of(found))
+        torch.testing.assert_close(alone.values, together[Block(0, "W_1", "W_1"), Part.H].values, rtol=1e-12, atol=0)
+    assert products_of(column(Products.linearised), (Part.H,)) == SPLIT
+    assert products_of(column(Products.curvlinops), (Part.H,)) == SPLIT
 
 
 @pytest.mark.filterwarnings("ignore:H. curvlinops' product is off:RuntimeWarning")
