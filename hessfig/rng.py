@@ -1,17 +1,22 @@
 """Reproducibility without side effects: random streams, memory order, settings of the process."""
 
 import hashlib
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy
 import torch
 from torch import Generator, Tensor, nn
 
 from hessfig.record import FROBENIUS
+
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
 
 
 def stream(seed: int, *names: object) -> torch.Generator:
@@ -59,7 +64,28 @@ def lay_out(module: nn.Module) -> nn.Module:
     return module
 
 
-TURN = threading.RLock()  # threads take turns: torch swaps weights in a module, and forward mode is global
+TURN: Any = threading.RLock()  # threads take turns: torch swaps weights in a module, and forward mode is global
+
+
+def in_turn(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """Return the same function, in which threads take turns."""
+
+    @wraps(function)
+    def alone(*given: Inputs.args, **named: Inputs.kwargs) -> Output:
+        with TURN:
+            return function(*given, **named)
+
+    return alone
+
+
+def _renew_turn() -> None:
+    """Free TURN in a forked process, where a thread of the parent that held it does not exist."""
+    if not TURN._is_owned():
+        TURN._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_turn)
 
 
 class OfTheProcess:

@@ -29,7 +29,7 @@ from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.problem import Layered, Objective, Scalar
 from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.errors import UserError
-from hessfig.rng import kept_draws, made_on, one_thread
+from hessfig.rng import in_turn, kept_draws, made_on, one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
 
@@ -279,6 +279,7 @@ class BatchedColumn(SidedColumn):
 
         return ColumnOperator(*self._given)
 
+    @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` at once for each of `parts`."""
         asked = to_multiply(parts)

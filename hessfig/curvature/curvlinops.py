@@ -20,7 +20,7 @@ from hessfig.curvature.double_backward import (
 )
 from hessfig.curvature.losses import Linearised
 from hessfig.curvature.problem import Data, Objective, Suffix, is_built_in
-from hessfig.rng import global_draws
+from hessfig.rng import global_draws, in_turn
 from hessfig.terms import PARTS, Part
 from hessfig.weights import Weight
 
@@ -61,6 +61,7 @@ class ColumnOperator(SidedColumn):
         self.bytes_per_probe = self._suffix.bytes_per_probe
         self._is_tested, self._operators = _is_tested(objective, self.weights), dict[Part, TensorsOperator]()
 
+    @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
         for number, outputs in enumerate(self._suffix.every_output):

@@ -36,7 +36,7 @@ from hessfig.curvature.richardson import (
 )
 from hessfig.curvature.smooth_piece import Constant, PieceOf
 from hessfig.errors import UserError
-from hessfig.rng import stream
+from hessfig.rng import in_turn, stream
 from hessfig.terms import AT_OUTPUTS, Part
 
 ROUGHEST = 0.1  # of products by differences: the largest error, relative to their size
@@ -108,6 +108,7 @@ class DifferencedColumn(SidedColumn):
         self.deviations: Products = {}
         self.gradients = 0
 
+    @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V by (row, part), for every row and each of `parts`; see `deviations` for their errors."""
         asked = to_multiply(parts)

@@ -14,6 +14,7 @@ from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Objective, evaluating, recurrence_like, scored_outputs
 from hessfig.errors import plain
+from hessfig.rng import in_turn
 
 
 class LossGradient:
@@ -38,6 +39,7 @@ class LossGradient:
     (['weight', 'bias'], [0.6667, 0.0, 0.0, 0.6667])
     """
 
+    @in_turn
     def __init__(self, objective: Objective) -> None:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from hessfig.curvature.losses import CrossEntropy, output_gradient
 from hessfig.curvature.rounding import OUTPUTS, deviation
 from hessfig.errors import UserError
-from hessfig.rng import row_major
+from hessfig.rng import in_turn, row_major
 from hessfig.terms import Group, Part
 from hessfig.weights import Layout, Weight
 
@@ -416,6 +416,7 @@ class Suffix(nn.Module):
     contain those of every batch; gradients are multiplied by the share of the batch.
     """
 
+    @in_turn
     def __init__(self, objective: Objective, depth: int | None) -> None:
         super().__init__()
         self.network, self.depth, self.loss = objective.network, depth, objective.loss

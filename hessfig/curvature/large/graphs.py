@@ -83,8 +83,12 @@ class Graphs:
                 cotangent = self.readout.differentiable(self._value, head)
             self._all._whole = (head, self._all._pulled(cotangent))
         head, pulled = self._all._whole
-        head.unembedding, head.with_weight, head.to_weight = unembedding, with_weight, None
-        return self._along(pulled, direction, self._at), head.to_weight
+        others = head.unembedding, head.with_weight, head.to_weight  # a product within the code of a user
+        try:
+            head.unembedding, head.with_weight, head.to_weight = unembedding, with_weight, None
+            return self._along(pulled, direction, self._at), head.to_weight
+        finally:
+            head.unembedding, head.with_weight, head.to_weight = others
 
     def pull(self, cotangent: Tensor) -> list[Tensor]:
         """Return (dh/dw)^T `cotangent`, one tensor per path."""

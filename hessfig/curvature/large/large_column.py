@@ -11,6 +11,7 @@ from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, complet
 from hessfig.curvature.large.graphs import Graphs, Totals
 from hessfig.curvature.large.readouts import Tangents
 from hessfig.curvature.problem import Objective
+from hessfig.rng import in_turn
 from hessfig.terms import Part
 
 
@@ -186,6 +187,7 @@ class LargeColumn(SidedColumn):
         entries = sum(parameter.numel() for parameter in self.parameters)
         return 4 * entries * self.dtype.itemsize
 
+    @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V by (row, part), for every row and each of `parts`: one double backward per batch and probe."""
         columns = self.spread(probes.to(self.parameters[0].device))

@@ -30,6 +30,7 @@ from hessfig.curvature.problem import Batch, Layered, Objective, evaluating
 from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.curvature.samples import few_samples, first_samples
 from hessfig.errors import UserError, plain
+from hessfig.rng import in_turn
 from hessfig.terms import Part
 
 
@@ -373,6 +374,7 @@ class OwnColumn(LargeColumn):
 
         return ColumnOperator(*self._given)
 
+    @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V by (row, part), for every row and each of `parts`."""
         if not all(self.network.holds(part) for part in to_multiply(parts)):

@@ -1,0 +1,209 @@
+"""Threads, generators, callbacks and forked processes that use one Problem at the same time get the right products."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.curvature.batched import BatchedColumn, SmallNetwork
+from hessfig.curvature.column import Column
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.differences import DifferencedColumn
+from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
+from hessfig.curvature.problem import Objective
+from hessfig.rng import TURN
+from hessfig.terms import Part
+
+SMALL, LARGE = 8, 9_000
+ROWS = {"all": (0, "all")}
+
+
+@pytest.fixture(autouse=True)
+def _switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Network(nn.Module):
+    """A classifier; in a product with H, a step of the second derivative calls `within`."""
+
+    within: Callable[[], object] | None = None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs (batch, 3)."""
+        hidden = self.first(x)
+        hidden.register_hook(_watch)
+        return self.last(hidden.tanh())
+
+
+def _watch(slope: Tensor) -> None:
+    if slope.requires_grad:
+        slope.register_hook(lambda _: Network.within and Network.within())
+
+
+def problem(width: int) -> hessfig.Problem:
+    network = Network(width).eval()
+    batches = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(2)]
+    return hessfig.Problem(network, batches, loss="cross_entropy")
+
+
+def vector(size: int, number: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(number))
+
+
+def new_operator(width: int) -> Callable[[int], Tensor]:
+    """Return products of new operators of one problem, each of another block and part."""
+    one = problem(width)
+
+    def call(number: int) -> Tensor:
+        block, part = ["first.weight", "last.weight", "all"][number % 3], ["H", "H_o", "H_f"][number % 3]
+        operator = one.operator(block, part, dtype="float32")
+        return operator @ vector(operator.shape[1], number)
+
+    return call
+
+
+def one_operator(width: int) -> Callable[[int], Tensor]:
+    operator = problem(width).operator("all", dtype="float32")
+    return lambda number: operator @ vector(operator.shape[1], number)
+
+
+def measured(width: int) -> Callable[[int], Tensor]:
+    one = problem(width)
+
+    def call(number: int) -> Tensor:
+        blocks, parts = [["first.bias"], ["last.weight"]][number % 2], ["H", "H_o", "H_f"][number % 3]
+        table = hessfig.measure(one, blocks=blocks, parts=parts, estimator="hutchinson", num_probes=2, dtype="float32")
+        return torch.tensor(table["value"].to_numpy())
+
+    return call
+
+
+def of_columns(made: Callable[[Objective], Column]) -> Callable[[int], Callable[[int], Tensor]]:
+    def several(width: int) -> Callable[[int], Tensor]:
+        objective = problem(width).objective("float32")
+        columns = [made(objective) for _ in range(2)]
+
+        def call(number: int) -> Tensor:
+            column = columns[number % 2]
+            return column.split_matmat(vector(column.dim, number)[:, None], [Part.H])["all", Part.H]
+
+        return call
+
+    return several
+
+
+def _own(objective: Objective) -> Column:
+    if SmallNetwork.can_take(objective):
+        return BatchedColumn(SmallNetwork(objective), objective, 0, "all", ROWS)
+    return OwnColumn(LargeNetwork.of(objective), objective, 0, "all", ROWS)
+
+
+USES: dict[str, tuple[Callable[[int], Callable[[int], Tensor]], int]] = {
+    "new operators": (new_operator, 3),
+    "one operator": (one_operator, 8),
+    "measure": (measured, 2),
+    "own columns": (of_columns(_own), 8),
+    "curvlinops": (of_columns(lambda one: ColumnOperator(one, 0, "all", ROWS)), 2),
+    "differences": (of_columns(lambda one: DifferencedColumn(one, 0, "all", ROWS)), 2),
+}
+
+
+@pytest.mark.parametrize("width", [SMALL, LARGE])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.filterwarnings("ignore:H")
+def test_threads_get_the_bits_of_one_thread(use: str, width: int) -> None:
+    of, each = USES[use]
+    count = 3 if width == SMALL else 2
+    alone = of(width)
+    truth = [alone(number) for number in range(count * each)]
+    call, start = of(width), threading.Barrier(count)
+    found, failures = dict[int, Tensor](), list[BaseException]()
+
+    def several(first: int) -> None:
+        try:
+            start.wait()
+            for number in range(first, count * each, count):
+                found[number] = call(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=several, args=(first,)) for first in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failures
+    assert [number for number, one in enumerate(truth) if not torch.equal(found[number], one)] == []
+
+
+@pytest.mark.parametrize("width", [SMALL, LARGE])
+def test_a_product_within_another_and_generators_in_turn(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = problem(width)
+    first, second = (one.operator(block, dtype="float32") for block in ("all", "first.weight"))
+    u, v = vector(first.shape[1], 0), vector(second.shape[1], 1)
+    truth, inner, seen = first @ u, second @ v, list[Tensor]()
+
+    def within() -> None:
+        monkeypatch.setattr(Network, "within", None)
+        seen.append(second @ v)
+
+    monkeypatch.setattr(Network, "within", staticmethod(within))
+    assert torch.equal(first @ u, truth)
+    assert len(seen) == 1 and torch.equal(seen[0], inner)
+
+    def products(operator: Any, along: Tensor) -> Iterator[Tensor]:
+        for factor in (1, 2):
+            yield operator @ (factor * along)
+
+    for factor, (outer, other) in enumerate(zip(products(first, u), products(second, v), strict=True), 1):
+        assert torch.equal(outer, factor * truth) and torch.equal(other, factor * inner)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_forked_while_another_thread_measures_can_multiply() -> None:
+    operator, taken, done = one_operator(SMALL), threading.Event(), threading.Event()
+    truth = operator(0)
+
+    def hold() -> None:
+        with TURN:
+            taken.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    child = os.fork()
+    if not child:
+        watch = threading.Timer(20, lambda: os._exit(2))
+        watch.daemon = True
+        watch.start()
+        os._exit(0 if torch.equal(operator(0), truth) else 1)
+    done.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_operator_is_neither_copied_nor_pickled() -> None:
+    operator = problem(SMALL).operator("all", dtype="float32")
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="create it again from its problem"):
+            attempt(operator)
