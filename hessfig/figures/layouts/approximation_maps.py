@@ -28,7 +28,7 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw how far approximations are from the blocks of each network, one panel per network, one page per part.
 
     How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
-    A of its column (after the best scalar factor of A; or the number that the note names). Dark is
+    A of its column (after the best scalar factor of A; or the number that the note names). Light is
     near: 0 is the block itself, 1 no better than zero. Grey: the block has no such approximation. Along a training
     there is a panel for the first and for the last step, along a setting one for each of its first five values.
     Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: one
@@ -94,12 +94,13 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
         spec.paper, names, note, _STYLE.replace(height=[_ROW * max(len(blocks[key]), 2) for key in panels])
     )
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
+    colours = "viridis" if number == "angle" else "viridis_r"  # dark: far from the block
     for row, _, ax in sheet:
         (network, place), own = panels[row], blocks[panels[row]]
         square = _square(_of(points, network, place), own, columns)
         written = width_in(ax) / len(columns) >= _WRITTEN
         words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if written else None
-        image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap="viridis")
+        image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap=colours)
         several, is_last = len({layer for layer, _ in own} - {0}) > 1, row == len(panels) - 1
         rows = [labels.weight_words(name, layer if several else 0) for layer, name in own]
         name_sides(ax, rows=rows, columns=[name.facts.label for name in columns] if is_last else ())

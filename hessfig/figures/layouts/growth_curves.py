@@ -31,13 +31,14 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
         _draw_fits(ax, measured)
         return
     x = np.sort(measured.curves[X].unique())
-    by_window = len(predicted["regime"].unique()) > 1  # laws of several regimes: each along its own window
-    keys = ["predicted", "window_low", "window_high"] if by_window else ["predicted"]
-    for style, (_, rows) in enumerate(predicted.groupby(keys, sort=True, dropna=False)):
-        exponent, window = rows["predicted"].iloc[0], window_of(rows_of(rows)[0]) if by_window else measured.windows[0]
+    by_window = len(predicted["regime"].unique()) > 1  # laws of several regimes: each along a window of its own
+    keys = ["predicted", "regime"] if by_window else ["predicted"]
+    for style, (_, rows) in enumerate(predicted.groupby(keys, sort=True)):
+        is_limit = len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
+        own_window = window_of(rows_of(rows)[-1 if is_limit else 0])
+        exponent, window = rows["predicted"].iloc[0], own_window if by_window else measured.windows[0]
         curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
         constants = [panels.coefficient(curve, exponent, window) for curve in curves]
-        is_limit = len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
         along = x[within(x, window)] if by_window or is_limit else x
         panels.draw_guide(ax, along, exponent, panels.dropped(ax) * np.nanmin(constants), style=style)
     write_powers(ax, measured)

@@ -116,7 +116,7 @@ def _draw_panel(ax: Axes, square: np.ndarray, zero: np.ndarray, scale: Normalize
     if width_in(ax) / square.shape[1] >= _WRITTEN_CELLS:
         pairs = zip(shown.flat, zero.flat, strict=True)
         words = np.array([_cell(value, is_zero, signed) for value, is_zero in pairs]).reshape(shown.shape)
-    colours: dict[str, Any] = {"cmap": "RdBu_r", "dark": 0.0} if signed else {}
+    colours: dict[str, Any] = {"cmap": "RdBu_r"} if signed else {}
     return draw_matrix(ax, shown, scale, words=words, size=TINY - 1.4, **colours)
 
 

@@ -69,9 +69,14 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
 
 def ink(colour: Any) -> tuple[float, float, float]:
     """Return a colour for words on white: itself, or darker if it is too light to be read."""
+    light = lightness(colour)
+    return _shade(colour, min(0.0, _LIGHTEST / light - 1)) if light > _LIGHTEST else to_rgb(colour)
+
+
+def lightness(colour: Any) -> float:
+    """Return how light a colour is, from 0 (black) to 1 (white)."""
     red, green, blue = to_rgb(colour)
-    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return _shade(colour, min(0.0, _LIGHTEST / light - 1)) if light > _LIGHTEST else (red, green, blue)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _shade(colour: Any, lightness: float) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
-from hessfig.figures.parts.colours import GUIDE, ink
+from hessfig.figures.parts.colours import GUIDE, ink, lightness
 from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
@@ -25,6 +25,7 @@ from hessfig.predictions.growth_rates import Prediction
 
 _BELOW = 0.06  # distance from a curve to its guide, as a share of the panel
 _GAP = 0.05  # inches between words and the line at sigma = 1
+_DARK = 0.5  # lightness of a cell below which its words are white
 _LINE = 0.11  # inches from one line of small words to the next
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
@@ -290,21 +291,21 @@ def draw_matrix(
     *,
     words: np.ndarray | None = None,
     size: float = TINY,
-    dark: float = 0.55,
     missing: str = "",
     **image: Any,
 ) -> AxesImage:
     """Draw finite numbers as colours, with `words` in the cells. Cells of other numbers are grey.
 
     With a colour `missing` for these, which may be that of the page, the panel keeps its frame. Words are white on
-    cells below the share `dark` of the scale, and black on all others.
+    dark cells, and black on all others.
     """
     shown = np.where(np.isfinite(square), square, np.nan)
     drawn = ax.imshow(shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image})
     ax.set_facecolor(missing or "#e6e6e6")
     for (i, j), text in np.ndenumerate(words) if words is not None else ():
         if text:
-            colour = "white" if np.isfinite(shown[i, j]) and scale(shown[i, j]) < dark else "black"
+            is_dark = np.isfinite(shown[i, j]) and lightness(drawn.cmap(scale(shown[i, j]))) < _DARK
+            colour = "white" if is_dark else "black"
             ax.text(j, i, str(text), ha="center", va="center", color=colour, fontsize=size)
     if not missing:
         ax.spines[:].set_visible(False)

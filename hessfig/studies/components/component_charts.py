@@ -217,7 +217,7 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
             allowed="trainings at several learning rates, the best of which is not the first or last",
             remedy="hessfig run sweep=centring_training",
         )
-    panels_of = {"gap": "gap of exponents", "ratio": r"$\|H_{QQ}\| / \|H_{VV}\|$", "loss": "held-out loss"}
+    panels_of = {"gap": "gap of exponents", "ratio": r"$\|H_{QQ}\| / \|H_{VV}\|$", "loss": "loss in nats"}
     sheet = Sheet.grid(
         spec.paper,
         [list(panels_of)],
@@ -237,7 +237,7 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _CENTRED_NOTE = (
-    "Circles: predicted; dots and bars: means and 95% intervals over seeds. Ratios: a line per σ. "
+    "Circles: predicted; dots and bars: means and 95% intervals over seeds. Right: held-out losses. "
     "W/10: query and key weights a tenth as large, with the same scores. Dashed: a table of pairs of characters."
 )
 
@@ -304,15 +304,18 @@ def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.Dat
     bigram = per_seed.rows_of(table, "bigram_loss")["value"]
     if len(bigram):
         ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
+        ax.text(
+            2.3, 0.998 * float(bigram.iloc[0]), "pairs of characters", color=GUIDE, fontsize=6, ha="center", va="top"
+        )
         points.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})
     ax.legend(fontsize=5, loc="upper left", bbox_to_anchor=(0, 1.02), ncols=2, handlelength=1, columnspacing=0.8)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + 0.25 * (high - low))
-    _name_places(ax, list(_NETWORKS.values()))
+    _name_places(ax, list(_NETWORKS.values()), r"$\lambda$, and two controls")
     return pd.DataFrame(points)
 
 
-def _name_places(ax: Axes, names: Sequence[str]) -> None:
+def _name_places(ax: Axes, names: Sequence[str], words: str = r"$\lambda$") -> None:
     ax.set_xticks(range(len(names)), names, fontsize=6)
     ax.set_xlim(-0.4, len(names) - 0.6)
-    ax.set_xlabel(r"$\lambda$")
+    ax.set_xlabel(words)

@@ -192,7 +192,7 @@ def _draw_map(
     fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
     words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
-    image = draw_matrix(ax, square, scale, words=words if fits else None, size=_DIGITS, dark=0.6, **style)
+    image = draw_matrix(ax, square, scale, words=words if fits else None, size=_DIGITS, **style)
     alone = Counter(name for _, name in names)
     words_of = [labels.weight_words(name, layer if alone[name] > 1 else 0) for layer, name in names]
     name_sides(ax, rows=words_of, columns=words_of)

@@ -1,12 +1,13 @@
 """Figures of eigenvalues against settings: scales of weights, attention sinks, Gauss-Newton ratios."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from hessfig.analysis.axis import Axis, X, along, check_places, varied_key, with_settings
 from hessfig.analysis.curves import of_quantity
@@ -27,6 +28,9 @@ from hessfig.terms import Group, Part
 _QUANTITIES = ("largest_eigenvalue", "condition_number")
 _WEIGHT = "model.scaled_weight"
 _ROW = ["quantity", "layer", "row"]
+
+
+_TICK = 0.3  # inches of a number below an axis
 
 
 def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -70,7 +74,11 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
             ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
         else:
             say(ax, "(nothing positive)")
-    set_x_scale(sheet.axes[-1], counted(table)[X])
+    places = np.sort(numbers[X].unique())
+    set_x_scale(sheet.axes[-1], numbers[X])
+    named = places[:: math.ceil(len(places) * _TICK / width_in(sheet.first))]
+    sheet.axes[-1].xaxis.set_major_locator(FixedLocator(named.tolist()))
+    sheet.axes[-1].xaxis.set_major_formatter(FixedFormatter([f"{place:g}" for place in named]))
     titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
     along_x = fitting([labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])], 0.9 * width_in(sheet.first))
     sheet.label(along_x, titles, [_row_words(*row) for row in rows])
