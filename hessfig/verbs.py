@@ -113,7 +113,7 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run_verb",
             groups=("sweep", *_MEASURED, "grid", "launcher", *_NETWORK),
-            names=(*_WORKERS, "shard", "ranks", "ranks_timeout", "launcher", "output_dir", "dry_run"),
+            names=(*_WORKERS, "shard", "launcher", "output_dir", "dry_run"),
             table=True,
             makes_table=True,
         ),

@@ -194,13 +194,13 @@ def test_theory_knows_nothing_of_the_runner() -> None:
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
 
 
-LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.curvature.large.ranks", "hessfig.config.shards")
+LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.config.shards")
 
 
 # What is built on the core: pages of results, launchers, models of other libraries, theory, studies, and the terminal.
 OUTSIDE_OF_THE_CORE = (
     *("hessfig.report", "hessfig.cli", "hessfig.theory", "hessfig.studies", "hessfig.integrations"),
-    *("hessfig.sweep.launchers", "hessfig.sweep.slurm", "hessfig.sweep.together", "hessfig.config.shards"),
+    *("hessfig.sweep.launchers", "hessfig.sweep.slurm", "hessfig.config.shards"),
     *("hessfig.models.stored", "hessfig.models.kinds.huggingface", "hessfig.models.kinds.transformer_lens"),
 )
 CORE = [path for path in MODULES if not name_of(path).startswith(OUTSIDE_OF_THE_CORE)]

@@ -13,6 +13,7 @@ import pandas as pd
 
 from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
+from hessfig.api.sharded import is_sharded, measure_sharded, sharded_operator
 from hessfig.config.enums import DType
 from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
@@ -91,6 +92,9 @@ class Problem:
     compute_outputs : callable, optional
         With compute_loss, g(network, batch), which returns one tensor. The loss is then f(outputs, batch), and H is
         split into H_o and H_f if it is convex in the outputs.
+    sharded_batches : bool
+        Of a network whose parameters are DTensors, which is measured on all ranks of torchrun: each rank has batches of
+        its own (docs/cluster.md). By default all have the same.
 
     Raises
     ------
@@ -123,6 +127,7 @@ class Problem:
     compute_loss: Callable[[Any, Any], Tensor] | None = None
     batch_weights: Sequence[float] | Callable[[Any], Any] | None = None
     compute_outputs: Callable[[Any, Any], Tensor] | None = None
+    sharded_batches: bool = False
 
     def __post_init__(self) -> None:
         """Read a loader or an iterable once, so that every measurement uses the same batches."""
@@ -225,7 +230,8 @@ class Problem:
         Returns
         -------
         hessfig.curvature.BlockOperator
-            It holds copies of network and data, so it does not change while a training continues.
+            It holds copies of network and data, so it does not change while a training continues. Of a network whose
+            parameters are DTensors: a hessfig.api.sharded.ShardedOperator (docs/cluster.md).
 
         Raises
         ------
@@ -244,6 +250,8 @@ class Problem:
         from hessfig.models.routes import Engines
 
         wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
+        if is_sharded(self.network):
+            return sharded_operator(self, wanted.config(), block)
         config, problem, single = self._single(wanted)
         engines = Engines(problem, config.model, config.estimator.products)
         return BlockOperator(problem, single, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
@@ -456,6 +464,8 @@ def measure(
         blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
     )
     place, config = device_of(device), wanted.config()
+    if is_sharded(problem.network):
+        return _frame(measure_sharded(problem, _of_ranks(config, parts)), config.first_seed, None)
     with differentiating(), _kept(problem):
         objective = problem._checked(config.dtype, place)  # refuses objects that are no networks
         with undisturbed(objective):
@@ -464,6 +474,10 @@ def measure(
             asked = {name: asked_of(quantity(name), named, at) for name in config.quantities}
             measured = {name: quantity(name).measured(objective, request) for name, request in asked.items()}
     return _frame(measured, config.first_seed, objective.witness)
+
+
+def _of_ranks(config: Config, parts: Any) -> Config:
+    return replace(config, parts=[Part.H]) if parts is None else config
 
 
 def _kept(problem: Problem) -> AbstractContextManager[None]:

@@ -248,18 +248,6 @@ class Config:
         "K/N, auto or null",
         role=Role.command,
     )
-    ranks: bool = setting(
-        False,
-        "under torchrun, measure every cell by all its processes: the micro-batches of task=tokens are dealt by rank",
-        role=Role.command,
-    )
-    ranks_timeout: float = setting(
-        600.0,
-        "seconds after which ranks give up one that does not answer",
-        role=Role.command,
-        above=0,
-        where="ranks=true",
-    )
     output_dir: str = setting("outputs", "folder of all results", role=Role.command)
     memory: str = setting(
         "8GB",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,11 +30,8 @@ LARGE = 2**14  # from this number of parameters on, products of a column take ha
 class Engines:
     """The engines of one problem, each built on first use.
 
-    Engines for networks of the package are imported only then, so that networks of users never need them. Processes
-    that share a cell set `headed_column` to another class of columns.
+    Engines for networks of the package are imported only then, so that networks of users never need them.
     """
-
-    headed_column: ClassVar[type[HeadedColumn]] = HeadedColumn
 
     def __init__(self, objective: Objective, model: ModelConfig, products: Choice) -> None:
         self.problem, self.model, self.products = objective, model, products
@@ -58,7 +55,7 @@ class Engines:
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and self.problem.is_headed:
-            return self.headed_column(self.problem, layer, col, rows)
+            return HeadedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
         if self.products == Choice.linearised and LargeNetwork.can_take(self.problem):

@@ -1,4 +1,4 @@
-"""Launchers: the processes that measure a sweep (workers of this machine, a share, a Slurm job, ranks of one job)."""
+"""Launchers: the processes that measure a sweep (workers of this machine, a share, a Slurm job)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ from hessfig.sweep.runner import Summary, begin, measure_cells, on_this_machine,
 
 T = TypeVar("T")
 Say = Callable[..., None]
-# Where each launcher is: imported when it is chosen, so that nothing else depends on Slurm and torchrun.
-LAUNCHERS = {
-    "local": "hessfig.sweep.launchers:Workers",
-    "slurm": "hessfig.sweep.slurm:Slurm",
-    "ranks": "hessfig.sweep.together:Ranks",
-}
+# Where each launcher is: imported when it is chosen, so that nothing else depends on Slurm.
+LAUNCHERS = {"local": "hessfig.sweep.launchers:Workers", "slurm": "hessfig.sweep.slurm:Slurm"}
 
 
 class SweepLauncher(Protocol):
@@ -48,9 +44,7 @@ class SweepLauncher(Protocol):
 
 def launcher_of(job: Job) -> SweepLauncher:
     """Return the launcher that the settings choose. Raises UserError for settings that it cannot serve."""
-    config = job.first
-    is_ranked = config.ranks and config.launcher.kind == "local"
-    module, _, name = LAUNCHERS["ranks" if is_ranked else config.launcher.kind].partition(":")
+    module, _, name = LAUNCHERS[job.first.launcher.kind].partition(":")
     launcher: SweepLauncher = getattr(import_module(module), name)(job)
     return launcher
 

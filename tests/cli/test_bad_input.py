@@ -150,7 +150,6 @@ BAD = {
     ("run", "dtype=float16"): ["dtype", "float16", "float64, float32"],
     ("run", "shard=9/8"): ["shard: there is no such share", "got:     9/8", "1 <= K <= N", "shard=8/8"],
     ("run", "shard=auto"): ["Slurm does not say which share this is", "shard=K/N"],
-    ("run", "ranks=true"): ["torchrun did not start this", "no variable RANK", "--no-python hessfig run"],
     ("run", "shard=0/8"): ["shard: there is no such share", "got:     0/8", "shard=1/8"],
     ("run", "shard=x"): ["shard: there is no such share", "got:     x", "shard=2/8"],
     ("run", "shard=1/2", "launcher=slurm"): ["are shards themselves", "leave shard out"],

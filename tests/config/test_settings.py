@@ -57,9 +57,7 @@ TOP = {
     IN_MANIFEST: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device"},
     OTHER_TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device", "memory", "reuse"},
     (Role.machine,): {"launcher", "workers", "force_workers"},
-    (Role.machine, Role.command): {
-        *("launcher", "workers", "force_workers", "shard", "ranks", "ranks_timeout", "dry_run", "output_dir")
-    },
+    (Role.machine, Role.command): {"launcher", "workers", "force_workers", "shard", "dry_run", "output_dir"},
 }
 
 

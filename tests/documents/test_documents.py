@@ -35,8 +35,6 @@ NOT_COMPOSED = {
     "register-python-argcomplete hessfig": "tests/cli/test_commands.py runs it",
     "hessfig run --config-dir examples sweep=ten_numbers workers=1": "tests/cli/test_export.py runs it",
     "hessfig run --config-dir examples sweep=by_hand workers=1": "tests/documents/test_by_hand.py runs it",
-    "torchrun --nproc-per-node=4 --no-python hessfig run model=huggingface model.path=DIR task=tokens memory=8GB "
-    "seeds=1 sweep.name=mine ranks=true": "tests/sweep/test_together.py runs such a command under torchrun",
     "hessfig run sweep=trained_transformers": "the trained networks are fetched first",
     "hessfig run model=huggingface model.path=DIR task=masked_tokens task.path=sequences.txt sweep.name=mine "
     "blocks=each seeds=1": ("the folder of a model and its sequences are the reader's"),

@@ -70,12 +70,6 @@ def test_the_settings_choose_the_launcher(words: list[str], name: str) -> None:
     assert type(launcher_of(compose([*words, "dry_run=true"]))).__name__ == name
 
 
-def test_ranks_are_refused_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UserError, match="torchrun did not start this"):
-        launcher_of(compose(["ranks=true"]))
-
-
 def test_in_company_everybody_begins_elsewhere() -> None:
     items = list(range(8))
     assert [Shard(index, 4).turned(items)[0] for index in (1, 2, 3, 4)] == [0, 2, 4, 6]

@@ -1,0 +1,202 @@
+"""Measures a network whose parameters are DTensors (FSDP2, tensor parallelism) on the ranks that run it.
+
+`problem` is a hessfig.Problem, which imports this module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hessfig.config.enums import Method, Probes
+from hessfig.config.schema import Config
+from hessfig.errors import UserError, first_few, plain, unknown_name
+from hessfig.measurements.quantity import Measured
+from hessfig.record import Status
+from hessfig.terms import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hessfig.curvature.sharded.sharded_hessian import ShardedHessian
+
+_MEASURED = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "density")
+
+
+class ShardedOperator:
+    """A block of the Hessian of a sharded network. Every rank calls it alike, with its shards of the same vector.
+
+    Parameters
+    ----------
+    hessian : hessfig.curvature.sharded.ShardedHessian
+
+    Attributes
+    ----------
+    last_error : float or None
+        The error of the last product, as a norm on all ranks.
+    """
+
+    def __init__(self, hessian: ShardedHessian) -> None:
+        self.hessian = hessian
+        self.last_error: float | None = None
+
+    def __matmul__(self, vector: dict[str, Tensor]) -> dict[str, Any]:
+        """Return H v by the names of parameters; v has a tensor for each, sharded as the parameter is.
+
+        Products are DTensors, also of plain parameters.
+        """
+        from hessfig.curvature.sharded.shards import together
+
+        shards = self.hessian.shards
+        if set(vector) != set(shards.names):
+            raise UserError(
+                "the vector has other parameters than the block",
+                got=first_few(list(vector)),
+                allowed=first_few(shards.names),
+                remedy="a dictionary with a DTensor for each of them",
+            )
+        with together():
+            done = self.hessian.product(shards.flat([vector[name] for name in shards.names]))
+            self.last_error = math.sqrt(shards.dot(done.deviation, done.deviation))
+        return dict(zip(shards.names, shards.tensors(done.product), strict=True))
+
+
+def is_sharded(network: Any) -> bool:
+    """Whether a parameter of a network is a DTensor (which no network has that does not import DTensor)."""
+    parameters = network.parameters() if hasattr(network, "parameters") else ()
+    return any(type(one.data).__name__ == "DTensor" for one in parameters)
+
+
+def sharded_operator(problem: Any, config: Config, block: Any) -> Any:
+    """Return one block as an operator, after the checks of all ranks. Raises UserError as `measure_sharded` does."""
+    from hessfig.curvature.sharded.shards import together
+
+    with together():
+        return ShardedOperator(_checked(problem, config, basis=0)(_names(problem.network, [block])[block]))
+
+
+def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
+    """Return the rows of the table by quantity, the same on every rank.
+
+    Raises UserError for what products alone do not give, for ranks that disagree, and if another rank is lost.
+    """
+    from hessfig.curvature.sharded.shards import together
+
+    asked = ["each"] if config.blocks == "each" else config.blocks
+    blocks = _names(problem.network, [asked] if isinstance(asked, str) else asked)
+    with together():
+        hessian_of = _checked(problem, config, basis=config.spectrum.steps)
+        results = {name: Measured([], {}) for name in config.quantities}
+        for block, names in blocks.items():
+            for quantity, result in _block_rows(hessian_of(names), block, config).items():
+                results[quantity].rows.extend(result.rows)
+                results[quantity].arrays.update(result.arrays)
+    return results
+
+
+def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[str]], ShardedHessian]:
+    """Check the problem and the ranks, print the memory of all, and return what makes the Hessian of a block."""
+    from hessfig.curvature.sharded.sharded_hessian import ShardedHessian, is_averaged, say_memory
+    from hessfig.curvature.sharded.shards import check_ranks, parameters_of
+
+    network, compute_loss = problem.network, problem.compute_loss
+    _check_request(problem, config)
+    assert compute_loss is not None
+    named = parameters_of(network)
+    if problem.sharded_batches and not is_averaged(network):
+        raise UserError(
+            "sharded_batches: the gradients of this network are not averaged over all ranks",
+            got="parameters that FSDP2 does not shard over all ranks",
+            allowed="fully_shard with one mesh of all ranks",
+            remedy="the same batches on every rank, without sharded_batches",
+        )
+    settings = (config.quantities, config.blocks, config.first_seed, vars(config.spectrum), config.estimator.num_probes)
+    check_ranks(settings, network, problem.inputs, sharded_batches=problem.sharded_batches)
+    weights = problem.batch_weights
+    if weights is None:
+        weights = [1.0] * len(problem.inputs)
+    elif callable(weights):
+        weights = [float(weights(batch)) for batch in problem.inputs]
+    say_memory(named, basis)
+    return lambda names: ShardedHessian(network, problem.inputs, list(weights), compute_loss, names)
+
+
+def _check_request(problem: Any, config: Config) -> None:
+    """Raise UserError for what is measured on one device only."""
+    unknown = [name for name in config.quantities if name not in _MEASURED]
+    wrong = {
+        f"quantities={unknown}": bool(unknown),
+        "no compute_loss": problem.compute_loss is None,
+        "compute_outputs": problem.compute_outputs is not None,
+        f"weights={plain(problem.weights)}": problem.weights not in (None, "trainable"),
+        f"parts={[str(part) for part in config.parts]}": config.parts != [Part.H],
+        f"estimator={config.estimator.method}": config.estimator.method not in (Method.auto, Method.hutchinson),
+        f"blocks={config.blocks}": config.blocks in ("pairs", "all"),
+        "training mode": problem.network.training,
+    }
+    found = [name for name, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise UserError(
+            "the network is sharded over ranks, where products with H by differences of gradients are all there is",
+            got=", ".join(found),
+            allowed=f"Problem(network.eval(), batches, compute_loss=f), parts='H', quantities {', '.join(_MEASURED)}",
+            remedy="blocks=['all'] or names of parameters; for the rest, a Problem of the network on one device",
+        )
+
+
+def _names(network: nn.Module, asked: Sequence[Any]) -> dict[str, list[str]]:
+    """Return the parameters of each block: those that require a gradient, by name, or all of them."""
+    trained = [name for name, one in network.named_parameters() if one.requires_grad]
+    blocks: dict[str, list[str]] = {}
+    for block in asked:
+        if block == "each":
+            blocks |= {name: [name] for name in trained}
+        elif block == "all":
+            blocks["all"] = trained
+        elif block in trained:
+            blocks[block] = [block]
+        else:
+            remedy = "blocks=['all'], or names of parameters that require a gradient"
+            raise unknown_name("blocks: a sharded network has no such block", str(block), ["all", *trained], remedy)
+    return blocks
+
+
+def _block_rows(hessian: ShardedHessian, block: str, config: Config) -> dict[str, Measured]:
+    """Return the rows and arrays of a block, by quantity."""
+    from hessfig.curvature.sharded import estimates
+
+    seed, spectrum = config.first_seed, config.spectrum
+    dtype = str(hessian.dtype).removeprefix("torch.")
+    place = {"layer": 0, "row_layer": 0, "row": block, "col": block, "part": "H", "dtype": dtype}
+    asked, found = set(config.quantities), dict[str, Measured]()
+
+    def row(quantity: str, one: estimates.Estimate, estimator: str, **more: Any) -> dict[str, Any]:
+        status = Status.ok if math.isfinite(one.value) else Status.nonfinite
+        numbers = {"quantity": quantity, "value": one.value, "error": one.error, "estimator": estimator}
+        return {**place, "status": status, **numbers, **more}
+
+    if asked & {"frobenius", "trace"}:
+        count = config.estimator.num_probes
+        for quantity, one in estimates.by_probes(hessian, count, seed, (block,)).items():
+            found[quantity] = Measured([row(quantity, one, "hutchinson", num_probes=count)], {})
+    if asked & {"largest_eigenvalue", "smallest_eigenvalue"}:
+        steps, tolerance = spectrum.steps, spectrum.tolerance
+        ends = estimates.extremes(hessian, spectrum.k, seed, (block,), steps=steps, tolerance=tolerance)
+        allowed = tolerance * max(abs(one.value) for pairs in ends.values() for one in pairs)
+        for quantity, pairs in ends.items():
+            rows = [row(quantity, one, "lanczos", index=index) for index, one in enumerate(pairs, start=1)]
+            for each in rows:
+                each["status"] = Status.ok if each["error"] <= allowed else Status.not_converged
+            found[quantity] = Measured(rows, {})
+    if "density" in asked:
+        count = spectrum.num_probes
+        is_gaussian = spectrum.probes == Probes.gaussian
+        nodes, weights = estimates.density(hessian, count, seed, (block,), steps=spectrum.steps, gaussian=is_gaussian)
+        rows = []
+        for quantity, power in (("density_mean", 1), ("density_second_moment", 2)):
+            moments = (weights * nodes**power).sum(dim=1).tolist()
+            one = estimates.Estimate(sum(moments) / count, estimates.standard_error(moments))
+            rows.append(row(quantity, one, "lanczos", num_probes=count))
+        found["density"] = Measured(rows, {f"nodes_{block}": nodes.numpy(), f"weights_{block}": weights.numpy()})
+    return {quantity: result for quantity, result in found.items() if quantity in asked}

@@ -1,0 +1,179 @@
+"""Products with the Hessian of a sharded network, by differences of gradients, on the ranks that run it."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hessfig.curvature.differences import ROUGHEST
+from hessfig.curvature.double_backward import narrowest_type
+from hessfig.curvature.richardson import product_by_differences
+from hessfig.curvature.sharded.shards import Shards, as_sharded, length, local, parameters_of, sharded_like
+from hessfig.errors import UserError, first_few
+
+# of the size of this rank's shards: weights, moved weights, the vector, gradients, and three quotients of two each
+_TENSORS = 11
+
+
+class Product(NamedTuple):
+    """H v in the entries of a block, and an estimate of the error of every entry: flat, this rank's shards."""
+
+    product: Tensor
+    deviation: Tensor
+
+
+class ShardedHessian:
+    r"""One diagonal block of the Hessian of a loss on all ranks, as an operator on sharded vectors.
+
+    With batches b of rank r, their weights w_rb and R ranks, the function is
+
+    .. math:: L(w) = \sum_{r b} w_{rb} f_{rb}(w) / \sum_{r b} w_{rb},
+
+    which is the same if every rank has the same batches. Its gradient takes first-order hooks alone, so it works under
+    FSDP2 and tensor parallelism, where double backward does not.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        Its parameters are DTensors, and plain tensors with the same entries and gradients on every rank. It is moved
+        along each vector in place; afterwards its weights have the same bits.
+    batches, batch_weights : list
+        Those of this rank, and their weights.
+    compute_loss : callable
+        f(network, batch), one real number.
+    block : list of str
+        Names of parameters; the others are constants.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        batches: Sequence[Any],
+        batch_weights: Sequence[float],
+        compute_loss: Callable[[Any, Any], Tensor],
+        block: Sequence[str],
+    ) -> None:
+        self._network, self._batches, self._loss = network, batches, compute_loss
+        named = parameters_of(network)
+        mesh = next(one.device_mesh for one in named.values() if isinstance(one, DTensor))
+        self._parameters = {name: named[name] for name in block}
+        self._moved = [as_sharded(one, mesh) for one in self._parameters.values()]
+        self.shards = Shards(dict(zip(block, self._moved, strict=True)))
+        total = torch.tensor(float(sum(batch_weights)), dtype=torch.float64, device=self._moved[0].device)
+        distributed.all_reduce(total)
+        # FSDP2 takes the mean of the ranks' gradients
+        self._scales = [weight * distributed.get_world_size() / float(total) for weight in batch_weights]
+        self.dtype = self._moved[0].dtype
+        self._weights = [one.clone() for one in self._moved]
+        with self._restored():
+            self._unit = self._checked()
+
+    def product(self, vector: Tensor) -> Product:
+        """Return H v and the estimate of its error. Raises UserError for an error above a tenth of H v."""
+        along = self.shards.tensors(vector)
+        with self._restored():
+            done = product_by_differences(self._gradient, self._weights, along, unit=self._unit, length=length)
+        error, size = length(done.deviation), length(done.product)
+        if not error <= max(ROUGHEST * size, self._unit**0.5 * length(along)):
+            raise UserError(
+                "products by differences of gradients are too rough",
+                got=f"an error of {error:.2g} for a product of length {size:.2g}",
+                allowed=f"at most {ROUGHEST} of it",
+                remedy="parameters in float64, or computations in float32 (MixedPrecisionPolicy)",
+            )
+        return Product(self.shards.flat(done.product), self.shards.flat(done.deviation))
+
+    def _gradient(self, weights: Sequence[Tensor]) -> list[DTensor]:
+        """Return the gradient at given weights, sharded as the parameters are."""
+        for moved, weight in zip(self._moved, weights, strict=True):
+            moved.copy_(weight)
+        self._network.zero_grad(set_to_none=True)
+        for batch, scale in zip(self._batches, self._scales, strict=True):
+            (scale * self._loss(self._network, batch)).backward()
+        pairs = zip(self._parameters.values(), self._moved, strict=True)
+        return [_gradient_of(parameter, like) for parameter, like in pairs]
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Restore the weights and the gradients of the network afterwards."""
+        kept: list[tuple[Any, Any]] = [(parameter, parameter.grad) for parameter in self._network.parameters()]
+        try:
+            yield
+        finally:
+            for moved, weight in zip(self._moved, self._weights, strict=True):
+                moved.copy_(weight)
+            for parameter, gradient in kept:
+                parameter.grad = gradient
+
+    def _checked(self) -> float:
+        """Return the roundoff of the narrowest type inside the loss. Raises UserError for what has no Hessian."""
+        loss = self._loss(self._network, self._batches[0])
+        if loss.shape != () or not loss.requires_grad:
+            raise UserError(
+                "compute_loss: not a number with a gradient",
+                got=f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}",
+                allowed="a tensor of shape () that depends on the parameters",
+                remedy="the mean or the sum of the losses of samples",
+            )
+        unit = torch.finfo(narrowest_type(loss)).eps / 2
+        loss.backward()  # until then FSDP2 keeps parameters whole
+        first, again = (self._gradient(self._weights) for _ in range(2))
+        if length([one - other for one, other in zip(first, again, strict=True)]) > unit**0.5 * length(first):
+            raise UserError(
+                "two gradients at the same weights differ: the loss is random",
+                got=f"training={self._network.training}",
+                allowed="a function of weights and batches",
+                remedy="network.eval(), and no dropout",
+            )
+        self._check_plain(first, unit)
+        return unit
+
+    def _check_plain(self, gradients: Sequence[DTensor], unit: float) -> None:
+        """Raise UserError for plain tensors with another gradient on each rank: nobody adds these up."""
+        apart = []
+        for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):
+            if not isinstance(parameter, DTensor):
+                mean = gradient.to_local() / distributed.get_world_size()
+                distributed.all_reduce(mean)
+                difference = gradient - sharded_like(gradient, mean)
+                apart += [name] * (length([difference]) > unit**0.5 * length([gradient]))
+        if apart:
+            raise UserError(
+                "the network is sharded in part: plain tensors have a gradient of their own on each rank",
+                got=first_few(apart),
+                allowed="DTensors, and plain tensors with one gradient",
+                remedy="fully_shard(network) at the root, after its layers",
+            )
+
+
+def is_averaged(network: nn.Module) -> bool:
+    """Whether FSDP2 averages the gradients of all parameters over all ranks, so that ranks may have own batches."""
+    inside: list[Any] = [module for module in network.modules() if isinstance(module, FSDPModule)]
+    sharded = {id(parameter) for module in inside for parameter in module.parameters()}
+    every: list[Any] = list(network.parameters())
+    return all(id(one) in sharded and isinstance(one, DTensor) and len(one.placements) == 1 for one in every)
+
+
+def say_memory(parameters: Mapping[str, Any], basis: int) -> None:
+    """Print, on rank 0, the memory that products and a basis of vectors take on every rank."""
+    bytes_here = sum(local(one).numel() * one.element_size() for one in parameters.values())
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, (_TENSORS + basis) * bytes_here / 2**20)
+    if distributed.get_rank() == 0:
+        sizes = ", ".join(f"rank {rank}: {size:.1f} MiB" for rank, size in enumerate(gathered))
+        print(f"hessfig: vectors and gradients, in addition to the network: {sizes}", file=sys.stderr, flush=True)
+
+
+def _gradient_of(parameter: Any, like: Any) -> Any:
+    """Return the gradient of a parameter, sharded as the parameter is."""
+    gradient = parameter.grad
+    if gradient is None:
+        return sharded_like(like, torch.zeros_like(like.to_local()))
+    if not isinstance(gradient, DTensor):
+        return sharded_like(like, gradient.detach())
+    return gradient.redistribute(like.device_mesh, like.placements).detach()

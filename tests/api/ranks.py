@@ -1,0 +1,297 @@
+"""Networks that several processes share: `python -m tests.api.ranks FOLDER SIZE=CASE,CASE... ...` runs cases.
+
+The processes are forked from one that has imported what they use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import hessfig
+import hessfig.api.sharded
+
+QUANTITIES = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "density"]
+VOCABULARY = 7
+NETWORKS = [
+    *("mlp:layers", "mlp:root", "mlp:tensor", "mlp:part", "tied:layers", "tied:root", "scalar:tensor", "scalar:root"),
+    *("encoder:layers", "gpt2:layers", "gpt2:root", "llama:layers", "llama:root", "llama:tensor", "mixtral:layers"),
+]
+
+
+class Tied(nn.Module):
+    """An embedding that is the output layer too, a frozen layer and a LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.frozen = nn.Embedding(VOCABULARY, 5), nn.Linear(5, 5).requires_grad_(False)
+        self.norm, self.head = nn.LayerNorm(5), nn.Linear(5, VOCABULARY, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(torch.tanh(self.frozen(self.table(tokens)))))
+
+
+class Scaled(nn.Sequential):
+    """A network whose outputs are multiplied by one number, which is a parameter of one entry, or of shape ()."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, VOCABULARY))
+        self.scale = nn.Parameter(torch.full(shape, 1.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale * super().forward(inputs)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, VOCABULARY))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    return nn.Sequential(nn.Embedding(VOCABULARY, 8), layer, nn.Linear(8, VOCABULARY))
+
+
+def gpt2() -> nn.Module:
+    import transformers
+
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    )
+
+
+_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
+
+
+def llama() -> nn.Module:
+    import transformers
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES, **heads))
+
+
+def mixtral() -> nn.Module:
+    import transformers
+
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 3}
+    config = transformers.MixtralConfig(**_SIZES, **heads, experts_implementation="eager")
+    return transformers.MixtralForCausalLM(config)
+
+
+def network(kind: str, how: str = "layers", dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Return a network with the same weights in every process."""
+    torch.manual_seed(3)
+    if kind == "scalar":
+        made: nn.Module = Scaled(() if how == "tensor" else (1,))
+    else:
+        made = {"mlp": mlp, "tied": Tied, "encoder": encoder, "gpt2": gpt2, "llama": llama, "mixtral": mixtral}[kind]()
+    return made.to(dtype).eval()
+
+
+def batches(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    is_dense = kind in ("mlp", "scalar")
+    size = (4,) if is_dense or kind == "tied" else (2, 5)
+    words = torch.randint(VOCABULARY, (2, 2, *size), generator=generator)
+    inputs = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64).to(dtype)
+    return [(inputs[at] if is_dense else words[at, 0], words[at, 1]) for at in range(2)]
+
+
+def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    outputs = net(batch[0])
+    logits = getattr(outputs, "logits", outputs)
+    return nn.functional.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
+
+
+def sharded(net: Any, how: str = "layers") -> nn.Module:
+    """Shard a network over all ranks: by layer, at the root alone, in part, by tensor parallelism, or in bfloat16."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    if how == "tensor" and hasattr(net, "model"):
+        wide = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
+        plan: dict[str, Any] = {f"model.layers.*.{name}": ColwiseParallel() for name in wide}
+        plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+        return parallelize_module(net, mesh, plan)
+    if how == "tensor":
+        return parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    policy: dict[str, Any] = (
+        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if how == "bfloat16" else {}
+    )
+    if isinstance(net, nn.Sequential):
+        layers = [net[0], net[2]]
+    elif isinstance(net, Tied):
+        layers = [net.norm]
+    else:
+        layers = list(net.model.layers if hasattr(net, "model") else net.transformer.h)
+    for layer in layers if how != "root" else []:
+        fully_shard(layer, mesh=mesh, **policy)
+        if how == "part":
+            return net
+    fully_shard(net, mesh=mesh, **policy)
+    return net
+
+
+def problem(kind: str, how: str = "layers", dtype: torch.dtype = torch.float64, **more: Any) -> hessfig.Problem:
+    net = sharded(network(kind, how, dtype), how)
+    return hessfig.Problem(net, batches(kind, 0, dtype), compute_loss=loss, **more)
+
+
+def vector_of(net: nn.Module) -> dict[str, Tensor]:
+    """Return a vector in the parameters that are trained."""
+    generator = torch.Generator().manual_seed(5)
+    named = {name: one for name, one in net.named_parameters() if one.requires_grad}
+    return {name: torch.randn(one.shape, generator=generator, dtype=torch.float64) for name, one in named.items()}
+
+
+def whole(tensor: Any) -> Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def products(kind: str, how: str, dtype: str = "float64") -> dict[str, Any]:
+    own = problem(kind, how, getattr(torch, dtype))
+    named: dict[str, Any] = dict(own.network.named_parameters())
+    before = {name: whole(one) for name, one in named.items()}
+    vector: dict[str, Any] = {}
+    for name, one in vector_of(network(kind, how)).items():
+        like = named[name]
+        one = one.to(like.dtype)
+        is_whole = not hasattr(like, "placements")
+        vector[name] = one if is_whole else distribute_tensor(one, like.device_mesh, like.placements)
+    operator: Any = own.operator("all")
+    product = {name: whole(one).tolist() for name, one in (operator @ vector).items()}
+    assert all(torch.equal(one, whole(named[name])) for name, one in before.items())
+    assert all(one.grad is None for one in named.values())
+    return {"product": product, "error": operator.last_error}
+
+
+def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
+    spectrum = {"steps": 30, "num_probes": 5, "tolerance": 1e-6}
+    own = problem(kind, how)
+    frame = hessfig.measure(own, blocks=[*blocks], quantities=QUANTITIES, num_probes=5, spectrum=spectrum)
+    return {"rows": frame[["row", "quantity", "value", "error", "status"]].to_numpy().tolist()}
+
+
+def own_batches() -> dict[str, Any]:
+    rank = distributed.get_rank()
+    weights: dict[str, Any] = {"batch_weights": [1.0, 2.0 + rank], "sharded_batches": True}
+    own = hessfig.Problem(sharded(network("mlp")), batches("mlp", rank), compute_loss=loss, **weights)
+    frame = hessfig.measure(own, blocks=["all"], quantities=["largest_eigenvalue"])
+    return {"value": float(frame["value"].iloc[0])}
+
+
+def probes() -> dict[str, Any]:
+    from hessfig.curvature.sharded.shards import Shards, parameters_of
+
+    shards = Shards(parameters_of(sharded(network("mlp"))))
+    drawn = shards.tensors(shards.probe(1, "all", 0, gaussian=True))
+    return {name: one.full_tensor().tolist() for name, one in zip(shards.names, drawn, strict=True)}
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "quantity": {"quantities": ["gradient_norm"]},
+    "block": {"blocks": ["nosuch"]},
+    "parts": {"parts": ["H_o"]},
+    "estimator": {"estimator": "dense"},
+}
+SHARDED = {"part": "part", "weights": "tensor", "sharded_batches": "tensor"}
+
+
+def refused(kind: str) -> dict[str, Any]:
+    """Return the message of the error, and the seconds until it came."""
+    rank = distributed.get_rank()
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float64
+    own = problem("mlp", SHARDED.get(kind, "layers"), dtype, sharded_batches=kind == "sharded_batches")
+    net: Any = own.network
+    if kind == "batches" and rank == 1:
+        own = replace(own, inputs=batches("mlp", 9))
+    if kind == "part":
+        own = replace(own, compute_loss=lambda net, batch: (1 + rank) * loss(net, batch))
+    if kind == "random":
+        own = replace(own, compute_loss=lambda net, batch: loss(net, batch) * torch.rand(()))
+    if kind == "weights" and rank == 1:
+        with torch.no_grad():
+            net[2].bias.to_local().add_(1e-9)
+    if kind == "training":
+        net.train()
+    started = time.monotonic()
+    try:
+        hessfig.measure(own, **{"blocks": ["all"], **WORDS.get(kind, {})})
+    except hessfig.UserError as error:
+        return {"error": str(error), "seconds": time.monotonic() - started}
+    return {"error": ""}
+
+
+def killed() -> dict[str, Any]:
+    """End rank 1 within a gradient, as a machine does that goes down."""
+    calls = []
+
+    def dying(net: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        if distributed.get_rank() == 1 and len(calls) > 7:
+            os._exit(9)
+        return loss(net, batch)
+
+    own = hessfig.Problem(sharded(network("mlp")), batches("mlp"), compute_loss=dying)
+    started = time.monotonic()
+    try:
+        hessfig.measure(own, blocks=["all"])
+    except hessfig.UserError as error:
+        return {"error": str(error), "seconds": time.monotonic() - started}
+    return {"error": ""}
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    one.__name__: one for one in (products, table, own_batches, probes, refused, killed)
+}
+
+
+def run_rank(folder: Path, rank: int, size: int, cases: str) -> None:
+    """Run cases, written as CASE:ARGUMENT:ARGUMENT, on this rank, and write what they return."""
+    store = distributed.FileStore(str(folder / f"store{size}"), size)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    for case in cases.split(","):
+        name, *words = case.split(":")
+        try:
+            result = CASES[name](*words)
+        except Exception:  # the other cases go on; the test of this one shows it
+            result = {"failed": traceback.format_exc()}
+        (folder / f"{case}.{size}.{rank}.json").write_text(json.dumps(result))
+    distributed.barrier()  # no rank leaves while another still reads the last message
+
+
+def main(folder: str, *plan: str) -> None:
+    """Run the cases of every number of ranks, one number after the other."""
+    torch.set_num_threads(1)
+    if any(kind in " ".join(plan) for kind in ("gpt2", "llama", "mixtral")):
+        from transformers import GPT2LMHeadModel, LlamaForCausalLM, MixtralForCausalLM  # noqa: F401 (before the forks)
+    for one in plan:
+        size, _, cases = one.partition("=")
+        children = []
+        for rank in range(int(size)):
+            child = os.fork()
+            if child == 0:
+                try:
+                    run_rank(Path(folder), rank, int(size), cases)
+                finally:
+                    os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
