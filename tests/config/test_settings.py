@@ -19,6 +19,7 @@ PLACES = {"model.path", "model.download", "task.path"}
 ADDED = {
     *(
         "estimator.rules",
+        "spectrum.starts",
         "model.initialisation",
         "model.sink",
         "model.sink_beta",
