@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hessfig
@@ -180,6 +181,43 @@ def test_a_wrong_engine_is_noticed_and_replaced(name: str, monkeypatch: pytest.M
         with pytest.warns(RuntimeWarning, match=said):
             made = products(column, torch.ones(68_904, 1), part)[part][:, 0]
         torch.testing.assert_close(made, truth[part].to(made), rtol=1e-12, atol=0)
+
+
+LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp log": lambda out: out.exp().log().mean(),
+    "root of square": lambda out: (out + 20).square().sqrt().mean(),
+    "softplus": lambda out: (F.softplus(out) - F.softplus(-out)).mean(),
+    "log-sum-exp": lambda out: (out.log_softmax(-1) - out + out.logsumexp(-1, keepdim=True)).sum() + out.mean(),
+}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("width", [8, 260])
+def test_parts_that_are_zero_up_to_rounding_are_no_fault(name: str, dtype: str, width: int) -> None:
+    """H_o of a loss that is linear in the outputs, up to rounding; every part, where the network is linear too."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5, width, dtype=torch.float64), torch.zeros(5, 1, dtype=torch.float64)
+    for network in (
+        nn.Linear(width, width),
+        nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)),
+    ):
+        problem = hessfig.Problem(network.double(), x, y, lambda out, y: LINEAR[name](out))
+        column = engines(problem, dtype).column(0, "all", [Block(0, "all", "all")])
+        assert isinstance(column, OwnColumn) == (width == 260)
+        column.split_matmat(torch.ones(column.dim, 1, dtype=column.dtype), PARTS)
+        network_of: Any = getattr(column, "network", None) or getattr(column, "_network", None)
+        assert all(map(network_of.holds, PARTS))
+
+
+def test_a_wrong_part_beside_one_that_is_rounding_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    problem = hessfig.Problem(mlp(), *data(), lambda out, y: LINEAR["exp log"](out))
+    monkeypatch.setattr(OutputReadout, "cotangent", scaled(OutputReadout.cotangent))
+    column = column_of(problem)
+    with pytest.warns(RuntimeWarning, match=r"H_f: hessfig.curvature.large's product is off by \S+ % here"):
+        assert not column.network.holds(Part.H_f)
 
 
 class Late(nn.Module):
