@@ -31,6 +31,17 @@ exclude_patterns = ["_build"]
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 
+# Pages below another one in the side bar. The pages stay free of directives, which hosts of repositories show as text.
+BELOW = {
+    "own-model": ["own-model-checks"],
+    "real-models": ["real-model-times"],
+    "commands": ["cluster"],
+    "conventions": ["networks"],
+    "architecture": ["tree"],
+    "accuracy": ["performance"],
+    "theory": ["paper-vs-code"],
+}
+
 # A line of a docstring that explains an argument: its name, two spaces or more, what it is.
 ARGUMENT = re.compile(r"^(?P<names>\w[\w, ]*?) {2,}(?P<text>\S.*)$")
 
@@ -55,8 +66,10 @@ def _rewrite(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lin
     lines[:] = as_definitions(lines)
 
 
-def _with_scripts(_app: Any, page: str, text: list[str]) -> None:
-    """Show the text of every example at the end of the page that lists them."""
+def _with_parts(_app: Any, page: str, text: list[str]) -> None:
+    """Show the text of every example at the end of the page that lists them, and name the pages below a page."""
+    if page in BELOW:
+        text[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(BELOW[page]) + "\n```\n"
     if page == "tutorial":
         text[0] += "\n## Scripts of the examples\n"
         for path in sorted((ROOT / "examples").glob("*.py")):
@@ -72,4 +85,4 @@ def setup(app: Any) -> None:
     """Connect the hooks of this file."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("autodoc-process-docstring", _rewrite)
-    app.connect("source-read", _with_scripts)
+    app.connect("source-read", _with_parts)

@@ -3,7 +3,7 @@
     python scripts/check_wheel.py                     a real installation, by pip, of the wheel and all it needs
     python scripts/check_wheel.py --light             without dependencies: those of this interpreter are lent (minutes)
     python scripts/check_wheel.py --python python3.13 with another interpreter
-    python scripts/check_wheel.py --smaller "torch --index-url ..."    by docs/tutorial.md, "A smaller PyTorch"
+    python scripts/check_wheel.py --smaller "torch --index-url ..."    by docs/install.md, "A smaller PyTorch"
 
 Prints a line per step with its seconds, and the size of the environment. Exits with 1 at the first step that fails.
 """
@@ -130,11 +130,11 @@ def install(environment: Path, wheel: Path, options: argparse.Namespace) -> Path
 
 
 def smaller(torch: str, wheel: Path | str) -> list[list[str]]:
-    """Return what `pip install` is given by docs/tutorial.md for a smaller PyTorch: `torch` first, then the wheel.
+    """Return what `pip install` is given by docs/install.md for a smaller PyTorch: `torch` first, then the wheel.
 
     Where `torch` names torchvision, these are the lines that install it; else those of an environment without it.
     """
-    section = (ROOT / "docs/tutorial.md").read_text().partition("# A smaller PyTorch")[2].partition("\n##")[0]
+    section = (ROOT / "docs/install.md").read_text().partition("# A smaller PyTorch")[2].partition("\n##")[0]
     blocks = [block.strip().splitlines() for block in re.findall(r"```text\n(pip install torch .*?)```", section, re.S)]
     chosen = next(lines for lines in blocks if ("torchvision" in lines[0]) == ("torchvision" in torch))
     words = [shlex.split(line.removeprefix("pip install ")) for line in chosen[1:]]

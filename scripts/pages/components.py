@@ -1,40 +1,29 @@
-"""Write the tables of predicted growth rates by component into docs/studies/components.md.
+"""Write the tables of predicted growth rates by component, to which docs/studies/components.md links.
 
-    python scripts/pages/components.py [--write | --check]             # without measured slopes
-    python scripts/pages/components.py [--write | --check] outputs     # with the slopes.csv that `hessfig slopes` left
+    python scripts/pages/components.py             # without measured slopes
+    python scripts/pages/components.py outputs     # with the slopes.csv that `hessfig slopes` left
 
 A test compares the part without measured numbers.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 from hessfig.analysis.axis import settings_of
-from hessfig.analysis.presented import markdown_table
 from hessfig.api.predicted import predicted_rows as rows
 from hessfig.config.compose.job import compose
 
-PAGE = Path(__file__).parents[2] / "docs" / "studies" / "components.md"
-COMMAND = "python scripts/pages/components.py --write"
 REGIMES = ("sqrt(eps) < sigma < 1", "sigma -> 0")  # what the sweep's small sigmas are, the first that a network has
-TABLES = {"table": "components", "norms": "components_norms"}  # the marks of a table on the page, and its sweep
+FOLDER = Path(__file__).parents[2] / "docs" / "studies"
+TABLES = {sweep: FOLDER / f"exponents_{sweep}.csv" for sweep in ("components", "components_norms")}
 NEAR = 0.1
 Slopes = dict[tuple[str, str, str, str], str]
 
 
-def parts(outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
-    """Yield the table of every sweep, the first with measured slopes, where a folder of results has them."""
-    for marks, sweep in TABLES.items():
-        path = outputs and outputs / sweep / "slopes.csv"
-        has_slopes = path is not None and path.exists()
-        slopes = measured(path) if path and has_slopes and marks == "table" else None
-        yield PAGE, marks, predicted(sweep, slopes) + (counted(path) if path and has_slopes else "")
-
-
-def predicted(sweep: str, found: Slopes | None = None) -> str:
+def predicted(sweep: str, found: Slopes | None = None) -> list[list[str]]:
     """Return a line per network and part, a column per block: the predicted exponent, and the slope where there is one.
 
     The exponents are those of the sweep's small sigmas; after a comma those of sigma -> infinity, where the sweep goes
@@ -46,8 +35,8 @@ def predicted(sweep: str, found: Slopes | None = None) -> str:
         block = row["row"] if row["row"] == row["col"] else f"{row['row']}, {row['col']}"
         lines.setdefault((row["variant"], row["part"]), {}).setdefault(block, _cell(every, row, found or {}))
     blocks = list(next(iter(lines.values())))
-    body = [(name_of(v), f"`{part}`", *(cells.get(b, "") for b in blocks)) for (v, part), cells in lines.items()]
-    return "\n".join([*markdown_table(("network", "part", *(f"`{one}`" for one in blocks)), body), ""])
+    body = [[name_of(v), part, *(cells.get(block, "") for block in blocks)] for (v, part), cells in lines.items()]
+    return [["network", "part", *blocks], *body]
 
 
 def _cell(every: list[dict[str, str]], row: dict[str, str], found: Slopes) -> str:
@@ -88,15 +77,27 @@ def counted(path: Path) -> str:
                 off.setdefault(key, abs(float(row["slope"]) - float(row["predicted"])))
     near, most = sum(one <= NEAR for one in off.values()), max(off.values())
     found = f"Of {len(off)} predicted slopes {near} are within {NEAR} of the prediction"
-    return f"\n{found}; the largest deviation is {most:.2f}.\n"
+    return f"{found}; the largest deviation is {most:.2f}."
 
 
 def name_of(variant: str) -> str:
-    """Return what a network changes, with code marks; the base changes nothing."""
-    return ", ".join(f"`{key}={value.lower()}`" for key, value in settings_of(variant).items()) or "base"
+    """Return what a network changes; the base changes nothing."""
+    return ", ".join(f"{key}={value.lower()}" for key, value in settings_of(variant).items()) or "base"
+
+
+def main() -> None:
+    """Write the table of every sweep, the first with measured slopes, where a folder of results has them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("outputs", type=Path, nargs="?", help="the folder of measured sweeps")
+    outputs = parser.parse_args().outputs
+    for sweep, path in TABLES.items():
+        slopes = outputs / sweep / "slopes.csv" if outputs else None
+        has_slopes = slopes is not None and slopes.exists()
+        found = measured(slopes) if slopes and has_slopes and sweep == "components" else None
+        with path.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(predicted(sweep, found))
+        print(path, counted(slopes) if slopes and has_slopes else "")
 
 
 if __name__ == "__main__":
-    from page import keep
-
-    raise SystemExit(keep(__doc__, COMMAND, parts))
+    main()

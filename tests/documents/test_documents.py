@@ -421,7 +421,7 @@ def test_the_version_is_one() -> None:
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
-    wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/tutorial.md")))
+    wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/install.md")))
     (bibtex,) = re.findall(r"version = \{([\d.]+)\}", text_of("docs/reproduce.md"))
     assert {hessfig.__version__, project["version"], latest, bibtex} == {cited["version"]} == wheels
     assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
