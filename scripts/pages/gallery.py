@@ -250,10 +250,24 @@ def heading_of(figure: ShippedFigure) -> str:
 
 def page_text(manifest: dict[str, Any]) -> str:
     """Return docs/gallery.md, which follows from the manifest and conf/figures.yaml."""
-    parts = [HEAD]
+    parts = [HEAD, *contents()]
     for heading, group in itertools.groupby(gallery_figures(), heading_of):
         parts += [f"## {heading}\n", *(section(figure, manifest) for figure in group)]
     return "\n".join([*parts, *_others()])
+
+
+def contents() -> Iterator[str]:
+    """Yield a paragraph of links for each heading of the page: small pictures that lead to their sections."""
+    for heading, group in itertools.groupby(gallery_figures(), heading_of):
+        yield f"**{heading}**\n"
+        yield "\n".join(_thumbnail(figure) for figure in group) + "\n"
+
+
+def _thumbnail(figure: ShippedFigure) -> str:
+    """Return a link to a figure's section: its first picture at an eighth of a page's width."""
+    anchor = re.sub(r"[^\w\- ]", "", _title(figure).lower()).replace(" ", "-")
+    first = pictures.pictures_of(figure.name, IMAGES)[0].name
+    return f'[<img src="img/{first}" alt="{figure.name}" width="110">](#{anchor})'
 
 
 def section(figure: ShippedFigure, manifest: dict[str, Any]) -> str:

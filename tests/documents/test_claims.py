@@ -18,7 +18,7 @@ from tests.pages import ROOT, text_of
 TABLES = ROOT / "docs/tables"
 SMALL, PRACTICAL, LARGE, WHOLE = (0, 0.1), (0, 1), (1, np.inf), (0, np.inf)
 VERDICTS = ["supported", "partly", "contradicted", "undecided", "theorem"]
-HEADING = ["claim", "source", "verdict", "effect", "figure", "table", "command"]
+HEADING = ["claim (source)", "verdict", "effect", "figure, table, command"]
 WEIGHTS = ["W_Q", "W_K", "W_V"]
 # Numbers from a sweep without a kept table in a row that has a kept one too.
 NOT_KEPT = {"heads_zeros": ["0.687"]}
@@ -215,7 +215,7 @@ def rows_of_page() -> list[list[str]]:
 @pytest.mark.parametrize("begins", ROWS)
 def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
     (row,) = [row for row in rows_of_page() if row[0].startswith(begins)]
-    effect, kept = row[3], row[5]
+    effect, kept = row[2], row[3]
     others = [number for sweep, numbers in NOT_KEPT.items() if sweep in kept for number in numbers]
     found = ROWS[begins]()
     assert not [text for text in found if text not in effect], (found, effect)
@@ -227,11 +227,11 @@ def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
 def test_rows_whose_table_is_not_kept_say_so() -> None:
     rows = rows_of_page()
     assert len(rows) == 19
-    assert {re.findall(r"^\w+", row[2])[0] for row in rows} == set(VERDICTS)
-    for claim, _, _, _, _, tables, commands in rows:
-        named = re.findall(r"`hessfig run sweep=(\w+)`", commands)
+    assert {re.findall(r"^\w+", row[1])[0] for row in rows} == set(VERDICTS)
+    for claim, _, _, evidence in rows:
+        named = re.findall(r"`hessfig run sweep=(\w+)`", evidence)
         missing = [sweep for sweep in named if not (TABLES / f"{sweep}.csv.xz").is_file()]
-        linked = re.findall(r"\(tables/(\w+)\.csv\.xz\)", tables)
+        linked = re.findall(r"\(tables/(\w+)\.csv\.xz\)", evidence)
         assert sorted([*linked, *missing]) == sorted(named), claim
-        assert missing == re.findall(r"`(\w+)`, not kept", tables), claim
+        assert missing == re.findall(r"`(\w+)`, not kept", evidence), claim
         assert linked or not any(claim.startswith(begins) for begins in ROWS)
