@@ -222,7 +222,7 @@ def _numbers(key: str, values: pd.Series, asked: str) -> list[float]:
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(
-            f"{asked}: {key} is no axis, for its values are not all numbers",
+            f"{asked}: {key} is not an axis, for its values are not all numbers",
             got=", ".join(dict.fromkeys(value or "(none)" for value in values)),
             allowed="sigma, step, or a varied setting whose values are numbers",
             remedy="draw it with figure.layout=bars",

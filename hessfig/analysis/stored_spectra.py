@@ -116,7 +116,7 @@ def _take(
 ) -> list[Found]:
     entries = json.loads(str(stored["entries"].item()))
     if not isinstance(entries, list):
-        raise TypeError("entries is no list")
+        raise TypeError("entries is not a list")
     places = [_place(entry, item) for item in entries]
     return [one(stored, k, place) for k, place in enumerate(places) if wanted(place)]
 

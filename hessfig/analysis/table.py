@@ -50,7 +50,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
     depth, sigma = table["num_layers"], table["sigma"]
     without_part = [name for name in table["quantity"].unique() if _may_lack_part(str(name))]
     rules = {
-        "the sweep is no plain name": ~table["sweep"].map(_is_plain),
+        "the sweep is not a plain name": ~table["sweep"].map(_is_plain),
         "there is no quantity": table["quantity"] == "",
         "there is no config: the row is cut short": table["config"] == "",
         "a block has two sides": one_side,
@@ -60,10 +60,10 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
         "index must not be negative": table["index"] < 0,
         "error must not be negative": table["error"] < 0,
         "status is ok but value is not finite": (status == Status.ok) & ~finite,
-        "status is ok but value is no norm": (status == Status.ok) & (table["quantity"] == FROBENIUS) & (value < 0),
+        "status is ok but value is not a norm": (status == Status.ok) & (table["quantity"] == FROBENIUS) & (value < 0),
         "status is structural_zero but value is not 0": (status == Status.structural_zero) & (value != 0),
         "status is nonfinite but value is finite": (status == Status.nonfinite) & finite,
-        "num_layers is no depth": ~depth.between(0, _DEEPEST),
+        "num_layers is not a depth": ~depth.between(0, _DEEPEST),
         "layer lies outside the network": ~table["layer"].between(0, depth),
         "row_layer lies outside the network": ~table["row_layer"].between(0, depth),
     }

@@ -128,7 +128,7 @@ def whole(key: str, given: Any, *, least: int = 1, most: int, example: int) -> i
 
 
 def _blocks(given: Any) -> Any:
-    """Return the setting `blocks` of the same meaning. Raises UserError for what is no name, pair or list of these."""
+    """Return the setting `blocks` of the same meaning. Raises UserError if it has another form."""
     if given == "all":
         warnings.warn(_ALL, FutureWarning, stacklevel=5)
     if isinstance(given, str):

@@ -467,7 +467,7 @@ def measure(
     if is_sharded(problem.network):
         return _frame(measure_sharded(problem, _of_ranks(config, parts)), config.first_seed, None)
     with differentiating(), _kept(problem):
-        objective = problem._checked(config.dtype, place)  # refuses objects that are no networks
+        objective = problem._checked(config.dtype, place)  # refuses objects that are not networks
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
             at = At(config, seed=config.first_seed)

@@ -136,7 +136,7 @@ def _paper_words(drawn: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield width, title, panels ... of a figure that was drawn (before 0.3.0 they were not kept), checked by name."""
     for key, value in dict(drawn.get("paper") or {}).items():
         if key != "style" and key.removeprefix("figure.") not in _OF_PAPER:
-            raise ValueError(f"{key} is no setting of a page")
+            raise ValueError(f"{key} is not a setting of a page")
         if value is not None and value != []:
             yield key, value
 

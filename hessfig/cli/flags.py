@@ -59,7 +59,7 @@ def read_command(arguments: Sequence[str]) -> Command:
 def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave it out") -> dict[str, str]:
     """Return {key: value} of the words of a verb that is not composed from the configuration.
 
-    Raises UserError for what is no key=value, and for a key that the verb does not read; `otherwise` is then the remedy
+    Raises UserError for a word without "=", and for a key that the verb does not read; `otherwise` is then the remedy
     where none is spelt alike.
     """
     given = {}

@@ -82,7 +82,7 @@ def _check_alone(config: Config) -> None:
 def number_of_samples(config: Config, *, size: int | None = None) -> int:
     """Return how many samples of the task's batch (of `size` samples, where no setting says it) the landscape is of.
 
-    Raises UserError for more samples than there are, a first k beyond them, and a loss that is no mean over samples.
+    Raises UserError for more samples than there are, a first k beyond them, and a loss that is not a mean over samples.
     """
     landscape, size = config.landscape, size or config.task.batch_size
     count = size if landscape.samples is None else landscape.samples
@@ -103,7 +103,7 @@ def number_of_samples(config: Config, *, size: int | None = None) -> int:
     if config.task.loss == Loss.mse_sum_unshifted:
         raise UserError(
             "task.loss: the published sum of squares is a sum over everything, not a mean over samples: "
-            "it grows with k, and its L_k is no average of losses of single samples",
+            "it grows with k, and its L_k is not an average of losses of single samples",
             got=config.task.loss,
             allowed="cross_entropy, mse",
             remedy="task.loss=cross_entropy",

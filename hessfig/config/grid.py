@@ -26,7 +26,7 @@ def sigma_values(grid: GridConfig) -> list[float]:
 
 
 def check_grid(grid: GridConfig) -> None:
-    """Raise UserError for a grid that is empty or huge, and for values that are no scales or equal each other."""
+    """Raise UserError for a grid that is empty or huge, and for values that are not scales or equal each other."""
     _check_number(grid)
     ends = {} if grid.values else {"grid.low": grid.low, "grid.high": grid.high}
     for key, value in [*ends.items(), *(("grid.values", v) for v in grid.values or [])]:

@@ -123,7 +123,7 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
 def no_mean(loss: Module) -> UserError:
     """Return the error of quantities of the first k samples for a loss that is not the mean over samples."""
     return UserError(
-        "this loss is no mean over samples, so L_k, the mean over the first k samples, is not defined",
+        "this loss is not a mean over samples, so L_k, the mean over the first k samples, is not defined",
         got=f"{type(loss).__name__} with reduction {getattr(loss, 'reduction', None)!r}",
         allowed="a loss of outputs and targets that is a mean over samples, such as cross_entropy or mse",
         remedy="task.loss=cross_entropy; in Python, divide a sum by the number of samples, or loss='cross_entropy'",

@@ -32,7 +32,7 @@ def attention_patterns(problem: Problem) -> Tensor:
     Raises
     ------
     UserError
-        Where the network is no bridge, or its inputs are no tokens.
+        Where the network is not a bridge, or its inputs are not tokens.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def _bridge_of(problem: Problem) -> tuple[Any, list[Tensor]]:
     inputs = problem.inputs if isinstance(problem.inputs, list) else [problem.inputs]
     if opener_of(problem.network) is None or not all(isinstance(one, Tensor) for one in inputs):
         raise UserError(
-            "hessfig.lens: the network is no bridge of TransformerLens, or its inputs are no tokens",
+            "hessfig.lens: the network is not a bridge of TransformerLens, or its inputs are not tokens",
             got=f"{type(problem.network).__name__}, {type(problem.inputs).__name__}",
             allowed="hessfig.Problem(bridge, tokens) with a TransformerBridge and tokens (samples, length)",
             remedy="TransformerBridge.boot_native(config), or a bridge around a model of transformers",

@@ -266,7 +266,7 @@ def _check_apart(name: str, rows: Sequence[Row]) -> None:
 def _checked(name: str, value: object) -> Quantity:
     if not isinstance(value, Quantity):
         raise UserError(
-            f"{KEY}: {name} is no quantity",
+            f"{KEY}: {name} is not a quantity",
             got=type(value).__name__,
             allowed="a hessfig.measurements.quantity.Quantity",
             remedy="see docs/extending.md",

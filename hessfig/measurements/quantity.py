@@ -318,7 +318,7 @@ def state_row(
     layer: int = 0,
     index: int | None = None,
 ) -> Row:
-    """Return the row of a number that is no structural zero; a plain float is exact."""
+    """Return the row of a number that is not a structural zero; a plain float is exact."""
     estimate = number if isinstance(number, Estimate) else exact(number)
     place = {} if block is not None else {"layer": layer, "row_layer": layer}
     status = Status.not_converged if estimate.is_unreliable else Status.ok

@@ -129,7 +129,7 @@ def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> st
     names = {block.row, block.col}
     strange = sorted(names - {*Matrix, TIED})
     if strange:
-        return f"{strange[0]} is no single weight of the paper's networks"
+        return f"{strange[0]} is not a single weight of the paper's networks"
     if block.is_across:
         return "the two weights belong to different layers"
     if architecture.attention == Attention.kernel and architecture.most_keys == 1 and not names <= _OF_VALUES:

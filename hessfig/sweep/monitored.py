@@ -80,7 +80,7 @@ class MonitoredTraining:
 
         `points` are hashes of function and weights by quantity, `parts` of what network and loss are made of. Raises
         OtherTraining where nothing was measured before `step`, or where a part is another that did not change along the
-        steps measured before: then this is no restart, but another training.
+        steps measured before: then this is not a restart, but another training.
         """
         if not self._begun:
             own = {self.key(step, name, points[name]) for name in self._hashes}

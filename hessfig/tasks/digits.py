@@ -141,9 +141,9 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Pictures:
     if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) < 2:
         raise _refused("pictures of another size or number", f"images {images.shape}, labels {labels.shape}")
     if images.dtype.kind not in "fiub" or not np.isfinite(images.astype("float64")).all():
-        raise _refused("some pixels are no numbers", f"{path}: missing or infinite values, or {images.dtype}")
+        raise _refused("some pixels are not numbers", f"{path}: missing or infinite values, or {images.dtype}")
     if labels.dtype.kind not in "iu" or labels.min() < 0:
-        raise _refused("labels are no classes", f"{labels.dtype} from {labels.min()}")
+        raise _refused("labels are not classes", f"{labels.dtype} from {labels.min()}")
     if labels.max() >= CLASSES:
         raise _refused(f"more classes than the network has outputs ({CLASSES})", f"labels up to {labels.max()}")
     return Pictures(images.astype("float64"), labels.astype("int64"))

@@ -234,7 +234,7 @@ def _check_words(used: NDArray[Any], vocabulary: int) -> None:
     if used.min() < 0 or used.max() >= vocabulary:
         bad = int(used.max() if used.max() >= vocabulary else used.min())
         raise UserError(
-            "task.path: ids that are no words of the network's vocabulary",
+            "task.path: ids that are not words of the network's vocabulary",
             got=bad,
             allowed=f"0 to {vocabulary - 1}",
             remedy="make the ids with the model's own tokenizer",

@@ -112,7 +112,7 @@ class Breach:
 
 
 def _as_polynomial(name: str, degree: int) -> Breach:
-    """Return a term that is no polynomial, counted as one of its degree: constant for 0, linear for 1."""
+    """Return a term that is not a polynomial, counted as one of its degree: constant for 0, linear for 1."""
     true = mixing_exponents([], non_polynomial=[TERMS[name].degree])
     stated = dict.fromkeys(true, VANISHES) | mixing_exponents([degree])
     differs = {key: power for key, power in true.items() if power != stated[key]}

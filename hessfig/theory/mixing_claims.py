@@ -114,7 +114,7 @@ def polynomial_mixing(scores: Float[Tensor, "L L"], coefficients: Coefficients) 
 
 @dataclass(frozen=True)
 class HomogeneousTerm:
-    """A term of the mixing weights of a `degree` in the scores that is no polynomial of them, a row at a time."""
+    """A term of the mixing weights of a `degree` in the scores that is not a polynomial of them, a row at a time."""
 
     degree: float
     weights: Callable[[Float[Tensor, "L L"]], Float[Tensor, "L L"]]

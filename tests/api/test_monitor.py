@@ -337,7 +337,7 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatc
         ({"batch": (torch.ones(2, 5), torch.ones(2).long())}, "cannot take the batch: it raises RuntimeError"),
         ({"quantities": ["preconditioned_eigenvalue"]}, "optimiser: there is none"),
         ({"quantities": ["sharpness"]}, "no such quantity"),
-        ({"network": 3}, "the network is no module"),
+        ({"network": 3}, "the network is not a module"),
         ({"every": 0}, "every"),
         ({"max_fraction": -1}, "max_fraction"),
         ({"log": "paper"}, "no such logger"),

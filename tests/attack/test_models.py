@@ -89,10 +89,10 @@ def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
     ):
         yield f"config.json {key}={str(value)[:20]}", wanted, lambda at, k=key, v=value: said(at, **{k: v})
     for place in ("../evil.safetensors", "/etc/passwd", "..", "a\\b.safetensors", "x.bin", "a\0.safetensors", 3):
-        yield f"index to {place!r}", "is no index of weights", lambda at, p=place: indexed(at, {"a": p})
-    yield "index to itself", "is no index of weights", lambda at: indexed(at, {"a": INDEX})
+        yield f"index to {place!r}", "is not an index of weights", lambda at, p=place: indexed(at, {"a": p})
+    yield "index to itself", "is not an index of weights", lambda at: indexed(at, {"a": INDEX})
     yield "index to nothing", "lacks files", lambda at: indexed(at, {"a": "gone.safetensors"})
-    yield "index without a map", "is no index of weights", lambda at: indexed(at, [])
+    yield "index without a map", "is not an index of weights", lambda at: indexed(at, [])
     for kind in (torch.int32, torch.bool, torch.complex64, torch.float8_e5m2):
         yield f"weights {kind}", "of another type", lambda at, k=kind: changed(at, lambda one: one.to(k))
     for number in (float("nan"), float("inf"), float("-inf")):

@@ -252,9 +252,9 @@ def test_positions_matter_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
-        (Block(1, "mlp", "mlp"), "mlp is no single weight"),
-        (Block(0, "all", "all"), "all is no single weight"),
-        (Block(1, "W_Q", "blocks.0.attn"), "blocks.0.attn is no single weight"),
+        (Block(1, "mlp", "mlp"), "mlp is not a single weight"),
+        (Block(0, "all", "all"), "all is not a single weight"),
+        (Block(1, "W_Q", "blocks.0.attn"), "blocks.0.attn is not a single weight"),
         (Block(2, "W_Q", "W_V", row_layer=1), "different layers"),
         (Block(2, "W_V", "W_V", row_layer=1), "different layers"),
         (Block(2, "W_U", "W_U", row_layer=1), "different layers"),

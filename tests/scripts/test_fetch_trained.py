@@ -102,7 +102,7 @@ def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -
     place = fetch("bert", tmp_path / "trained", wheels)
     cases: list[tuple[Config, str]] = [
         (config_of(place, masked_share=0.15, data=Data.tokens), "encoder sees every token[\\s\\S]*task=masked_tokens"),
-        (config_of(place, mask_id=25), "the mask is no word[\\s\\S]*0 to 24"),
+        (config_of(place, mask_id=25), "the mask is not a word[\\s\\S]*0 to 24"),
         (config_of(place, batch_size=99), "holds too little"),
         (config_of(place, path=str(tmp_path / "none.txt")), "there is no such file"),
         (config_of(place, length=1), "no token is left"),

@@ -74,10 +74,10 @@ BAD = {
     "another size": ({"images": np.zeros((10, 28, 28))}, "another size"),
     "too few labels": ({"labels": np.arange(9)}, "another size or number"),
     "missing values": ({"images": np.full((10, 8, 8), np.nan)}, "missing or infinite"),
-    "words": ({"images": np.full((10, 8, 8), "x")}, "some pixels are no numbers"),
+    "words": ({"images": np.full((10, 8, 8), "x")}, "some pixels are not numbers"),
     "more classes": ({"labels": np.arange(10) + 1}, r"more classes than the network has outputs \(10\)"),
-    "negative classes": ({"labels": np.arange(10) - 1}, "labels are no classes"),
-    "labels that are fractions": ({"labels": np.arange(10) / 3}, "labels are no classes"),
+    "negative classes": ({"labels": np.arange(10) - 1}, "labels are not classes"),
+    "labels that are fractions": ({"labels": np.arange(10) / 3}, "labels are not classes"),
 }
 
 

@@ -199,7 +199,7 @@ def own_predictions(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
-            "the manifest's sweep.predictions are no exponents",
+            "the manifest's sweep.predictions are not exponents",
             got=str(stated)[:200],
             allowed="{block: {part: exponent}}, zero for a block that vanishes",
             remedy="measure the sweep again, or repair its file",

@@ -56,13 +56,13 @@ def _check_sweep(manifest: Mapping[str, Any]) -> None:
     sweep = manifest["config"]["sweep"]
     vary, windows = sweep.get("vary") or {}, sweep.get("windows", [])
     if not isinstance(vary, dict) or not all(isinstance(values, list) for values in vary.values()):
-        raise TypeError("config.sweep.vary is no dict of lists")
+        raise TypeError("config.sweep.vary is not a dict of lists")
     if not isinstance(windows, list) or not all(_is_window(window) for window in windows):
-        raise TypeError("config.sweep.windows is no list of windows")
+        raise TypeError("config.sweep.windows is not a list of windows")
     if not are_predictions(sweep.get("predictions") or {}):
-        raise TypeError("config.sweep.predictions are no exponents")
+        raise TypeError("config.sweep.predictions are not exponents")
     if sweep.get("average", Average.arithmetic) not in list(Average):
-        raise TypeError("config.sweep.average is no average")
+        raise TypeError("config.sweep.average is not an average")
 
 
 def _is_window(window: Any) -> bool:
@@ -171,7 +171,7 @@ class Preset:
 
     @property
     def of_network(self) -> list[SettingDifference]:
-        """The changed settings of network, task and state; a part of what the preset varies is no change."""
+        """The changed settings of network, task and state; a part of what the preset varies is not a change."""
         return [
             setting
             for setting in self.changed

@@ -196,7 +196,7 @@ def check_words(key: str, words: str) -> None:
 
 
 def _unreadable(words: str) -> tuple[str, int]:
-    """Return why a line of some words is no mathtext, and where; ("", 0) for those that can be set."""
+    """Return why a line of some words is not mathtext, and where; ("", 0) for those that can be set."""
     start = 0
     for line in words.split("\n"):
         try:

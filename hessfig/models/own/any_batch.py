@@ -209,7 +209,7 @@ class Rows(Shell):
         return outputs if outputs.ndim else outputs[None]
 
     def train(self, mode: bool = True) -> Rows:
-        """Set the mode of the network too, which is no module of this one."""
+        """Set the mode of the network too, which is not a module of this one."""
         self._inside[0].training = mode
         return super().train(mode)
 

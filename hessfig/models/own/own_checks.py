@@ -42,7 +42,7 @@ def check_network(network: Any) -> None:
     """Raise UserError unless `network` is a module with real parameters that can be evaluated."""
     if not isinstance(network, nn.Module):
         raise UserError(
-            "the network is no module",
+            "the network is not a module",
             got=shape_of(network),
             allowed="a torch.nn.Module",
             remedy="wrap a function in a torch.nn.Module whose parameters it reads",

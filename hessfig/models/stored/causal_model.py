@@ -339,7 +339,7 @@ def special_words(config: Config, sizes: ModelSizes) -> Special:
     mask = mask if config.task.mask_id is None else config.task.mask_id
     if mask is None or mask >= sizes.vocabulary:
         raise UserError(
-            "task.mask_id: the mask is no word of the network's vocabulary",
+            "task.mask_id: the mask is not a word of the network's vocabulary",
             got="the tokenizer has no mask" if mask is None else mask,
             allowed=f"0 to {sizes.vocabulary - 1}",
             remedy="task.mask_id=ID of the mask token of the training",

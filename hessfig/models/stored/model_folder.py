@@ -91,7 +91,9 @@ def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
             f"{KEY}: {path} cannot be read", got=str(error)[:200], allowed="JSON", remedy="save it again"
         ) from error
     if not isinstance(content, dict):
-        raise UserError(f"{KEY}: {path} is no object", got=type(content).__name__, allowed=form, remedy="save it again")
+        raise UserError(
+            f"{KEY}: {path} is not an object", got=type(content).__name__, allowed=form, remedy="save it again"
+        )
     return dict(content)
 
 
@@ -173,7 +175,7 @@ def _indexed(index: Path) -> list[Path]:
     odd = [name for name in names if not _is_plain(name, index)]
     if odd or not names:
         raise UserError(
-            f"{KEY}: {index} is no index of weights",
+            f"{KEY}: {index} is not an index of weights",
             got=first_few([repr(name) for name in odd]) if odd else "no weight_map {weight: file}",
             allowed=f"names of *{_suffix(index)} files in the same folder",
             remedy="save the model again: model.save_pretrained(DIR)",

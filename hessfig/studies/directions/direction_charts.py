@@ -61,7 +61,7 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw index against loss of the critical points found, and the gradient's norm where each search ended.
 
     How to read it: a dot is one search, its colour the step of the training that it began at; open dots did not reach
-    the tolerance (dotted line) and are no critical points. The index is the number of negative eigenvalues of H: a
+    the tolerance (dotted line) and are not critical points. The index is the number of negative eigenvalues of H: a
     minimum has none. Requires: a sweep of the quantity critical_points.
     """
     run, points = source.run, _searches(source.table)

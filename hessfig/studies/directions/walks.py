@@ -113,7 +113,7 @@ def critical_points(objective: Objective, request: Request) -> Measured:
     `critical_gradient`: |g| in the end; `critical_loss`; `critical_index`: how many eigenvalues are below minus
     spectrum.cut times the largest in size; `critical_flat`: how many lie within that; `critical_distance`: |w - w0|
     from the state w0; `critical_start`: the loss there. All have the status not_converged where |g| is above
-    directions.tolerance: such a point (a local minimum of |g|^2, or one that was not reached) is no critical point.
+    directions.tolerance: such a point (a local minimum of |g|^2, or one that was not reached) is not a critical point.
     Array: `eigenvalues`, rising, at the point found.
     """
     surface = Surface(objective, request.model, request.estimator.products)

@@ -271,7 +271,7 @@ def test_what_is_hashed_is_what_transformers_would_read(home: Path, tmp_path: Pa
     evil = tmp_path / "evil.safetensors"
     for name in ("../evil.safetensors", str(evil), "a\\b.safetensors", "a.bin", -1, None, "c:x.safetensors"):
         index.write_text(json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": name}}))
-        with pytest.raises(UserError, match=r"is no index of weights[\s\S]*files in the same folder"):
+        with pytest.raises(UserError, match=r"is not an index of weights[\s\S]*files in the same folder"):
             KIND.check(config)
     for text in ("[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "null", "{"):
         index.write_text(text)
