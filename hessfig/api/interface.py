@@ -14,6 +14,7 @@ import pandas as pd
 from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.sharded import is_sharded, measure_sharded, sharded_operator
+from hessfig.api.waiting import waiting
 from hessfig.config.enums import DType
 from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
@@ -445,6 +446,9 @@ def measure(
     A network of at most 65 536 parameters is measured on one thread, because more threads are slower; the number of
     threads of torch is restored.
 
+    A call of more than two seconds shows a bar on a terminal and in a notebook. After Ctrl-C nothing is kept; finished
+    cells of `hessfig.run` are.
+
     Examples
     --------
     >>> import torch, hessfig
@@ -466,12 +470,12 @@ def measure(
     place, config = device_of(device), wanted.config()
     if is_sharded(problem.network):
         return _frame(measure_sharded(problem, _of_ranks(config, parts)), config.first_seed, None)
-    with differentiating(), _kept(problem):
+    with waiting() as watched, differentiating(), _kept(problem):
         objective = problem._checked(config.dtype, place)  # refuses objects that are not networks
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
             at = At(config, seed=config.first_seed)
-            asked = {name: asked_of(quantity(name), named, at) for name in config.quantities}
+            asked = watched.of({name: asked_of(quantity(name), named, at) for name in config.quantities})
             measured = {name: quantity(name).measured(objective, request) for name, request in asked.items()}
     return _frame(measured, config.first_seed, objective.witness)
 

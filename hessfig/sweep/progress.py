@@ -38,12 +38,13 @@ def in_notebook() -> bool:
 class NotebookBar:
     """A bar of HTML that is redrawn in its place, without widgets; its methods are those of rich.progress.Progress."""
 
-    def __init__(self) -> None:
-        self._text, self._done, self._total, self._note, self._is_visible = "", 0, 0, "", False
+    def __init__(self, unit: str = "cells") -> None:
+        self._text, self._done, self._note, self._is_visible, self._unit = "", 0, "", False, unit
+        self._total: int | None = 0
         self._handle: Any = None
         self._drawn = 0.0
 
-    def add_task(self, name: str, *, total: int, completed: int, note: str, visible: bool) -> TaskID:
+    def add_task(self, name: str, *, total: int | None, completed: int, note: str, visible: bool) -> TaskID:
         """Set the description of the bar's only task."""
         self._text, self._total, self._done, self._note, self._is_visible = name, total, completed, note, visible
         return TaskID(0)
@@ -55,9 +56,12 @@ class NotebookBar:
 
             self._handle = display(self._form(), raw=True, display_id=True)
 
-    def update(self, task: TaskID, *, note: str, advance: int = 0) -> None:
+    def update(
+        self, task: TaskID, *, note: str, advance: int = 0, total: int | None = None, completed: int | None = None
+    ) -> None:
         """Count, and redraw the bar unless that was done a moment ago."""
-        self._done, self._note = self._done + advance, note
+        self._done, self._note = (self._done if completed is None else completed) + advance, note
+        self._total = self._total if total is None else total
         if time.perf_counter() - self._drawn > REDRAWN:
             self._draw()
 
@@ -71,7 +75,10 @@ class NotebookBar:
             self._handle.update(self._form(), raw=True)
 
     def _form(self) -> dict[str, str]:
-        words = f"{self._text}: {self._done} of {self._total} cells, {self._note}"
+        if self._total is None:
+            words = f"{self._text}: {self._note}"
+            return {"text/plain": words, "text/html": f"<progress></progress> {html.escape(words)}"}
+        words = f"{self._text}: {self._done} of {self._total} {self._unit}, {self._note}"
         bar = f'<progress max="{self._total}" value="{self._done}"></progress> {html.escape(words)}'
         return {"text/plain": words, "text/html": bar}
 
@@ -95,7 +102,7 @@ class Reporter:
         self._before_first = reused  # cells that were counted until then
         self._in_notebook, self._ended = in_notebook(), Event()
         self._is_watched = self._in_notebook or sys.stderr.isatty()
-        self._bar = NotebookBar() if self._in_notebook else _terminal_bar(name, is_drawn=self._is_watched)
+        self._bar = NotebookBar() if self._in_notebook else terminal_bar(name, is_drawn=self._is_watched)
         note = "starting workers" if total > reused else self._note()
         self._task = self._bar.add_task(name, total=total, completed=reused, note=note, visible=total > 0)
 
@@ -181,7 +188,8 @@ class Reporter:
         return f"{self.counts['reused']} reused, {self.counts['failed']} failed{rate}"
 
 
-def _terminal_bar(name: str, *, is_drawn: bool) -> Progress:
+def terminal_bar(name: str, *, is_drawn: bool = True, is_transient: bool = False) -> Progress:
+    """Return a bar on the standard error: name, count, note and the time left."""
     return Progress(
         TextColumn(f"[bold]{name}[/]"),
         BarColumn(),
@@ -190,4 +198,5 @@ def _terminal_bar(name: str, *, is_drawn: bool) -> Progress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         disable=not is_drawn,
+        transient=is_transient,
     )
