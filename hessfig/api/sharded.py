@@ -29,7 +29,7 @@ class ShardedOperator:
 
     Parameters
     ----------
-    hessian : hessfig.curvature.sharded.ShardedHessian
+    hessian : hessfig.curvature.sharded.sharded_hessian.ShardedHessian
 
     Attributes
     ----------

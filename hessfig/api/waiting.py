@@ -35,7 +35,8 @@ class Waiting:
     """Counts the columns of blocks of each quantity: requests ask for a column's random stream when it begins."""
 
     def __init__(self) -> None:
-        self._note, self._total, self._begun = "checking the function", None, set[tuple[str, int, str]]()
+        self._note, self._begun = "checking the function", set[tuple[str, int, str]]()
+        self._total: int | None = None  # of columns, once they are known
         self._bar: Any = None
         self._task: Any = None
         self._lock, self._is_over = Lock(), False
