@@ -254,6 +254,13 @@ def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked: st
     kind("transformer_lens").check(named(f"model.name={CLASSES[asked]}"))
 
 
+def test_sizes_that_do_not_fit_when_the_network_runs_are_refused() -> None:
+    shipped, gpt_j = kind("transformer_lens"), "model.name=GPTJForCausalLM"
+    with pytest.raises(UserError, match=r"does not run[\s\S]*size of tensor[\s\S]*rotary_dim=4"):
+        shipped.check(named(gpt_j))
+    shipped.check(named(gpt_j, "model.options={rotary_dim: 4}"))
+
+
 def test_unknown_names_and_two_sources_are_refused() -> None:
     shipped = kind("transformer_lens")
     with pytest.raises(UserError, match="not in TransformerLens's registry"):

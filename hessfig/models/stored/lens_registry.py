@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -60,7 +62,8 @@ def drawn_bridge(config: Config, seed: int, ids: Ids, at_once: int) -> Objective
 
 @lru_cache(maxsize=2)  # names are found by running the network
 def _named(bridge: Any) -> Layout:
-    return find_weights(bridge)
+    with _sizes_that_fit():  # some are compared when the network runs
+        return find_weights(bridge)
 
 
 def _bridge(config: Config, seed: int) -> Any:
@@ -81,18 +84,24 @@ def _bridge(config: Config, seed: int) -> Any:
 @lru_cache(maxsize=2)  # planning needs sizes, names and checks of the same network
 def _made(asked: str) -> Any:
     name, sizes, options, seed = json.loads(asked)
-    with global_draws(stream(seed, "transformer_lens")):
-        try:
-            return (_native if name == NATIVE else _of_transformers)(name, sizes, options)
-        except UserError:
-            raise
-        except Exception as error:  # constructors of these packages may raise anything for sizes that do not fit
-            raise UserError(
-                f"{KEY}: the network cannot be built",
-                got=plain(f"{type(error).__name__}: {error}", most=300),
-                allowed="sizes (model.n_layers, model.d_model, ...) and model.options that fit together",
-                remedy="leave model.options out, or other sizes",
-            ) from error
+    with global_draws(stream(seed, "transformer_lens")), _sizes_that_fit():
+        return (_native if name == NATIVE else _of_transformers)(name, sizes, options)
+
+
+@contextmanager
+def _sizes_that_fit() -> Iterator[None]:
+    """Raise UserError for what these packages raise, which may be anything, where sizes do not fit."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{KEY}: the network cannot be built, or does not run",
+            got=plain(f"{type(error).__name__}: {error}", most=300),
+            allowed="sizes (model.n_layers, model.d_model, ...) and model.options that fit together",
+            remedy="other sizes or model.options, such as model.options.rotary_dim=4 of a GPT-J with heads of width 4",
+        ) from error
 
 
 def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
