@@ -82,7 +82,7 @@ def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
         ({"eigenvalues_0": np.array([object()] * 3)}, "allow_pickle=False"),
         ({"entries": None}, "entries"),
         ({"entries": "{"}, "stored spectrum"),
-        ({"entries": "{}"}, "no list"),
+        ({"entries": "{}"}, "not a list"),
         ({"entries": "[3]"}, "stored spectrum"),
         ({"entries": json.dumps([{**entry_of("W_Q", "H", 3), "dim": 3.0}])}, "dim=3.0"),
         ({"entries": json.dumps([{**entry_of("W_Q", "H", 3), "dim": 0}])}, "dim=0"),

@@ -240,7 +240,7 @@ def test_approximations_of_samples_that_meet_are_refused(name: str, approximatio
 @pytest.mark.parametrize("name", MEETING)
 @pytest.mark.parametrize("quantity", ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"])
 def test_quantities_of_samples_that_meet_are_refused(name: str, quantity: str) -> None:
-    with pytest.raises(UserError, match=r"see each other|do not add up|no mean over samples"):
+    with pytest.raises(UserError, match=r"see each other|do not add up|not a mean over samples"):
         number(meeting(name), quantity)
 
 

@@ -217,7 +217,7 @@ def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_a
 
 
 def test_lens_asks_for_a_bridge() -> None:
-    with pytest.raises(UserError, match="no bridge"):
+    with pytest.raises(UserError, match="not a bridge"):
         hessfig.lens.attention_patterns(hessfig.Problem(nn.Linear(2, 2), torch.zeros(1, 2), torch.zeros(1, 2)))
 
 

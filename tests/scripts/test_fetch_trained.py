@@ -111,7 +111,7 @@ def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -
         with pytest.raises(UserError, match=message):
             KIND.check(config)
     np.save(tmp_path / "ids.npy", np.full((3, 4), 25))
-    with pytest.raises(UserError, match="no words of the network's vocabulary\n  got:     25\n  allowed: 0 to 24"):
+    with pytest.raises(UserError, match="not words of the network's vocabulary\n  got:     25\n  allowed: 0 to 24"):
         KIND.check(config_of(place, path=str(tmp_path / "ids.npy")))
     np.save(tmp_path / "ids.npy", np.full((3, 4), 1))
     with pytest.raises(UserError, match="no word that could be masked"):

@@ -74,7 +74,7 @@ def test_settings_that_cannot_be_had(home: Path, changes: dict[str, Any], messag
 
 def test_ids_beyond_the_vocabulary_are_named(home: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.full((4, CONTEXT), 5))
-    with pytest.raises(UserError, match="no words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4"):
+    with pytest.raises(UserError, match="not words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4"):
         KIND.check(config_of(home / "gpt2", tmp_path / "ids.npy"))
 
 

@@ -98,7 +98,7 @@ def test_the_largest_curvature_is_that_of_the_dense_hessians() -> None:
 
 def test_a_sum_over_everything_has_no_losses_of_single_samples() -> None:
     outputs = torch.zeros(3, 2, 4)
-    with pytest.raises(UserError, match="no mean over samples"):
+    with pytest.raises(UserError, match="not a mean over samples"):
         per_sample(LOSSES["mse_sum"](), outputs, outputs)
     problem = toy_problem(MODELS["pre-LN"], TaskConfig(digits=1, batch_size=3, loss=Loss.mse_sum_unshifted))
     with pytest.raises(UserError, match="mean over samples"):
