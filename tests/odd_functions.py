@@ -296,6 +296,16 @@ def changes_what_it_holds(real: torch.dtype) -> Odd:
     return Odd(n, lambda: ce(n(x.clone()), y), x, y)
 
 
+def batches_with_a_penalty(real: torch.dtype) -> Odd:
+    n, (x, y) = net(real), data(real)
+
+    def loss(out: Tensor, goal: Tensor) -> Tensor:
+        return ce(out, goal) + 0.1 * n[0].weight.pow(4).sum()
+
+    batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+    return Odd(n, lambda: loss(n(x), y), batches, None, loss)
+
+
 def raw_outputs_and_weights(real: torch.dtype) -> Odd:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -335,7 +345,7 @@ RIGHT: dict[str, Callable[[torch.dtype], Odd]] = {
         *(activation_by_hook, activation_in_attribute, attribute_after_a_run, gain_by_hook, gain_by_wrapped_forward),
         *(lambda_attribute, captured_parameter, method_of_another_module, memo, complex_buffer, gradient_masks),
         *(loss_with_own_parameter, loss_with_the_networks_parameter, module_under_two_names, padding_word, pruned),
-        *(spectrally_normalised, moving_statistics, changes_what_it_holds),
+        *(spectrally_normalised, moving_statistics, changes_what_it_holds, batches_with_a_penalty),
         *(raw_outputs_and_weights, recurrent),
     )
 } | {f"own_loss_{penalty}": partial(own_loss, penalty) for penalty in ("none", "proximal", "auxiliary")}

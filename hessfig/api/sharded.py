@@ -64,7 +64,7 @@ class ShardedOperator:
 
 def is_sharded(network: Any) -> bool:
     """Whether a parameter of a network is a DTensor (which no network has that does not import DTensor)."""
-    parameters = network.parameters() if hasattr(network, "parameters") else ()
+    parameters = () if isinstance(network, type) or not hasattr(network, "parameters") else network.parameters()
     return any(type(one.data).__name__ == "DTensor" for one in parameters)
 
 

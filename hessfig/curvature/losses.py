@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from hessfig.curvature.rounding import LOSS, norm, norm_of_all
+from hessfig.curvature.rounding import LOSS, norm, norm_of_all, unit_of
 from hessfig.errors import UserError, first_few
 
 
@@ -206,29 +206,29 @@ def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
 def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
     """Return the weight of each batch in the mean over all batches: the divisor of its own mean.
 
-    A loss of unknown type counts samples. Raises UserError if value and gradient for all outputs joined are not those
-    of the batches weighed so.
+    For a loss of unknown type, value and gradient for all outputs joined are compared with those of the batches. Raises
+    UserError if they do not add up, so that the loss is neither a mean nor a sum.
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
-    if len(outputs) > 1 and None in known:
-        _check_sizes(loss, outputs, targets, "batches")
-        return [*map(_size, outputs)]
-    return [_size(output) if one is None else one for one, output in zip(known, outputs, strict=True)]
+    if len(outputs) == 1 or None not in known:
+        return [_size(output) if one is None else one for one, output in zip(known, outputs, strict=True)]
+    shown, is_mean = _shown_weights(loss, outputs, targets, "batches")
+    if not is_mean and not abs(sum(shown) - 1) < 1e-6:
+        raise _apart(loss, f"gradients add up with shares of {sum(shown):.6g} in all", "batches")
+    return shown
 
 
 def single_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[float], float]:
     """Return weights w_i and a divisor d such that the loss is sum_i w_i l_i / d, with l_i the loss of sample i alone.
 
-    Samples that do not count have weight 0; for a loss of unknown type, all count alike. Raises UserError for a loss
-    that is not such a sum.
+    Samples that do not count have weight 0. Raises UserError for a loss that is not such a sum (see `batch_weights`).
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
-    if None in known:
-        _check_sizes(loss, outputs, targets, "samples")
-        counted = [1.0] * len(outputs)
-    else:
+    if None not in known:
         counted = [one or 0.0 for one in known]
-    return ([float(one > 0) for one in counted], 1.0) if loss.reduction == "sum" else (counted, sum(counted))
+        return ([float(one > 0) for one in counted], 1.0) if loss.reduction == "sum" else (counted, sum(counted))
+    shown, is_even = _shown_weights(loss, outputs, targets, "samples")
+    return shown, float(len(outputs)) if is_even and loss.reduction != "sum" else 1.0
 
 
 def _size(output: Tensor) -> float:
@@ -236,10 +236,13 @@ def _size(output: Tensor) -> float:
     return float(len(output)) if output.ndim else 1.0
 
 
-def _check_sizes(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor], what: str) -> None:
-    """Raise UserError unless the loss of all outputs is the sum of those of the pieces, or their mean by size."""
+def _shown_weights(
+    loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor], what: str
+) -> tuple[list[float], bool]:
+    """Return the weight of each output, and whether the weights are sizes; otherwise they are shares of the whole."""
+    sizes = [*map(_size, outputs)]
     if not all(bool(output.isfinite().all()) for output in outputs):
-        return  # the results are not finite for any weights
+        return sizes, True  # the results are not finite for any weights
     outputs = [_moved(output) for output in outputs]
     try:
         whole, slope = _value_and_slope(loss, torch.cat([*outputs]), torch.cat([*targets]))
@@ -247,12 +250,15 @@ def _check_sizes(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tens
         raise _apart(loss, f"{what} cannot be joined: {error}"[:200], what) from error
     singles = [_value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     pieces = slope.split([len(output) for output in outputs])
-    sizes = [*map(_size, outputs)]
-    shares = [1.0 if loss.reduction == "sum" else size / sum(sizes) for size in sizes]
+    shown = [_share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)]
+    by_size = [1.0 if loss.reduction == "sum" else size / sum(sizes) for size in sizes]
     change = sum(float((piece * output).abs().sum()) for piece, output in zip(pieces, outputs, strict=True))
-    if not _add_up(shares, singles, (whole, pieces), change):
-        values = first_few([f"{value:.6g}" for value, _ in singles])
-        raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
+    if _add_up(by_size, singles, (whole, pieces), change):
+        return sizes, True
+    if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces), change):
+        return shown, False
+    values = first_few([f"{value:.6g}" for value, _ in singles])
+    raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
 
 
 def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:
@@ -268,6 +274,13 @@ def _moved(output: Tensor) -> Tensor:
     return output.detach() * factors.view_as(output)
 
 
+def _share(piece: Tensor, own: Tensor) -> float:
+    """Return the factor of a batch's own gradient in the gradient of all batches; 0 for a batch that does not count."""
+    unit = unit_of(own)
+    length = float((own / unit).square().sum())
+    return float(((piece / unit) * (own / unit)).sum()) / length if length > 0 else 0.0
+
+
 def _add_up(
     shares: Sequence[float],
     singles: Sequence[tuple[float, Tensor]],
@@ -278,22 +291,21 @@ def _add_up(
 
     A constant may make the value vanish: then its change counts if outputs change by their own size, |<g, f>|.
     """
-    terms = [share * value for share, (value, _) in zip(shares, singles, strict=True)]
-    own = [share * slope for share, (_, slope) in zip(shares, singles, strict=True)]
+    counted = [(share, value, own) for share, (value, own) in zip(shares, singles, strict=True)]
+    terms = [share * value for share, value, _ in counted if share]
     rounding = LOSS.of(singles[0][1].dtype)
-    off = [piece - one for piece, one in zip(whole[1], own, strict=True)]
+    off = [(piece - share * own if share else piece) for piece, (share, _, own) in zip(whole[1], counted, strict=True)]
     length = norm_of_all(whole[1], sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5)
     size = max(abs(whole[0]), sum(map(abs, terms)), change)
     return abs(sum(terms) - whole[0]) <= rounding * size and all(norm(one) <= rounding * length for one in off)
 
 
 def _apart(loss: Module, got: str, what: str) -> UserError:
-    as_one = "give one batch" if what == "batches" else "leave the quantities of single samples out"
+    as_one = "give one batch, or " if what == "batches" else "leave the quantities of single samples out, or "
     return UserError(
         f"the losses of the {what} do not add up to that of all samples: {type(loss).__name__} with reduction "
         f"{loss.reduction!r}",
         got=got,
-        allowed="a loss that is a mean over samples that count alike, or with reduction 'sum' a sum; or a loss of "
-        "torch, such as torch.nn.CrossEntropyLoss(weight=..., ignore_index=...), whose divisor is known",
-        remedy=f"{as_one}; or, if it is a sum, set loss.reduction = 'sum'",
+        allowed="a loss that is a mean over samples (weighted, perhaps), or with reduction 'sum' a sum",
+        remedy=f"{as_one}write the loss with reduction='sum'",
     )

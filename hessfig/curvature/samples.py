@@ -86,7 +86,7 @@ class Counted:
 
     For a mean, the weight of a sample is the divisor of its own mean: the number of targets that are not ignored, or
     their class weights. For a sum all weights are 1. A sample that does not count has weight 0. For a loss of unknown
-    type, all samples count alike.
+    type, weights are inferred from values and gradients.
     """
 
     weights: Float[Tensor, " samples"]

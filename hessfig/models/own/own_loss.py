@@ -102,7 +102,8 @@ class ForeignCall:
                 "or a function loss(outputs, labels)",
             )
         if not self.has_outputs(loss):
-            return self.whole(self.reading(loss), getattr(loss, "reduction", "mean"))
+            is_sum = getattr(loss, "reduction", "mean") == "sum"
+            return self.whole(self.reading(loss), reduction="sum" if is_sum else "mean")
         self._say_if_shifted(loss)
         return self.with_outputs("cross_entropy" if loss is None else loss)
 
@@ -160,18 +161,17 @@ class ForeignCall:
                 return rows, [candidate.targets for candidate in fitting], fitting[0].loss
         return self.whole(self.reading(None))
 
-    def whole(self, read: Reading, reduction: str = "mean") -> tuple[Rows, list[Any], Any]:
+    def whole(self, read: Reading, *, several: bool = False, reduction: str = "mean") -> tuple[Rows, list[Any], Any]:
         """Return the network with its loss as its output.
 
-        Raises UserError for several batches, unless the loss is a sum: their weights are not known.
+        Several batches are allowed if their weights are known: for a sum, or to the caller (`several`).
         """
-        if len(self.given) > 1 and reduction != "sum":
+        if len(self.given) > 1 and not several and reduction != "sum":
             raise UserError(
-                "a loss inside the network, or one that reads more than its outputs, over several batches: how they "
-                "are weighted against each other is not known",
+                "a loss inside the network over several batches: how they are weighted against each other is not known",
                 got=f"{len(self.given)} batches",
                 allowed="one batch, a loss(outputs, targets) of declared outputs, or a sum (loss.reduction = 'sum')",
-                remedy="join the batches",
+                remedy="join the batches, or give loss=... and outputs='NAME'",
             )
         return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside(reduction)
 

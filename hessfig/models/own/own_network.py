@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from hessfig.curvature.losses import batch_weights
+from hessfig.curvature.losses import Inside, batch_weights
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
@@ -49,11 +49,17 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
 
 def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     """Return the problem of a network whose output is the user's loss, for losses that read more than outputs."""
-    call = ForeignCall(asked, network, real)
-    rows, _, inside = call.whole(call.reading(asked.meant_loss), getattr(asked.loss, "reduction", "mean"))
+    call, meant = ForeignCall(asked, network, real), asked.meant_loss
+    reading = call.reading(meant)
+    rows, _, inside = call.whole(reading, several=call.has_outputs(meant))
+    weights = [1.0] * len(call.given)
+    if len(weights) > 1:
+        loss = loss_module("cross_entropy" if meant is None else meant, real)
+        weights = batch_weights(loss, [*map(reading.outputs, call.results)], [one.targets for one in call.given])
+        inside = Inside(str(loss.reduction))
     batches = tensor_batches(rows.inputs, [torch.zeros(len(one)) for one in rows.inputs], real)
     check_reached(rows, batches[0])
-    return _built(asked, rows, inside, batches, [1.0] * len(batches))
+    return _built(asked, rows, inside, batches, weights)
 
 
 def _built(asked: Asked, network: nn.Module, loss: nn.Module, batches: list[Batch], weights: list[float]) -> Built:

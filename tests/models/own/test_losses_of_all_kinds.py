@@ -62,7 +62,7 @@ def test_a_mean_over_samples_is_one_however_it_is_given(quantity: str, kind: str
 @pytest.mark.parametrize("kind", SUMS)
 @pytest.mark.parametrize("quantity", ["stationarity", "landscape_difference", "hessian_distance"])
 def test_a_sum_over_samples_has_no_mean_of_the_first(quantity: str, kind: str) -> None:
-    with pytest.raises(UserError, match=r"not a mean over samples|do not add up(.|\n)*set loss.reduction = 'sum'"):
+    with pytest.raises(UserError, match="not a mean over samples"):
         numbers(SUMS[kind], quantity)
 
 
