@@ -90,6 +90,21 @@ def test_a_batch_of_which_nothing_counts_is_left_out() -> None:
         assert apart == pytest.approx(numbers(NET, X[:5], CLASSES[:5], loss), rel=1e-12)
 
 
+@pytest.mark.parametrize("are_pairs", [False, True], ids=["lists", "pairs"])
+def test_the_remedy_for_several_batches_gives_the_mean_of_their_losses(are_pairs: bool) -> None:
+    pieces = [slice(0, 2), slice(2, 7)]
+    given: dict[str, Any] = {"inputs": [X[one] for one in pieces], "targets": [CLASSES[one] for one in pieces]}
+    if are_pairs:
+        given = {"inputs": [*zip(*given.values(), strict=True)]}
+    with pytest.raises(UserError) as caught:
+        hessfig.Problem(NET, **given, loss=spread).operator("all")
+    call = caught.value.remedy.rpartition("; or ")[2].removesuffix(", with any function")
+    names = {"hessfig": hessfig, "network": NET, "loss": spread, "batches": given["inputs"], **given}
+    found = eval(call.replace("[...]", "[2.0, 5.0]"), names).operator("all").dense()
+    one, other = (hessfig.Problem(NET, X[some], CLASSES[some], spread).operator("all").dense() for some in pieces)
+    torch.testing.assert_close(found, (2 * one + 5 * other) / 7, rtol=1e-10, atol=1e-13)
+
+
 def test_sequences_of_different_lengths_weigh_their_targets() -> None:
     x, y = torch.randn(3, 5, 3).double(), torch.randint(0, 3, (3, 5))
     apart = numbers(NET, [x[:1], x[1:, :2]], [y[:1], y[1:, :2]], "cross_entropy")

@@ -86,15 +86,17 @@ def open_request(
 
 def any_function(asked: Asked) -> str:
     """Return the problem that takes any function of the network and any batch, with the batches of a request."""
-    given = asked.inputs
-    batch, call = "batch", "network(batch)"
-    if isinstance(asked.targets, Tensor):
-        batch, call = "(inputs, targets)", "network(batch[0])"
-    elif isinstance(given, list) and given:
-        batch, given = "batches", given[0]
+    given, batches, more = asked.inputs, "batch", ""
+    if isinstance(given, list) and given:
+        given, batches, more = given[0], "batches", ", batch_weights=[...]" * (len(given) > 1)
+    call, goal = "network(batch)", "batch"
     if isinstance(given, Mapping):
         call = "network(**batch)"
+    elif asked.is_plain and isinstance(asked.targets, Tensor | list):
+        batches = "(inputs, targets)" if batches == "batch" else "list(zip(inputs, targets))"
+        call, goal = "network(batch[0])", "batch[1]"
     elif isinstance(given, tuple):
-        call = "network(*batch)"
-    loss = call if asked.loss is None else f"loss({call}, {'batch[1]' if 'targets' in batch else 'batch'})"
-    return f"hessfig.Problem(network, {batch}, compute_loss=lambda network, batch: {loss}), with any function"
+        is_pair = asked.loss is not None and len(given) == 2
+        call, goal = ("network(batch[0])", "batch[1]") if is_pair else ("network(*batch)", goal)
+    loss = call if asked.loss is None else f"loss({call}, {goal})"
+    return f"hessfig.Problem(network, {batches}, compute_loss=lambda network, batch: {loss}{more}), with any function"
