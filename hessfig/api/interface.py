@@ -13,7 +13,7 @@ import pandas as pd
 
 from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
-from hessfig.api.sharded import is_sharded, measure_sharded, sharded_operator
+from hessfig.api.sharded import measure_sharded, sharded_operator
 from hessfig.api.waiting import waiting
 from hessfig.config.enums import DType
 from hessfig.config.of_quantities import ApproximationConfig
@@ -248,6 +248,7 @@ class Problem:
         ((6, 6), [0.333333, 0.333333, 0.333333, 0.333333, 0.333333, 0.333333])
         """
         from hessfig.curvature.block_operator import BlockOperator
+        from hessfig.models.own.own_checks import is_sharded
         from hessfig.models.routes import Engines
 
         wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
@@ -457,6 +458,8 @@ def measure(
     >>> table[["row", "part", "quantity", "value", "error"]].round(4).values.tolist()
     [['weight', 'H', 'frobenius', 0.8165, 0.0], ['weight', 'H', 'trace', 2.0, 0.0]]
     """
+    from hessfig.models.own.own_checks import is_sharded
+
     if not isinstance(problem, Problem):
         raise UserError(
             "measure: the problem is of another kind",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.enums import Method, Probes
+from hessfig.config.enums import DType, Method, Probes, Products
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few, plain, unknown_name
 from hessfig.measurements.quantity import Measured
@@ -62,12 +62,6 @@ class ShardedOperator:
         return dict(zip(shards.names, shards.tensors(done.product), strict=True))
 
 
-def is_sharded(network: Any) -> bool:
-    """Whether a parameter of a network is a DTensor (which no network has that does not import DTensor)."""
-    parameters = () if isinstance(network, type) or not hasattr(network, "parameters") else network.parameters()
-    return any(type(one.data).__name__ == "DTensor" for one in parameters)
-
-
 def sharded_operator(problem: Any, config: Config, block: Any) -> Any:
     """Return one block as an operator, after the checks of all ranks. Raises UserError as `measure_sharded` does."""
     from hessfig.curvature.sharded.shards import together
@@ -77,14 +71,16 @@ def sharded_operator(problem: Any, config: Config, block: Any) -> Any:
 
 
 def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
-    """Return the rows of the table by quantity, the same on every rank.
+    """Return the rows of the table by quantity, the same on every rank, in the type of the parameters.
 
-    Raises UserError for what products alone do not give, for ranks that disagree, and if another rank is lost.
+    Raises UserError for another type, for what products alone do not give, for ranks that disagree, and if another
+    rank is lost.
     """
     from hessfig.curvature.sharded.shards import together
 
     asked = ["each"] if config.blocks == "each" else config.blocks
     blocks = _names(problem.network, [asked] if isinstance(asked, str) else asked)
+    _check_type(problem.network, config.dtype)
     with together():
         hessian_of = _checked(problem, config, basis=config.spectrum.steps)
         results = {name: Measured([], {}) for name in config.quantities}
@@ -122,6 +118,18 @@ def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[
     return lambda names: ShardedHessian(network, problem.inputs, list(weights), compute_loss, names)
 
 
+def _check_type(network: nn.Module, dtype: str) -> None:
+    """Raise UserError for a type that was asked for; float64, the default, stands for that of the parameters."""
+    types = sorted({str(one.dtype).removeprefix("torch.") for one in network.parameters()})
+    if dtype != DType.float64 and types != [dtype]:
+        raise UserError(
+            "dtype: a sharded network is measured in the type of its parameters",
+            got=dtype,
+            allowed=", ".join(types),
+            remedy=f"leave dtype out, or network.to(torch.{dtype}) before fully_shard",
+        )
+
+
 def _check_request(problem: Any, config: Config) -> None:
     """Raise UserError for what is measured on one device only."""
     unknown = [name for name in config.quantities if name not in _MEASURED]
@@ -132,6 +140,7 @@ def _check_request(problem: Any, config: Config) -> None:
         f"weights={plain(problem.weights)}": problem.weights not in (None, "trainable"),
         f"parts={[str(part) for part in config.parts]}": config.parts != [Part.H],
         f"estimator={config.estimator.method}": config.estimator.method not in (Method.auto, Method.hutchinson),
+        "products=curvlinops": config.estimator.products == Products.curvlinops,
         f"blocks={config.blocks}": config.blocks in ("pairs", "all"),
         "training mode": problem.network.training,
     }

@@ -18,6 +18,7 @@ from hessfig.models.naming.outside import Outside
 from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
 from hessfig.models.naming.trial import NetworkTrial
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
+from hessfig.models.own.own_checks import check_whole
 from hessfig.models.own.preserved import evaluating, preserved
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import kept_draws, made_on
@@ -65,6 +66,7 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     ['W_E', 'W_Q', 'W_K', 'W_V', 'W_O', 'W_gate', 'W_in', 'W_out', 'W_U']
     """
     roles, opener = _checked(roles or {}), opener_of(network)
+    check_whole(network)
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):
         network = network if opener is None else opener.wrapped(network)

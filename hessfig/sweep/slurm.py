@@ -176,7 +176,7 @@ class JobArray:
 def minutes(text: str) -> int:
     """Return the minutes of 90, 1:30:00 or 1-06:00:00, rounded up as Slurm does (sbatch, --time).
 
-    Slurm's other forms (M:SS, D-HH, D-HH:MM) are no values of `launcher.time`.
+    Slurm's other forms (M:SS, D-HH, D-HH:MM) are not values of `launcher.time`.
     """
     if ":" not in text:
         return int(text)

@@ -202,6 +202,8 @@ def probes() -> dict[str, Any]:
 
 
 WORDS: dict[str, dict[str, Any]] = {
+    "dtype": {"dtype": "float32"},
+    "products": {"products": "curvlinops"},
     "quantity": {"quantities": ["gradient_norm"]},
     "block": {"blocks": ["nosuch"]},
     "parts": {"parts": ["H_o"]},
@@ -229,10 +231,23 @@ def refused(kind: str) -> dict[str, Any]:
         net.train()
     started = time.monotonic()
     try:
-        hessfig.measure(own, **{"blocks": ["all"], **WORDS.get(kind, {})})
+        OTHERWISE.get(kind, _measured)(own, kind)
     except hessfig.UserError as error:
         return {"error": str(error), "seconds": time.monotonic() - started}
     return {"error": ""}
+
+
+def _measured(own: hessfig.Problem, kind: str) -> object:
+    return hessfig.measure(own, **{"blocks": ["all"], **WORDS.get(kind, {})})
+
+
+# The other ways to a network, which take one that is whole.
+OTHERWISE: dict[str, Callable[[hessfig.Problem, str], object]] = {
+    "objective": lambda own, _: own.objective("float64"),
+    "approximation": lambda own, _: own.approximation("kfac", "0.weight"),
+    "find_weights": lambda own, _: hessfig.find_weights(own.network),
+    "curvlinops": lambda own, _: own.operator("all", products="curvlinops"),
+}
 
 
 def killed() -> dict[str, Any]:

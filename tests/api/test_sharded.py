@@ -29,6 +29,10 @@ REFUSED = {
     "parts": ("sharded over ranks", "parts=['H_o']"),
     "estimator": ("sharded over ranks", "estimator=dense"),
     "block": ("no such block", "nosuch"),
+    "dtype": ("the type of its parameters", "float32"),
+    "products": ("sharded over ranks", "products=curvlinops"),
+    "curvlinops": ("sharded over ranks", "products=curvlinops"),
+    **dict.fromkeys(("objective", "approximation", "find_weights"), ("sharded over ranks", "on one device")),
     "bfloat16": ("cannot be moved by small steps", "torch.bfloat16: 0.weight"),
 }
 TABLES = ["table:mlp:layers:0.bias:2.bias", "table:tied:root:norm.weight"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import hessfig
+from hessfig.curvature.double_backward import DoubleBackward, fault
+from hessfig.curvature.problem import Suffix
+from hessfig.terms import Part
 from tests.double_backward import hessian, jacobian
 
 
@@ -47,3 +53,32 @@ def test_a_row_that_a_batched_pass_has_wrong_is_found() -> None:
     with pytest.raises(AssertionError, match="the batched pass is off by"):
         jacobian(lambda: OtherAtFirst.apply(at.square()), [at])
     assert OtherAtFirst.passes == 2
+
+
+class Beside(nn.Module):
+    """A large map and a small one beside it, whose rows of H are some 5e-4 of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.large, self.small = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.large(x).tanh() + 5e-4 * self.small(x).tanh()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(dtype: torch.dtype) -> None:
+    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 0, 1, 1, 0])
+    objective = hessfig.Problem(Beside().eval(), x, y, "cross_entropy").objective(str(dtype).removeprefix("torch."))
+    suffix = Suffix(objective, None)
+    parameters = {name.removeprefix("network."): one for name, one in suffix.named_parameters()}
+    right = DoubleBackward(suffix, Part.H, list(parameters.values()))
+    small = [name.startswith("small") for name in parameters]
+
+    class Wrong:
+        def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+            return [1.01 * rows if is_small else rows for rows, is_small in zip(right @ columns, small, strict=True)]
+
+    assert fault(right, right, right, parameters) == ""
+    assert "in the rows of small" in fault(Wrong(), right, right, parameters)

@@ -45,7 +45,7 @@ def length(vector: Float[Tensor, " n"]) -> float:
         return float(vector.norm())
     if vector.device.type == "cpu":
         whole = len(vector) // _ALONE * _ALONE
-        pieces, rest = vector[:whole].view(-1, _ALONE), vector[whole:]
+        pieces, rest = vector[:whole].reshape(-1, _ALONE), vector[whole:]
         return math.hypot(float(pieces.norm(dim=1).double().norm()), float(rest.norm()))
     return float(dots(vector, vector).sqrt())
 

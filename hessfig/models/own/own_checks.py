@@ -55,6 +55,7 @@ def check_network(network: Any) -> None:
             allowed="the network itself, on one device",
             remedy="network.module",
         )
+    check_whole(network)
     check_scripted(network)
     _check_weight_norm(network)
     parameters = dict(network.named_parameters())
@@ -70,6 +71,23 @@ def check_network(network: Any) -> None:
             remedy="call the network once, network(inputs)" if lazy else "hold them as real tensors",
         )
     check_mode(network)
+
+
+def check_whole(network: nn.Module) -> None:
+    """Raise UserError for a network of which this process holds shards."""
+    if is_sharded(network):
+        raise UserError(
+            "the network is sharded over ranks: its parameters are DTensors",
+            got=type(network).__name__,
+            allowed="measure(Problem(...)) and operator of H, with compute_loss (docs/cluster.md)",
+            remedy="for the rest, the network on one device",
+        )
+
+
+def is_sharded(network: Any) -> bool:
+    """Whether a parameter of a network is a DTensor (which no network has that does not import DTensor)."""
+    parameters = network.parameters() if isinstance(network, nn.Module) else ()
+    return any(type(one.data).__name__ == "DTensor" for one in parameters)
 
 
 def _check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
