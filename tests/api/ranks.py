@@ -209,13 +209,13 @@ WORDS: dict[str, dict[str, Any]] = {
     "parts": {"parts": ["H_o"]},
     "estimator": {"estimator": "dense"},
 }
-SHARDED = {"part": "part", "weights": "tensor", "sharded_batches": "tensor"}
+SHARDED = {"rough": "bfloat16", "part": "part", "weights": "tensor", "sharded_batches": "tensor"}
 
 
 def refused(kind: str) -> dict[str, Any]:
     """Return the message of the error, and the seconds until it came."""
     rank = distributed.get_rank()
-    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float64
+    dtype = {"bfloat16": torch.bfloat16, "rough": torch.float32}.get(kind, torch.float64)
     own = problem("mlp", SHARDED.get(kind, "layers"), dtype, sharded_batches=kind == "sharded_batches")
     net: Any = own.network
     if kind == "batches" and rank == 1:

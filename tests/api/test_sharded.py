@@ -29,6 +29,7 @@ REFUSED = {
     "parts": ("sharded over ranks", "parts=['H_o']"),
     "estimator": ("sharded over ranks", "estimator=dense"),
     "block": ("no such block", "nosuch"),
+    "rough": ("too rough", "at most 10 %"),
     "dtype": ("the type of its parameters", "float32"),
     "products": ("sharded over ranks", "products=curvlinops"),
     "curvlinops": ("sharded over ranks", "products=curvlinops"),

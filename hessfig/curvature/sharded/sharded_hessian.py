@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from hessfig.curvature.differences import ROUGHEST
 from hessfig.curvature.double_backward import narrowest_type
-from hessfig.curvature.richardson import product_by_differences
+from hessfig.curvature.richardson import Differenced, product_by_differences
 from hessfig.curvature.sharded.shards import Shards, as_sharded, length, local, parameters_of, sharded_like
 from hessfig.errors import UserError, first_few
 
@@ -74,19 +75,33 @@ class ShardedHessian:
             self._unit = self._checked()
 
     def product(self, vector: Tensor) -> Product:
-        """Return H v and the estimate of its error. Raises UserError for an error above a tenth of H v."""
-        along = self.shards.tensors(vector)
-        with self._restored():
-            done = product_by_differences(self._gradient, self._weights, along, unit=self._unit, length=length)
+        """Return H v and the estimate of its error.
+
+        Raises UserError for an error above a tenth of |H v|. A shorter product than 0.1 |v| |H u| / |u| for a random u
+        may have the error of that length: the product of a vector that H maps to zero consists of rounding.
+        """
+        done, along = self._differenced(vector)
         error, size = length(done.deviation), length(done.product)
-        if not error <= max(ROUGHEST * size, self._unit**0.5 * length(along)):
+        if error > ROUGHEST * size:
+            size = max(size, length(along) * self._typical)
+        if not error <= ROUGHEST * size:
             raise UserError(
                 "products by differences of gradients are too rough",
-                got=f"an error of {error:.2g} for a product of length {size:.2g}",
-                allowed=f"at most {ROUGHEST} of it",
+                got=f"an error of {100 * error / size:.2g} % of the product" if size else "a product of length 0",
+                allowed=f"at most {100 * ROUGHEST:g} %",
                 remedy="parameters in float64, or computations in float32 (MixedPrecisionPolicy)",
             )
         return Product(self.shards.flat(done.product), self.shards.flat(done.deviation))
+
+    @cached_property
+    def _typical(self) -> float:
+        done, along = self._differenced(self.shards.probe(0, "typical"))
+        return ROUGHEST * length(done.product) / length(along)
+
+    def _differenced(self, vector: Tensor) -> tuple[Differenced, list[DTensor]]:
+        along = self.shards.tensors(vector)
+        with self._restored():
+            return product_by_differences(self._gradient, self._weights, along, unit=self._unit, length=length), along
 
     def _gradient(self, weights: Sequence[Tensor]) -> list[DTensor]:
         """Return the gradient at given weights, sharded as the parameters are."""
