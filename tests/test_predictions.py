@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import subprocess
 import sys
 
@@ -23,9 +22,6 @@ from hessfig.models.blocks import TIED
 from hessfig.predictions import network_series
 from hessfig.tasks.batch import draw_batch
 from hessfig.terms import Matrix
-from scripts.pages import components as components_page
-
-MEASURED = r" \([-\d.]+ ± (?:[\d.]+|nan)\)"  # what a run put beside predictions
 
 
 def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, str]]:
@@ -94,15 +90,9 @@ def test_predict_needs_no_torch_and_returns_a_frame() -> None:
 
 def test_every_network_of_the_sweep_of_components_is_predicted() -> None:
     found = list(rows(compose(["sweep=components"])))
-    small = [row for row in found if row["regime"] in components_page.REGIMES]
+    small = [row for row in found if row["regime"] in ("sqrt(eps) < sigma < 1", "sigma -> 0")]
     assert len({row["variant"] for row in small}) == 30
     assert all(row["exponent"] or row["zero"] == "true" for row in small)
-
-
-def test_the_kept_tables_of_components_are_those_of_the_rule() -> None:
-    for sweep, path in components_page.TABLES.items():
-        kept = re.sub(MEASURED, "", path.read_text())
-        assert list(csv.reader(io.StringIO(kept))) == components_page.predicted(sweep), "behind: components.py"
 
 
 def test_variants_change_what_they_name_and_nothing_else() -> None:

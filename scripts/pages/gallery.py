@@ -6,7 +6,7 @@
     python scripts/pages/gallery.py                            # write the page again
 
 --figures 3a,3b limits each of them. --all resumes: sweeps are run only where their table is missing or of other
-settings. --keep skips sweeps that are not measured. Both end with the pictures that are older than this run.
+settings. --keep skips sweeps that are not measured.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def main() -> None:
     if options.draw:
         with tempfile.TemporaryDirectory() as folder:
             _timed("drawn", chosen, lambda figure: redraw(figure, Path(folder)))
-    report_old(admits=options.admit_old)
     PAGE.write_text(page_text(pictures.read_manifest()), "utf-8")
 
 
@@ -88,7 +87,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the folder of the measured sweeps")
     parser.add_argument("--figures", type=lambda names: names.split(","), help="figures of the gallery, such as 3a,3b")
     parser.add_argument("--keep-times", action="store_true", help="leave costs as they are: the machine was busy")
-    parser.add_argument("--admit-old", action="store_true", help="say under each old picture that it is old")
     options = parser.parse_args()
     if unknown := set(options.figures or ()) - {figure.name for figure in gallery_figures()}:
         parser.error(f"the gallery has no figure {', '.join(sorted(unknown))}")
@@ -181,7 +179,8 @@ def _save(drawings: list[pictures.Drawing], outputs: Path, manifest: dict[str, A
             manifest["pictures"].pop(old.name, None)
         for picture in _shown(drawing):
             manifest["pictures"][picture.name] = pictures.record_of(figure, tables)
-            pictures.save(picture, manifest["pictures"][picture.name])
+            manifest["old"] = [name for name in manifest["old"] if name != picture.name]
+            pictures.save(picture)
     pictures.write_manifest(manifest)
 
 
@@ -214,16 +213,6 @@ def _problem(figure: ShippedFigure, outputs: Path) -> str:
 def _sizes(table: dict[str, Any]) -> Iterator[tuple[str, int]]:
     yield from table["kept"].items()
     yield from ((f"(left out: {name})", size) for name, size in table["left_out"].items())
-
-
-def report_old(*, admits: bool) -> None:
-    """Print the pictures that are older than their layout, entry or table; `admits` puts them on the page as old."""
-    manifest = pictures.read_manifest()
-    old = pictures.stale(manifest)
-    for name, reason in old.items():
-        print(f"old: {name}: {reason}")
-    manifest["old"] = sorted(old) if admits else sorted(set(manifest["old"]) & set(old))
-    pictures.write_manifest(manifest)
 
 
 def gallery_figures() -> list[ShippedFigure]:

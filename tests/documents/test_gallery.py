@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -17,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from hessfig.config.presets import EVERY_PAGE, shipped_figures
 from hessfig.errors import UserError
@@ -42,11 +40,12 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
         sys.modules.pop(name, None)
 
 
-def test_no_picture_is_older_than_its_layout_entry_or_table(modules: dict[str, ModuleType]) -> None:
-    """Pictures that are old are admitted as such on the page; `scripts/pages/gallery.py --draw` redraws the others."""
-    stale = modules["pictures"].stale(RECORDS)
-    assert {name: reason for name, reason in stale.items() if name not in RECORDS["old"]} == {}
-    assert set(RECORDS["old"]) <= set(stale), "these are new: scripts/pages/gallery.py takes them from the list"
+def test_every_picture_was_drawn_from_the_kept_tables(modules: dict[str, ModuleType]) -> None:
+    assert {path.name for path in IMAGES.glob("*.png")} == {*RECORDS["pictures"], *RECORDS["others"]}
+    for record in RECORDS["pictures"].values():
+        assert record["figure"] in FIGURES
+        for sweep, table in record["tables"].items():
+            assert modules["kept_tables"].kept_hash(sweep, RECORDS["tables"]) == table
 
 
 def test_the_page_is_generated_from_the_manifest(modules: dict[str, ModuleType]) -> None:
@@ -193,72 +192,6 @@ def _multiply(folder: Path, factor: float) -> None:
     table.to_csv(path, index=False)
     manifest["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
-
-
-@pytest.fixture
-def copied(modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """A gallery of Figure 3a alone, which a test may spoil; yields its manifest."""
-    pictures, kept_tables = modules["pictures"], modules["kept_tables"]
-    monkeypatch.setattr(pictures, "IMAGES", tmp_path)
-    monkeypatch.setattr(kept_tables, "TABLES", tmp_path)
-    shutil.copy(TABLES / "sigma.csv.xz", tmp_path)
-    record = pictures.record_of(FIGURES["3a"], {"sigma": kept_tables.table_hash(TABLES / "sigma.csv.xz")})
-    manifest = {"pictures": {"fig3a.png": record}, "tables": {"sigma": RECORDS["tables"]["sigma"]}, "others": {}}
-    pictures.save(IMAGES / "fig3a.png", record)
-    assert pictures.stale(manifest) == {}
-    yield manifest
-
-
-def test_a_changed_layout_makes_its_pictures_stale(
-    copied: dict[str, Any], modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = modules["pictures"]._tree
-    changed = {"hessfig.figures.layouts.growth_curves": "BAND = 0.3"}
-    monkeypatch.setattr(modules["pictures"], "_tree", lambda name: _with(tree(name), changed.get(name, "")))
-    assert modules["pictures"].stale(copied) == {"fig3a.png": "its layout changed after it was drawn"}
-
-
-def test_a_docstring_or_another_layout_makes_no_picture_stale(
-    copied: dict[str, Any], modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = modules["pictures"]._tree
-    changed = {"hessfig.figures.layouts.power_laws": "BAND = 0.3"}
-    monkeypatch.setattr(modules["pictures"], "_tree", lambda name: _with(tree(name), changed.get(name, "")))
-    assert modules["pictures"].stale(copied) == {}
-    same = [import_module("ast").parse(text) for text in ('"""One."""\nx = 1  # so', "x = (\n    1)")]
-    assert modules["pictures"]._plain(same[0]) == modules["pictures"]._plain(same[1])
-
-
-def _with(tree: Any, statement: str) -> Any:
-    tree.body += import_module("ast").parse(statement).body
-    return tree
-
-
-def test_a_changed_entry_table_or_record_makes_a_picture_stale(
-    copied: dict[str, Any], modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    pictures, record = modules["pictures"], copied["pictures"]["fig3a.png"]
-    other = {**copied, "pictures": {"fig3a.png": {**record, "entry": {**record["entry"], "sweep": "mlp"}}}}
-    assert pictures.stale(other) == {"fig3a.png": "its entry changed after it was drawn"}
-    other = {**copied, "pictures": {"fig3a.png": {**record, "hessfig": "0.0.1"}}}
-    assert pictures.stale(other) == {"fig3a.png": "the record in the PNG is not that of the manifest"}
-    shutil.copy(TABLES / "layernorm.csv.xz", tmp_path / "sigma.csv.xz")
-    assert pictures.stale(copied) == {"fig3a.png": "it was drawn from another table than the kept one"}
-    (tmp_path / "sigma.csv.xz").unlink()
-    assert pictures.stale(copied) == {"fig3a.png": "it was drawn from another table than the kept one"}
-
-
-def test_a_picture_without_a_record_and_a_record_without_a_picture_are_stale(
-    copied: dict[str, Any], modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    pictures = modules["pictures"]
-    with Image.open(tmp_path / "fig3a.png") as image:
-        image.save(tmp_path / "figmine.png", pnginfo=PngInfo())
-    assert set(pictures.stale(copied)) == {"figmine.png"} and pictures.chunk_of(tmp_path / "figmine.png") is None
-    (tmp_path / "figmine.png").rename(tmp_path / "fig3a.png")
-    assert pictures.stale(copied) == {"fig3a.png": "the record in the PNG is not that of the manifest"}
-    (tmp_path / "fig3a.png").unlink()
-    assert pictures.stale(copied) == {"fig3a.png": "there is no such picture, or no such figure"}
 
 
 def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
