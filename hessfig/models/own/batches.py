@@ -33,8 +33,9 @@ def keep_batches(given: Any, what: str = "inputs", copied: Callable[[Any], Any] 
     `copied` copies a batch, by default as `copy_batch` does.
 
     Batches are kept because a second pass over a loader that shuffles gives another loss. The state of the global
-    generators, and of generators in the loader, its samplers and its data, is restored. Raises UserError for more than
-    MOST_BATCHES batches, or more bytes than a quarter of the memory, because a stream may be infinite.
+    generators, and of the generator of a DataLoader, is restored; anything else that a pass changes stays changed.
+    Raises UserError for more than MOST_BATCHES batches, or more bytes than a quarter of the memory, because a stream
+    may be infinite.
     """
     if isinstance(given, Dataset) and hasattr(given, "__len__") and copied is None:
         given = DataLoader(given, batch_size=len(given))  # samples, which make one batch

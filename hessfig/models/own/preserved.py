@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -29,8 +29,14 @@ def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     The contents of attributes and containers are restored, and the bytes of buffers; with `numbers`, those of all
     tensors and arrays. Files and objects of libraries that the code modifies are not restored.
     """
-    with _restoring(_State(numbers=numbers), things):
-        yield
+    state = _State(numbers=numbers)
+    for thing in things:
+        state.add(thing)
+    with kept_draws():
+        try:
+            yield
+        finally:
+            state.restore()
 
 
 def reached_by(*things: Any) -> list[Any]:
@@ -43,23 +49,18 @@ def reached_by(*things: Any) -> list[Any]:
 
 @contextmanager
 def preserved_loader(loader: Any) -> Iterator[None]:
-    """Restore a loader after one pass: attributes, lists, orders and generators of all its parts."""
-    state = _LoaderState(numbers=True)
-    with _restoring(state, (loader,)):
-        if isinstance(loader, DataLoader):
-            vars(loader)["_iterator"] = None  # persistent workers would continue where this pass ends
-        yield
-
-
-@contextmanager
-def _restoring(state: _State, things: Iterable[Any]) -> Iterator[None]:
-    for thing in things:
-        state.add(thing)
-    with kept_draws():
+    """Restore the global generators after one pass over a loader, and generators and workers of a DataLoader."""
+    if not isinstance(loader, DataLoader):
+        with kept_draws():
+            yield
+        return
+    found = [getattr(one, "generator", None) for one in (loader, loader.sampler)]
+    with preserved(*found):
+        workers, loader._iterator = loader._iterator, None  # a loop that runs would end where this pass ends
         try:
             yield
         finally:
-            state.restore()
+            loader._iterator = workers
 
 
 @contextmanager
@@ -120,7 +121,7 @@ class _State:
     For a container with more entries than `longest` (a data set), the entries are recorded but not their contents.
     """
 
-    deepest, longest, most_parts = 12, 10_000, float("inf")
+    deepest, longest = 12, 10_000
 
     def __init__(self, *, numbers: bool) -> None:
         self._seen, self._undo, self.things = set[int](), list[Callable[[], object]](), list[Any]()
@@ -128,7 +129,7 @@ class _State:
 
     def add(self, thing: Any, depth: int = 0) -> None:
         """Record the state of an object and of its contents."""
-        if id(thing) in self._seen or depth > self.deepest or len(self.things) >= self.most_parts:
+        if id(thing) in self._seen or depth > self.deepest:
             return
         self._seen.add(id(thing))
         self.things.append(thing)  # its id stays its own
@@ -147,7 +148,7 @@ class _State:
             self._undo.append(generator)
             return ()
         if isinstance(thing, Tensor | numpy.ndarray):
-            if self._numbers and self._counts(thing):
+            if self._numbers and _is_writable(thing):
                 self._undo.append(_numbers_of(thing))
             return ()
         if isinstance(thing, FunctionType):
@@ -164,18 +165,7 @@ class _State:
             return self._of_container(thing)
         if isinstance(thing, nn.Module) and not self._numbers:
             self._undo += [_numbers_of(one) for one in thing._buffers.values() if one is not None and _is_dense(one)]
-        return self._of_container(vars(thing)) if self._is_open(thing) else ()
-
-    def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
-        """Whether the numbers of a tensor or array are restored."""
-        return _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
-
-    def _is_open(self, thing: Any) -> bool:
-        """Whether the attributes of an object are restored."""
-        if isinstance(thing, nn.Module | SimpleNamespace):
-            return True
-        is_object = hasattr(thing, "__dict__") and not isinstance(thing, type)
-        return is_object and not is_library(type(thing).__module__)
+        return self._of_container(vars(thing)) if _is_open(thing) else ()
 
     def _of_function(self, function: FunctionType) -> list[Any]:
         if is_library(function.__module__):
@@ -201,29 +191,12 @@ class _State:
         return entries if len(entries) <= self.longest else []
 
 
-class _LoaderState(_State):
-    """The state of a loader, its samplers and its data, including objects of libraries; data are not copied."""
-
-    deepest, longest, most_parts = 60, 64, 10_000
-
-    def _parts(self, thing: Any) -> Iterable[Any]:
-        if isinstance(thing, _CLOSED) and not isinstance(thing, dict):
-            return ()
-        return (thing.__self__,) if isinstance(thing, BuiltinMethodType) else super()._parts(thing)
-
-    def _of_function(self, function: FunctionType) -> list[Any]:
-        return [vars(function), *(function.__closure__ or ())]
-
-    def _counts(self, numbers: Tensor | NDArray[Any]) -> bool:
-        """Whether an array may be the order of samples, which some loaders shuffle in place."""
-        is_whole = numbers.dtype == torch.int64 if isinstance(numbers, Tensor) else numbers.dtype.kind in "iu"
-        return numbers.ndim == 1 and is_whole and super()._counts(numbers)
-
-    def _is_open(self, thing: Any) -> bool:
-        return isinstance(getattr(thing, "__dict__", None), dict)
-
-
-_CLOSED = (Mapping, str, bytes, nn.Module, ModuleType, type, Iterator)
+def _is_open(thing: Any) -> bool:
+    """Whether the attributes of an object are restored."""
+    if isinstance(thing, nn.Module | SimpleNamespace):
+        return True
+    is_object = hasattr(thing, "__dict__") and not isinstance(thing, type)
+    return is_object and not is_library(type(thing).__module__)
 
 
 def _generator_of(thing: Any) -> Callable[[], object] | None:
@@ -284,6 +257,10 @@ def _put_back(tensor: Tensor, own: Tensor, copy: Tensor) -> None:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _is_writable(numbers: Tensor | NDArray[Any]) -> bool:
+    return _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
 
 
 def _is_dense(tensor: Tensor) -> bool:
