@@ -84,6 +84,69 @@ def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is() -> None:
         assert torch.allclose(problem.operator("all").dense(), plain.operator("all").dense(), rtol=1e-9)
 
 
+class Named(Heads):
+    """Returns several outputs in a dictionary."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return dict(zip("ab", super().forward(x), strict=True))
+
+
+def _of_both(outputs: Any, targets: Tensor) -> Tensor:
+    first, second = outputs.values() if isinstance(outputs, dict) else outputs
+    return (first - targets).square().mean() + second.exp().mean()
+
+
+@pytest.mark.parametrize("kind", [Heads, Named])
+def test_the_remedy_of_several_outputs_names_the_argument(kind: type[Heads]) -> None:
+    network = kind()
+    with pytest.raises(UserError, match="not a tensor of real numbers") as caught:
+        hessfig.Problem(network, X, Y, _of_both).operator("all")
+    assert "{'x': inputs} as the inputs, and a function loss(outputs, targets)" in str(caught.value.remedy)
+    call = str(caught.value.remedy).rpartition("; or ")[2].removesuffix(", with any function")
+    here = {"hessfig": hessfig, "network": network, "inputs": X, "targets": Y, "loss": _of_both}
+    followed = hessfig.Problem(network, {"x": X}, Y, _of_both).operator("all").dense()
+    assert torch.allclose(followed, eval(call, here).operator("all").dense(), rtol=1e-9)
+    one = hessfig.Problem(network, X, Y, "mse", outputs={Heads: 0, Named: "a"}[kind]).operator("all").dense()
+    assert torch.allclose(one, hessfig.Problem(network.map, X, Y, "mse").operator("all").dense(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("inputs", [X, {"x": X}])
+def test_the_remedy_of_a_dictionary_of_targets_works_as_it_is(inputs: Any) -> None:
+    given = hessfig.Problem(Heads(), inputs, {"a": Y}, lambda outputs, targets: _of_both(outputs, targets["a"]))
+    with pytest.raises(UserError) as caught:
+        given.operator("all")
+    call = str(caught.value.remedy).rpartition("; or ")[2].removesuffix(", with any function")
+    here = {"network": given.network, "inputs": inputs, "targets": {"a": Y}, "loss": given.loss}
+    plain = hessfig.Problem(given.network, {"x": X}, Y, _of_both).operator("all").dense()
+    assert torch.allclose(eval(call, {"hessfig": hessfig, **here}).operator("all").dense(), plain, rtol=1e-9)
+
+
+class Noisy(nn.Module):
+    """Adds noise to its inputs: drawn anew, drawn from a generator made in forward(), or given."""
+
+    def __init__(self, *, is_seeded: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.map, self.is_seeded = nn.Linear(4, 2), is_seeded
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        generator = torch.Generator().manual_seed(0) if self.is_seeded else None
+        return self.map(x + (torch.randn(x.shape, generator=generator) if noise is None else noise)).tanh()
+
+
+def test_both_remedies_of_noise_in_forward_work() -> None:
+    with pytest.raises(UserError, match="change from call to call") as caught:
+        hessfig.Problem(Noisy(), X, Y, "mse").operator("all")
+    assert "network(inputs, noise)" in str(caught.value.remedy)
+    assert "torch.Generator().manual_seed(0)" in str(caught.value.remedy)
+    noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
+    as_input = hessfig.Problem(Noisy(), (X, noise), Y, "mse").operator("all").dense()
+    drawn = hessfig.Problem(Noisy(is_seeded=True), X, Y, "mse").operator("all").dense()
+    summed = hessfig.Problem(nn.Sequential(Noisy().map, nn.Tanh()), X + noise, Y, "mse").operator("all").dense()
+    assert torch.allclose(as_input, summed, rtol=1e-6)
+    assert torch.allclose(drawn, summed, rtol=1e-6)
+
+
 def test_arrays_and_data_sets_are_taken() -> None:
     network = nn.Linear(4, 2)
     plain = hessfig.Problem(network, X, Y, "mse").operator("all").dense()

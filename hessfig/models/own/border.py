@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessfig.config.machine import bytes_of
 from hessfig.curvature.double_backward import differentiating
@@ -86,17 +86,16 @@ def open_request(
 
 def any_function(asked: Asked) -> str:
     """Return the problem that takes any function of the network and any batch, with the batches of a request."""
-    given, batches, more = asked.inputs, "batch", ""
-    if isinstance(given, list) and given:
-        given, batches, more = given[0], "batches", ", batch_weights=[...]" * (len(given) > 1)
-    call, goal = "network(batch)", "batch"
-    if isinstance(given, Mapping):
-        call = "network(**batch)"
-    elif asked.is_plain and isinstance(asked.targets, Tensor | list):
-        batches = "(inputs, targets)" if batches == "batch" else "list(zip(inputs, targets))"
-        call, goal = "network(batch[0])", "batch[1]"
-    elif isinstance(given, tuple):
-        is_pair = asked.loss is not None and len(given) == 2
-        call, goal = ("network(batch[0])", "batch[1]") if is_pair else ("network(*batch)", goal)
+    given, inputs, goal = asked.inputs, "batch", "batch"
+    is_list = isinstance(given, list) and bool(given)
+    batches, one = ("batches", given[0]) if is_list else ("batch", given)
+    if not (asked.targets is None or isinstance(asked.targets, str)):
+        batches = "list(zip(inputs, targets))" if is_list else "(inputs, targets)"
+        inputs, goal = "batch[0]", "batch[1]"
+    elif isinstance(one, tuple) and len(one) == 2 and asked.loss is not None:
+        inputs, goal, one = "batch[0]", "batch[1]", one[0]
+    stars = "**" if isinstance(one, Mapping) else "*" if isinstance(one, tuple) else ""
+    call = f"network({stars}{inputs})"
+    more = ", batch_weights=[...]" if is_list and len(given) > 1 else ""
     loss = call if asked.loss is None else f"loss({call}, {goal})"
     return f"hessfig.Problem(network, {batches}, compute_loss=lambda network, batch: {loss}{more}), with any function"

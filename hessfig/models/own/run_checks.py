@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -35,14 +36,16 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             "the network's output is not a tensor of real numbers",
             got=shape_of(outputs),
             allowed="a tensor, floating point",
-            remedy="outputs='NAME' of one of several, such as outputs='logits', or wrap it in a module that returns it",
+            remedy="outputs='NAME' (or a number) of the one that the loss takes; for a loss of all of them, "
+            f"{{'{_first_argument(network)}': inputs}} as the inputs, and a function loss(outputs, targets)",
         )
     if not far(outputs, again) <= OUTPUTS.of(outputs.dtype) * peak(outputs):  # a card adds in any order
         raise UserError(
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
             allowed="a deterministic network",
-            remedy="network.eval(), or remove the randomness",
+            remedy="network.eval() for dropout; for noise, make it an input, network(inputs, noise), or draw it in "
+            "forward() from a generator made there: torch.Generator().manual_seed(0)",
         )
     if not outputs.ndim and (takes_numbers(loss) or isinstance(loss, CrossEntropy)):
         raise UserError(
@@ -53,6 +56,11 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
         )
     _check_loss(loss, outputs, batch.targets)
     return outputs
+
+
+def _first_argument(network: nn.Module) -> str:
+    """Return the name of the argument that takes the inputs."""
+    return next(iter(inspect.signature(network.forward).parameters), "x")
 
 
 def changes_inputs(network: nn.Module, batch: Batch) -> bool:
