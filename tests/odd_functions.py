@@ -448,5 +448,5 @@ REFUSED: dict[str, tuple[Callable[[torch.dtype], Odd], str]] = {
     "scaled gradients": (scaled_outputs_gradient, "take hooks off|differences"),
     "weight_norm by hook": (weight_norm_by_hook, "parametrizations.weight_norm"),
     "stale tensor": (stale_tensor, "read self.NAME"),
-    "random outputs": (random_outputs, "randomness"),
+    "random outputs": (random_outputs, "make it an input"),
 }
