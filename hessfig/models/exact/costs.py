@@ -25,6 +25,7 @@ PROBES_AT_ONCE, MEMORY_BOUND = 5, 2**30  # of curvature.column, which needs torc
 _SOFTMAX_PASSES = 4  # over diag(g) - g A^T - A g^T of each head, which is formed, spread by head and added
 _PROBE_PASSES = 6  # over a probe and its product: drawn, cast, shaped, multiplied, squared
 _NORM_PASSES = 8  # over d x d matrices of items that second derivatives of LayerNorm take
+_GRAM_PASSES = 3  # over the products of all pairs of items: weights, the Gram matrix of M_n, and both multiplied
 _STRIP, _CHUNK, _FACTORED, _FACTORED_SYMMETRIC = 16, 96, 1.0, 0.6  # of models.exact.kronecker
 
 
@@ -183,7 +184,7 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     rank = s.width if _HIDDEN in (row.place, col.place) else row.reach
     for entry in dict.fromkeys((row, col)):
         _place_cost(cost, s, entry, terms)
-        cost.product(s.items, s.vocabulary, entry.reach, entry.size, times=2 * pairs / len({row, col}))
+        cost.product(s.items * entry.heads, s.vocabulary, entry.reach, entry.size)
     cost.product(s.items, row.reach, col.reach, col.size, times=pairs * terms)
     ranks = {Part.H_o: s.vocabulary, Part.H_f: terms * rank, Part.H: s.vocabulary + terms * rank}
     distinct = [ranks[part] for part in parts] if terms else [s.vocabulary]
@@ -237,6 +238,7 @@ def _gram(cost: Cost, items: int, rows: int, cols: int, rank: int, count: float,
     sides = 1 if is_symmetric else 2
     bound = _FACTORED_SYMMETRIC if is_symmetric else _FACTORED
     numbers = rows * (cols + _STRIP) / 2 if is_symmetric else rows * cols
+    cost.write(items**2, times=_GRAM_PASSES * count)
     if 0 < rank**2 * sides * (rows + cols) / 2 < rows * cols * bound:
         cost.product(1, items * rank, sides * rows / 2, (items + _STRIP) * rank, times=count)
         return

@@ -2,6 +2,7 @@
 
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,7 +13,7 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective, check_same
 from hessfig.models.components import score_sink, with_sink
 from hessfig.models.exact.kronecker import ItemMatrices
-from hessfig.models.exact.scored_layer import LayerNormAt, ScoredPlace, Tail, loss_rows
+from hessfig.models.exact.scored_layer import LayerNormAt, ScoredEntry, ScoredPlace, Tail, loss_rows
 from hessfig.models.protocol import Structure, kind
 
 
@@ -140,6 +141,7 @@ class LastLayer:
         gradient, self.root = loss_rows(objective, outputs)
         self.gradients = self._gradients(gradient)
         self._jacobians: dict[ScoredPlace, Tensor] = {}
+        self._rows = WeakKeyDictionary[ScoredEntry, Tensor]()
         self._curvature: tuple[tuple[ScoredPlace, ScoredPlace] | None, ItemMatrices] = (None, ItemMatrices())
 
     def jacobian(self, place: ScoredPlace) -> Float[Tensor, "#n r place"]:
@@ -147,6 +149,14 @@ class LastLayer:
         if place not in self._jacobians:
             self._jacobians[place] = self._jacobian(place)
         return self._jacobians[place]
+
+    def rows(self, entry: ScoredEntry) -> Float[Tensor, "#n r m"]:
+        """Return R df/du of each item, for the vectors u of an entry; kept for the other pairs of heads."""
+        if entry.feature is None:
+            return self.jacobian(entry.place)
+        if entry not in self._rows:
+            self._rows[entry] = self.jacobian(entry.place) @ entry.feature
+        return self._rows[entry]
 
     def curvature(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
         """Return d2<dl/df, f>/d later d earlier of each item; kept for the other pairs of heads."""
@@ -162,8 +172,10 @@ class LastLayer:
             return self._final_curvature(None, earlier)
         if later == ScoredPlace.hidden:
             return self._hidden_curvature(earlier)
-        total, scores = self._attention_curvature(later, earlier), self._score_curvature
-        return total if later != ScoredPlace.scores or scores is None else total + _formed(scores)
+        total = self._attention_curvature(later, earlier)
+        if later != ScoredPlace.scores or self._score_curvature is None:
+            return total
+        return total + _formed(self._score_curvature)
 
     def derivative(self, of: ScoredPlace, by: ScoredPlace) -> ItemMatrices:
         """Return d of/d by of each item, for `by` before `of`."""

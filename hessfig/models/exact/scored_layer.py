@@ -54,7 +54,7 @@ class ScoredPlace(StrEnum):
     logits = "logits"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoredEntry:
     """A weight, or its part for `head`, which enters item n as u_n = W inputs_n.
 

@@ -17,8 +17,7 @@ from hessfig.terms import Matrix, Part
 
 def outer(layer: LastLayer, first: ScoredEntry, second: ScoredEntry) -> ItemMatrices:
     """Return J_1^T (d2l/df2) J_2 of each item, with the Jacobians J of the outputs in the vectors u of the entries."""
-    left = _jacobian(layer, first)
-    return ItemMatrices(((left, left if first is second else _jacobian(layer, second)),))
+    return ItemMatrices(((layer.rows(first), layer.rows(second)),))
 
 
 def functional(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry) -> ItemMatrices:
@@ -64,11 +63,6 @@ def _value(layer: LastLayer) -> list[ScoredEntry]:
         ScoredEntry(mixing.mean[:, head], ScoredPlace.mean, ScoredPlace.mixed, own, head=head)
         for head, own in enumerate(columns)
     ]
-
-
-def _jacobian(layer: LastLayer, entry: ScoredEntry) -> Tensor:
-    rows = layer.jacobian(entry.place)
-    return rows if entry.feature is None else rows @ entry.feature
 
 
 def _head_columns(layer: LastLayer, head: int, width: int) -> Tensor:
