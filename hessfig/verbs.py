@@ -73,14 +73,14 @@ class Verb:
                     remedy=self._remedy(key),
                 )
 
-    def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
-        """Compose and check key=value words; return one job, or with `several` (-m) one per run."""
-        from hessfig.config.compose.job import jobs
+    def job(self, words: Sequence[str], own: Path | None = None) -> Job:
+        """Compose and check key=value words."""
+        from hessfig.config.compose.job import checked_job
         from hessfig.config.compose.overrides import check_overrides
 
-        check_overrides(words, own, several=several)
+        check_overrides(words)
         self.check(words)
-        return jobs(words, own, several=several, notes=self.makes_table)
+        return checked_job(words, own, notes=self.makes_table)
 
     def _taken(self) -> list[str]:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
@@ -108,7 +108,6 @@ VERBS = {
             examples=(
                 "hessfig run sweep=sigma seeds=5 workers=2",
                 "hessfig run sweep=sigma dry_run=true",
-                "hessfig run -m sweep=sigma,layernorm",
                 "hessfig run 'sweep.vary={model.n_heads: [1, 2, 4]}' sweep.name=few_heads",
             ),
             does="hessfig.cli.experiment:run_verb",

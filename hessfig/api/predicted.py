@@ -50,7 +50,7 @@ def predict(*words: str) -> pd.DataFrame:
     >>> table[["row", "part", "regime", "exponent", "zero"]].values.tolist()[0]
     ['W_V', 'H_o', 'sigma -> 0', 2.0, 'false']
     """
-    frame = pd.DataFrame(predicted_rows(VERBS["predict"].jobs(words)[0]), columns=COLUMNS_PREDICTED)
+    frame = pd.DataFrame(predicted_rows(VERBS["predict"].job(words)), columns=COLUMNS_PREDICTED)
     return frame.assign(exponent=pd.to_numeric(frame["exponent"], errors="coerce"))
 
 

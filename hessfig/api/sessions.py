@@ -194,7 +194,7 @@ def run(
     own = own_folder(str(config_dir)) if config_dir else None
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
     asked = [*first, *_words(words, {**_given(seeds=seeds, workers=workers, output_dir=output_dir), **settings})]
-    (job,) = VERBS["run"].jobs(asked, own)
+    job = VERBS["run"].job(asked, own)
     _check_here(job)
     check_machine(job.first)
     summary = run_sweep(Sweep(job.variants, job.asked), command=command_of(job))

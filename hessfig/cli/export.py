@@ -64,10 +64,10 @@ _CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into", CODE)
 
 def _asked(command: Command) -> tuple[Job, dict[str, str]]:
     """Return the settings of the table that is named, else those that are given; and the words that choose."""
-    if command.several or command.shows_settings:
+    if command.shows_settings:
         raise UserError(
             "export writes one network and prints no settings",
-            got="--multirun" if command.several else "--cfg",
+            got="--cfg",
             allowed="--config-dir FOLDER",
             remedy="leave the flag out; network.json will hold the settings",
         )
@@ -76,7 +76,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
     others = [word for word in words if word not in chosen]
     given = own_words(verb, chosen)
     if len(words) == len(command.words):
-        return verb.jobs(others, command.own)[0], given
+        return verb.job(others, command.own), given
     if others:
         raise UserError(
             f"export: {others[0].partition('=')[0]} has no effect on a table that is named",

@@ -11,7 +11,6 @@ from hessfig.verbs import Verb
 HELP = {
     "--config-dir FOLDER, -cd": "your own sweep/*.yaml, figure/*.yaml, model/*.yaml, ... beside the shipped ones",
     "--cfg job, -c": "print the resolved settings and do nothing",
-    "--multirun, -m": "several runs: one for each combination of key=a,b",
     "--help, -h": "this text",
 }
 FLAGS = [words.partition(",")[0].partition(" ")[0] for words in HELP]
@@ -25,7 +24,6 @@ class Command:
 
     words: tuple[str, ...]
     own: Path | None
-    several: bool
     shows_settings: bool
     asks_help: bool
 
@@ -47,13 +45,7 @@ def read_command(arguments: Sequence[str]) -> Command:
         from hessfig.config.user.user_dir import own_folder
 
         own = own_folder(flags["--config-dir"])
-    return Command(
-        words=tuple(words),
-        own=own,
-        several="--multirun" in flags,
-        shows_settings="--cfg" in flags,
-        asks_help="--help" in flags,
-    )
+    return Command(words=tuple(words), own=own, shows_settings="--cfg" in flags, asks_help="--help" in flags)
 
 
 def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave it out") -> dict[str, str]:

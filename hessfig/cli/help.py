@@ -64,7 +64,7 @@ def candidates(line: Sequence[str]) -> list[str]:
     if before[0] not in VERBS:
         return []
     if word.startswith("-"):
-        return [*FLAGS, "-m", "-cd"]
+        return [*FLAGS, "-cd"]
     verb, key = VERBS[before[0]], word.partition("=")[0]
     if "=" in word:
         return [f"{key}={value}" for value in _values(key, _own(before[1:]))]

@@ -33,7 +33,6 @@ VARIED = (Role.science, Role.place, Role.pin)
 TABLE = (*VARIED, Role.extent, Role.label, Role.fit)
 IN_MANIFEST = (*TABLE, Role.hardware)
 OF_NUMBERS = (*VARIED, Role.extent, Role.hardware)
-OTHER_TABLE = (*OF_NUMBERS, Role.means)  # settings whose values name the folder of one run of -m
 
 
 @dataclass(frozen=True)

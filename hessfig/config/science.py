@@ -9,6 +9,7 @@ from hessfig.config.facts import Role, added, setting
 # Larger sizes are probably mistakes: deeper networks take minutes to plan.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 _MOST_OF_A_SPECTRUM = 1_000_000
+_MOST_SIGMAS = 100_000
 # Under which settings others are read (see SettingInfo.where).
 _SUMS, _WINDOWS, _MASKS = "task.data=addition", "task.data=tokens|text", "task.data=masked_tokens"
 _DRAWN, _FILES = "task.data!=python", "task.data=digits|tokens|masked_tokens|text"
@@ -279,10 +280,17 @@ class GridConfig:
     """The values of sigma: `points` between `low` and `high`, or the explicit list `values`."""
 
     spacing: enums.Spacing = setting(enums.Spacing.log, "how the values of sigma are spread", where=_EVEN)
-    low: float = setting(0.01, "smallest sigma", where=_EVEN)
-    high: float = setting(10.0, "largest sigma", where=_EVEN)
-    points: int = setting(20, "number of values of sigma", where=_EVEN)
-    values: list[float] | None = setting(None, "the values of sigma, in place of the four settings above")
+    low: float = setting(0.01, "smallest sigma", above=0, where=_EVEN)
+    high: float = setting(10.0, "largest sigma", above=0, where=_EVEN)
+    points: int = setting(20, "number of values of sigma", least=1, most=_MOST_SIGMAS, where=_EVEN)
+    values: list[float] | None = setting(
+        None,
+        "the values of sigma, in place of the four settings above",
+        above=0,
+        once=True,
+        allowed="a list of finite numbers > 0",
+        example="[0.1,1]",
+    )
 
 
 @dataclass

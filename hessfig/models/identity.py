@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache, partial
@@ -16,9 +17,15 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from hessfig.config.user.files_read import LIBRARIES
 from hessfig.curvature.problem import Objective
 
+LIBRARIES = {
+    Path(folder).resolve()
+    for folder in [
+        *(path for key, path in sysconfig.get_paths().items() if key.endswith(("lib", "stdlib"))),
+        *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),  # lent to it
+    ]
+}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
 _OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _DEEPEST = 60  # maximal depth of nested objects

@@ -16,7 +16,6 @@ from typing import Any
 import hessfig
 from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.config.schema import Config
-from hessfig.config.user.user_code import files_read
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.protocol import kind
 from hessfig.record import COLUMNS, OF_ARCHITECTURE, digest, sealed_text
@@ -113,9 +112,7 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
         "model": plain["model"],
         "probes": allocation.probes or config.estimator.num_probes,
     }
-    maker, networks = kind(config.model.kind), variant.networks()  # files last: the user's code has run then
-    read = files_read(config.model.factory, config.config_dir) if maker.is_own else {}
-    extra: dict[str, Any] = {"data": maker.about(config), "networks": networks, "files": read}
+    extra: dict[str, Any] = {"data": kind(config.model.kind).about(config), "networks": variant.networks()}
     extra |= {"witness": variant.witness, "pilots": variant.left_out}
     return {**other, **shared, **{key: value for key, value in extra.items() if value}}
 

@@ -169,7 +169,7 @@ class JobArray:
         workers = config.launcher.cpus_per_task if config.workers == "auto" else config.workers
         words = words_without(self._job, Role.machine, Role.command)
         ours = ("launcher=local", f"workers={workers}", "force_workers=true", f"shard={shard}")
-        folder = f"output_dir={hydra_quoted(config.output_dir)}"  # which -m may have moved
+        folder = f"output_dir={hydra_quoted(config.output_dir)}"
         return (sys.executable, "-P", "-m", "hessfig.cli.main", "run", *self._job.flags, *words, folder, *ours)
 
 

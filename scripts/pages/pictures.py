@@ -54,7 +54,7 @@ def draw(figure: ShippedFigure, outputs: Path, into: Path, *words: str) -> Drawi
 
     Raises UserError as `hessfig plot` does.
     """
-    (job,) = VERBS["plot"].jobs([f"figure={figure.name}", "figure.formats=[png]", f"output_dir={outputs}", *words])
+    job = VERBS["plot"].job([f"figure={figure.name}", "figure.formats=[png]", f"output_dir={outputs}", *words])
     with _files_opened() as opened:
         if figure.layout == STUDY:
             import_module(_STUDY_TABLES).RUNS[figure.name](into)

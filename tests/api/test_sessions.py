@@ -162,9 +162,9 @@ def test_predictions_of_a_pair_can_be_stated(swept: Path) -> None:
     """Its name holds a comma: a key in quotes on a command line, a text or a tuple in Python."""
     zero = {"H_f": "zero"}
     for key in ("W_Q,W_V", ("W_Q", "W_V")):
-        (job,) = VERBS["run"].jobs([as_word("sweep.predictions", {key: zero, "W_Q": {"H": 5}})])
+        job = VERBS["run"].job([as_word("sweep.predictions", {key: zero, "W_Q": {"H": 5}})])
         assert job.config.sweep.predictions == {"W_Q,W_V": zero, "W_Q": {"H": 5}}
-    (job,) = VERBS["run"].jobs(["sweep.predictions={'W_Q,W_V': {H_f: zero}}"])
+    job = VERBS["run"].job(["sweep.predictions={'W_Q,W_V': {H_f: zero}}"])
     assert job.config.sweep.predictions == {"W_Q,W_V": zero}
 
 

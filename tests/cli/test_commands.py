@@ -123,13 +123,6 @@ def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) 
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_several_runs_in_one_call(cli: Cli) -> None:
-    answer = cli("run", "-m", "sweep=sigma,layernorm", "seeds=2", "grid.points=3", "dry_run=true")
-    assert answer.code == 0
-    assert "run 1 of 2: sweep=sigma seeds=2 grid.points=3 dry_run=true\nsweep sigma (preset: " in answer.out
-    assert "sweep layernorm (preset: " in answer.out
-
-
 def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     answer = cli("run", "sweep=depth", "seeds=2", "grid.points=3", "dry_run=true")
     assert answer.code == 0
@@ -291,7 +284,6 @@ SPOKEN = [
     ("run", "sweep=mine", "sweep.vary={}", "dry_run=true"),
     ("run", "sweep=mine"),
     ("run", "sweep=mine", "--cfg", "job"),
-    ("run", "-m", "sweep=mine", "sweep.vary={}", "first_seed=1,2", "dry_run=true"),
     ("status", "sweep=mine", "sweep.vary={}"),
 ]
 

@@ -380,7 +380,6 @@ def _small() -> Config:
         (["there", "seeds=3"], "seeds has no effect on a table that is named"),
         (["there", "there"], "one table is needed"),
         ([*SMALL, "seeds=1", "--cfg", "job"], "prints no settings"),
-        ([*SMALL, "seeds=1", "-m"], "writes one network"),
     ],
 )
 def test_what_leaves_no_single_network_is_refused(cli: Cli, tmp_path: Path, words: list[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Several runs in one call, runs beside a table of other settings, and runs from a user's own folder."""
+"""Runs beside a table of other settings, and runs from a user's own folder."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hessfig.cli.dispatch import separated_jobs
 from hessfig.cli.main import main
-from hessfig.config.compose.job import jobs
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Cli
 from tests.runs import TOY, rows
@@ -33,63 +31,6 @@ grid: {points: 3}
 seeds: 2
 blocks: [W]
 """
-
-
-def folders(*words: str) -> list[str]:
-    found = separated_jobs(jobs(words, several=True))
-    return [f"{job.config.output_dir}/{job.config.sweep.name}" for job in found]
-
-
-@pytest.mark.long
-def test_runs_that_would_share_a_table_have_folders_of_their_own() -> None:
-    assert folders("seeds=1,2") == ["outputs/multirun/seeds-1/sigma", "outputs/multirun/seeds-2/sigma"]
-    assert folders("sweep=sigma,depth", "seeds=1,2", "output_dir=x")[1:3] == [
-        "x/multirun/seeds-2/sigma",
-        "x/multirun/seeds-1/depth",
-    ]
-    assert folders("seeds=1,2", "model.d_model=8")[0] == "outputs/multirun/seeds-1_model.d_model-8/sigma"
-
-
-@pytest.mark.long
-def test_runs_of_different_sweeps_stay_where_they_are() -> None:
-    assert folders("sweep=sigma,depth", "seeds=2") == ["outputs/sigma", "outputs/depth"]
-    assert folders("seeds=1,2", "sweep.name=a,b")[:2] == ["outputs/multirun/seeds-1/a", "outputs/multirun/seeds-1/b"]
-    assert folders("output_dir=a,b") == ["a/sigma", "b/sigma"]
-
-
-@pytest.mark.parametrize(
-    "word", ["tolerance=0.1,0.2", "workers=1,2", "figure=3a,3b", "sweep.average=arithmetic,geometric"]
-)
-@pytest.mark.long
-def test_what_makes_no_other_table_needs_no_other_folder(word: str) -> None:
-    assert folders(word) == ["outputs/sigma", "outputs/sigma"]
-
-
-@pytest.mark.long
-def test_folders_have_plain_and_different_names() -> None:
-    found = folders("blocks=[W_V],[W_Q],[[W_Q,W_V]],[[W_V,W_Q]]", "state.path='/a/../b'")
-    assert len(set(found)) == 4
-    for folder in found:
-        assert len(Path(folder).parts) == 4
-        assert set(Path(folder).parts[2]) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
-
-
-@pytest.mark.usefixtures("workers")
-def test_every_run_of_one_call_leaves_its_table(cli: Cli, tmp_path: Path) -> None:
-    answer = cli("run", "-m", *SMALL, "seeds=1,2")
-    assert answer.code == 0, answer.err
-    tables = sorted((tmp_path / "outputs/multirun").glob("*/sigma/table.csv"))
-    assert sorted(len({row["seed"] for row in rows(table)}) for table in tables) == [1, 2]
-    assert cli("status", "-m", *SMALL, "seeds=1,2").out.count("0 to do") == 2
-    assert not list(tmp_path.rglob("multirun.yaml"))
-
-
-def test_a_refused_run_does_not_stop_the_others(cli: Cli, undisturbed: Path) -> None:
-    answer = cli("slopes", "-m", *TOY, "sweep=layernorm,sigma", f"output_dir={undisturbed}/outputs")
-    assert answer.code == 2
-    assert "layernorm/table.csv is missing" in answer.err
-    assert "run 2 of 2: " in answer.out
-    assert "Growth rates" in answer.out
 
 
 @pytest.mark.usefixtures("workers")

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from hessfig.config.compose.job import compose, jobs
+from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word, hydra_quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
@@ -20,7 +20,6 @@ from hessfig.config.presets import choices, natural, shipped_figures, theory_stu
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.science import GridConfig
 from hessfig.config.settings import settings
-from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.studies.directions import slices
 from hessfig.sweep.measure import compute_cell
@@ -289,26 +288,6 @@ def test_the_schema_and_the_plain_form_agree() -> None:
     assert plain["model"]["norm"] == "none"
     assert plain["parts"] == ["H_o", "H_f", "H"]
     assert plain == as_plain(job("sweep.about=").config) | {"sweep": plain["sweep"]}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["seeds=1,x"], "seeds"), (["seeds=1,0"], "whole number"), (["dtype=float16,float64"], "float64, float32")],
-)
-def test_every_job_is_checked_before_the_first_runs(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        jobs(words, several=True)
-
-
-@pytest.mark.long
-def test_several_jobs_are_every_combination() -> None:
-    found = jobs(["seeds=1,2", "sweep=sigma,depth", "grid.points=range(3,5)"], several=True)
-    assert [(one.config.seeds, one.config.sweep.name, one.config.grid.points) for one in found][:3] == [
-        (1, "sigma", 3),
-        (1, "sigma", 4),
-        (1, "depth", 3),
-    ]
-    assert len(found) == 8
 
 
 @pytest.mark.parametrize("text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"])

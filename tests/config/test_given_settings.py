@@ -257,7 +257,7 @@ IMPLIED = {
 def test_a_setting_that_means_another_implies_it_and_says_so(
     words: tuple[str, ...], here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (job,) = VERBS["run"].jobs([*words, "blocks=each", "seeds=1"][: len(words) + 2])
+    job = VERBS["run"].job([*words, "blocks=each", "seeds=1"][: len(words) + 2])
     assert {key: str(value_of(job.first, key)) for key in IMPLIED[words]} == IMPLIED[words]
     said = capsys.readouterr().err
     assert f"note: {words[0].partition('=')[0]} implies" in said and job.words[-1].split("=")[0] in said
@@ -266,25 +266,25 @@ def test_a_setting_that_means_another_implies_it_and_says_so(
 def test_what_contradicts_an_implication_is_refused(here: None) -> None:
     for words in (["model.factory=net.py:make", "model=gpt2"], ["state.path=weights.pt", "state=initialised"]):
         with pytest.raises(UserError, match=rf"^{words[0].partition('=')[0]}"):
-            VERBS["run"].jobs(words)
+            VERBS["run"].job(words)
 
 
 def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     file = tmp_path / "sweep" / "mine.yaml"
     file.write_text("# @package _global_\nsweep: {name: mine}\nmodel: {softcap: 7}\n")
-    (plain,) = VERBS["run"].jobs(["sweep=sigma"])
+    plain = VERBS["run"].job(["sweep=sigma"])
     known = {cell.key for cell in Sweep(plain.variants).cells}
-    (job,) = VERBS["run"].jobs(["sweep=mine"], tmp_path)
+    job = VERBS["run"].job(["sweep=mine"], tmp_path)
     assert planned(job) == (known, ["model.softcap is read with model.scores=softcap alone"])
     file.write_text("# @package _global_\nsweep: {name: mine}\ntraining: {steps: 7}\n")
-    (job,) = VERBS["run"].jobs(["sweep=mine"], tmp_path)
+    job = VERBS["run"].job(["sweep=mine"], tmp_path)
     assert planned(job) == (known, ["training.steps: nothing is trained, and no quantity takes updates"])
 
 
 @pytest.mark.parametrize("words", [("training=gd",), ("spectrum=zhang",), ("grid=linear", "model=cnn", "task=digits")])
 def test_a_preset_of_which_nothing_is_read_is_noted(words: tuple[str, ...]) -> None:
-    (job,) = VERBS["run"].jobs([*words, "blocks=each"])
+    job = VERBS["run"].job([*words, "blocks=each"])
     (note,) = Sweep(job.variants, job.asked).unread
     assert note.startswith(f"{words[0]}: nothing that it sets is read here")
 
@@ -309,7 +309,7 @@ UNREAD = {
 def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(words: tuple[str, ...]) -> None:
     *plain, further = words
     plain = [] if words[0] == "model.sink=both" else plain
-    (base,), (job,) = (VERBS["run"].jobs([*SIZES, "task.digits=1", *given]) for given in (plain, words))
+    base, job = (VERBS["run"].job([*SIZES, "task.digits=1", *given]) for given in (plain, words))
     assert planned(job) == (planned(base)[0], [UNREAD[words]])
     assert job.words[-1] == further
 
@@ -319,35 +319,35 @@ def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(
 )
 def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        VERBS["run"].jobs([word])
+        VERBS["run"].job([word])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sweep", [name for name in names("sweep") if not name.startswith(("trained_", "network"))])
 def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
-    (base,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1"])
+    base = VERBS["run"].job([f"sweep={sweep}", "seeds=1"])
     reads_softcap = any(config.model.scores == "softcap" for _, config in base.variants)
     for word in ("model.softcap=7", "landscape.permutations=9", "spectrum.steps=9", "compression.damping=3"):
         if word == "model.softcap=7" and reads_softcap:
             continue
-        (job,) = VERBS["run"].jobs([f"sweep={sweep}", "seeds=1", word])
+        job = VERBS["run"].job([f"sweep={sweep}", "seeds=1", word])
         made, notes = planned(job)
         assert bool(notes) == (made == planned(base)[0]), word
 
 
 def test_one_variant_that_reads_a_setting_is_enough() -> None:
     vary = "sweep.variants=[{model.scores: softcap}, {model.scores: plain}]"
-    VERBS["run"].jobs([vary, "model.softcap=50.0"])
+    VERBS["run"].job([vary, "model.softcap=50.0"])
     with pytest.raises(UserError, match=r"model.n_heads: kind=linear_mlp does not read it"):
-        VERBS["run"].jobs(["model=linear_mlp", "sweep.vary={model.n_heads: [1, 2]}"])
+        VERBS["run"].job(["model=linear_mlp", "sweep.vary={model.n_heads: [1, 2]}"])
 
 
 def test_an_entry_of_an_open_setting_is_read_with_it(here: None) -> None:
-    (job,) = VERBS["run"].jobs([*NETWORKS["python"], "model.options.c=2", "sweep.vary={model.options.b: [1, 2]}"])
+    job = VERBS["run"].job([*NETWORKS["python"], "model.options.c=2", "sweep.vary={model.options.b: [1, 2]}"])
     assert len(Sweep(job.variants, job.asked).variants) == 2
     for words in (["model.options.seed=1"], ["sweep.vary={model.options.sigma: [0.1, 1]}"]):
-        (job,) = VERBS["run"].jobs([*NETWORKS["python"], *words])
+        job = VERBS["run"].job([*NETWORKS["python"], *words])
         with pytest.raises(UserError, match="the sweep runs over"):
             Sweep(job.variants, job.asked)
-    (job,) = VERBS["run"].jobs(["model.options.b=2"])
+    job = VERBS["run"].job(["model.options.b=2"])
     assert planned(job)[1] == ["model.options: kind=transformer does not read it"]

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from hessfig.api.sessions import run
-from hessfig.config.compose.job import _no_resolvers, _own_hydra, jobs
+from hessfig.config.compose.job import _no_resolvers, _own_hydra, checked_job
 from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
 from hessfig.verbs import VERBS
@@ -59,7 +59,7 @@ def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path: Path, place: str,
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/mine.yaml").write_text(PLACES[place].format(reference))
     with pytest.raises(UserError) as caught:
-        jobs(["sweep=mine"], own_folder(str(tmp_path)))
+        checked_job(["sweep=mine"], own_folder(str(tmp_path)))
     assert SECRET not in str(caught.value) and "2026" not in str(caught.value)
     assert caught.value.remedy
 
@@ -68,7 +68,7 @@ def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path: Path, place: str,
 @pytest.mark.parametrize("key", ["sweep.about", "output_dir", "model.factory", "seeds"])
 def test_so_do_words_of_the_command_line(key: str, reference: str) -> None:
     with pytest.raises(UserError) as caught:
-        VERBS["run"].jobs(["sweep=sigma", f"{key}={reference}"])
+        VERBS["run"].job(["sweep=sigma", f"{key}={reference}"])
     assert SECRET not in str(caught.value) and caught.value.remedy
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_written_where_a_word_refers_to_the_environment(cli: Cli, tmp
 
 def test_resolvers_of_an_application_stay() -> None:
     OmegaConf.register_new_resolver("of_an_application", lambda: 3, replace=True)
-    jobs(["sweep=sigma"])
+    checked_job(["sweep=sigma"])
     assert OmegaConf.create({"a": "${of_an_application:}"}).a == 3
     OmegaConf.clear_resolver("of_an_application")
 
@@ -110,7 +110,7 @@ def test_another_thread_sees_what_is_the_applications() -> None:
 def test_a_setting_may_be_another_ones(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/mine.yaml").write_text("# @package _global_\nsweep: {name: mine}\nseeds: ${model.n_layers}\n")
-    (job,) = jobs(["sweep=mine", "model.n_layers=2"], own_folder(str(tmp_path)))
+    job = checked_job(["sweep=mine", "model.n_layers=2"], own_folder(str(tmp_path)))
     assert job.config.seeds == 2
 
 
@@ -121,5 +121,5 @@ def test_a_default_elsewhere_is_refused_for_what_it_holds(tmp_path: Path, defaul
         (tmp_path / folder / "x.yaml").write_text("about: ${oc.env:SECRET}\n")
     (tmp_path / "sweep/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {default}\nsweep: {{name: mine}}\n")
     with pytest.raises(UserError, match=r"there is no|unsupported interpolation type") as caught:
-        jobs(["sweep=mine"], own_folder(str(tmp_path)))
+        checked_job(["sweep=mine"], own_folder(str(tmp_path)))
     assert SECRET not in str(caught.value) and caught.value.remedy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose.job import jobs
+from hessfig.config.compose.job import checked_job
 from hessfig.config.presets import choices
 from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
@@ -66,7 +66,7 @@ def test_own_files_compose(write: Write) -> None:
 def test_own_choices_are_meant_too(write: Write) -> None:
     own = write(sweep__mine=MINE)
     with pytest.raises(UserError, match="did you mean 'mine'"):
-        jobs(["sweep=mime"], own)
+        checked_job(["sweep=mime"], own)
 
 
 BAD = {
@@ -88,7 +88,7 @@ BAD = {
 def test_mistakes_are_named_with_their_file(write: Write, text: tuple[str, ...]) -> None:
     own = write(sweep__bad=text[0])
     with pytest.raises(UserError) as caught:
-        jobs(["sweep=bad"], own)
+        checked_job(["sweep=bad"], own)
     error = caught.value
     assert str(own / "sweep/bad.yaml") in str(error)
     assert error.got is not None and error.allowed and error.remedy
@@ -140,7 +140,6 @@ def listed(count: int) -> str:
 
 ENDLESS: dict[str, Callable[[Path], object]] = {
     "20 MB": lambda path: path.write_text(listed(10**7)),
-    "many entries": lambda path: path.write_text(listed(90_000)),
     "depth": lambda path: path.write_text("[" * 9000),
     "a pipe": os.mkfifo,
     "a device": lambda path: path.symlink_to("/dev/zero"),
@@ -155,22 +154,9 @@ ENDLESS: dict[str, Callable[[Path], object]] = {
 def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
     own, started = write(sweep__mine=MINE), time.process_time()
     ENDLESS[kind](own / "sweep/other.yaml")
-    with pytest.raises(UserError, match=r"other.yaml (cannot be read|holds more than any settings do)"):
+    with pytest.raises(UserError, match=r"other.yaml cannot be read"):
         own_folder(str(own))
     assert time.process_time() - started < 10
-
-
-@pytest.mark.parametrize("word", ["2:30:00", "1:30", "-1:30.5", "010", "yes", "No", "ON", "off"])
-def test_a_word_that_yaml_reads_as_something_else_is_refused(write: Write, word: str) -> None:
-    """YAML 1.1 reads 2:30:00 as 9000, which Slurm takes for minutes: six days."""
-    with pytest.raises(UserError, match=rf"mine\.yaml, line 3: YAML reads this as .*\n.*{word}"):
-        write(launcher__mine=f"kind: slurm\ntasks: 2\ntime: {word}\n")
-    assert write(launcher__mine=f'kind: slurm\ntasks: 2\ntime: "{word}"\n')
-
-
-@pytest.mark.parametrize("word", ["90", "0", "0.5", "1e-3", "true", "null", "1-00:00:00", "none", "0x10"])
-def test_other_words_are_read(write: Write, word: str) -> None:
-    assert write(launcher__mine=f"time: {word}\n")
 
 
 def test_a_time_in_quotes_reaches_slurm_as_it_is(write: Write) -> None:

@@ -7,7 +7,7 @@ from typing import get_type_hints
 import pytest
 
 from hessfig.config import keys
-from hessfig.config.facts import IN_MANIFEST, OF_NUMBERS, OTHER_TABLE, TABLE, VARIED, Role
+from hessfig.config.facts import IN_MANIFEST, OF_NUMBERS, TABLE, VARIED, Role
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import open_settings, role_of, settings, top_level, with_role
 from hessfig.errors import UserError
@@ -56,7 +56,6 @@ TOP = {
     VARIED: {*OF_NETWORKS, "dtype"},
     TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype"},
     IN_MANIFEST: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device"},
-    OTHER_TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device", "memory", "reuse"},
     (Role.machine,): {"launcher", "workers", "force_workers"},
     (Role.machine, Role.command): {"launcher", "workers", "force_workers", "shard", "dry_run", "output_dir"},
 }

@@ -80,7 +80,7 @@ def test_what_cannot_be_run_is_named(words: tuple[str, ...]) -> None:
     from hessfig.config.compose.overrides import check_overrides
 
     with pytest.raises(UserError) as caught:
-        check_overrides([*TRAINED, *words], None, several=False)
+        check_overrides([*TRAINED, *words])
         config(*words)
     for word in BAD[words]:
         assert word in str(caught.value)

@@ -270,7 +270,7 @@ def test_every_setting_that_a_page_names_is_one(page: str) -> None:
     for word in pages.settings_named(text_of(page)):
         try:
             if word not in NO_SETTINGS:
-                check_overrides([word], None, several=True)
+                check_overrides([word])
                 _check_choices(word)
         except UserError as error:
             wrong[word] = str(error).splitlines()[0]

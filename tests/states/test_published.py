@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.config.compose.job import jobs
+from hessfig.config.compose.job import checked_job
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
@@ -22,7 +22,7 @@ FULL = ("state=published", "estimator=published", "dtype=float64")
 
 
 def config_of(*words: str) -> Config:
-    return jobs([*FULL, *words])[0].first
+    return checked_job([*FULL, *words]).first
 
 
 def network_of(config: Config, place: int = 0, seed: int = 1234) -> dict[str, Tensor]:
@@ -148,7 +148,7 @@ def test_cuda_draws_of_linear_mlps_start_where_they_should(monkeypatch: pytest.M
 
 def cell_of(folder: Path, *words: str, place: int) -> dict[tuple[int, str, str], float]:
     """Return the norms of repeat 0 at one sigma by layer, block and part."""
-    (job,) = jobs([*FULL, *words, "sweep.vary={}", "seeds=1", f"output_dir={folder}"])
+    job = checked_job([*FULL, *words, "sweep.vary={}", "seeds=1", f"output_dir={folder}"])
     cell = Sweep(job.variants).cells[place]
     return {(row["layer"], row["row"], row["part"]): row["value"] for row in compute_cell(cell).rows}
 
@@ -190,7 +190,7 @@ def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(tmp_path: 
 @pytest.mark.long
 def test_keys_change_with_the_grid_and_with_the_draws(tmp_path: Path) -> None:
     def key(*words: str) -> str:
-        (job,) = jobs(["sweep=sigma", "seeds=1", f"output_dir={tmp_path}", *words])
+        job = checked_job(["sweep=sigma", "seeds=1", f"output_dir={tmp_path}", *words])
         return Sweep(job.variants).cells[0].key
 
     variants = ([], ["estimator=hutchinson"], ["state=published"], ["state=published", "estimator=published"])
@@ -214,7 +214,7 @@ def test_keys_change_with_the_grid_and_with_the_draws(tmp_path: Path) -> None:
 )
 def test_what_was_not_published_is_refused(words: list[str], what: str) -> None:
     with pytest.raises(UserError, match=what):
-        Sweep(jobs(words)[0].variants)
+        Sweep(checked_job(words).variants)
 
 
 def test_a_sigma_beside_the_grid_is_refused() -> None:

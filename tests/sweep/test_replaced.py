@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Generator
@@ -340,17 +339,10 @@ def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(f
         assert variants[0].reusable_contents() == {}
 
 
-def test_the_files_that_a_factory_opens_are_in_the_manifest(folder: Path) -> None:
-    """By names that say nothing of the machine, with their hashes; files of packages are left out."""
+def test_the_manifest_says_what_the_witness_measured(folder: Path) -> None:
     write_settings(folder)
     run_sweep(Sweep([("", turned())]))
     manifest = json.loads((folder / "outputs/sigma/manifest.json").read_text())
     (described,) = manifest["variants"]
-    assert described["files"].keys() >= {"settings.json"} and str(folder) not in json.dumps(manifest["variants"])
+    assert str(folder) not in json.dumps(manifest["variants"])
     assert described["witness"]["measured"] and max(described["witness"]["off"].values()) < 1e-4
-    assert described["files"]["settings.json"] == hashlib.sha256((folder / "settings.json").read_bytes()).hexdigest()
-    write_weights(folder, 1)
-    (folder / "scale.json").write_text("1.5")
-    run_sweep(Sweep([("", own())]))
-    (described,) = json.loads((folder / "outputs/sigma/manifest.json").read_text())["variants"]
-    assert {"weights.pt", "scale.json"} <= described["files"].keys()

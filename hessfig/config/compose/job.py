@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.basecontainer import BaseContainer
 
 from hessfig.config.checks import NETWORK_CHECKS, check_config
-from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted, runs
+from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted
 from hessfig.config.compose.refusals import REFUSED, composition_error
 from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
 from hessfig.config.facts import IN_MANIFEST
@@ -217,20 +217,16 @@ def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     return GivenSetting(f"{key}={value}", inside)
 
 
-def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False, notes: bool = False) -> list[Job]:
-    """Return the job of checked `words`; with `several` (-m), one job per combination of key=a,b.
+def checked_job(words: Sequence[str], own: Path | None = None, *, notes: bool = False) -> Job:
+    """Return the job of checked `words`; with `notes`, without settings that nothing reads (Job.without_unread).
 
-    With `notes`, settings that nothing reads are left out with a note (Job.without_unread).
-
-    Raises UserError for the first setting that cannot be run, in whichever of them.
+    Raises UserError for the first setting that cannot be run.
     """
-    each = runs(words) if several else [list(words)]
-    every = [_with_implied(compose(run, own)) for run in each]
+    job = _with_implied(compose(words, own))
     if notes:
-        every = [job.without_unread() for job in every]
-    for job in every:
-        assert job.variants
-    return every
+        job = job.without_unread()
+    assert job.variants
+    return job
 
 
 def _with_implied(job: Job) -> Job:

@@ -1,11 +1,8 @@
 """Overrides, the key=value words of a command: checks them before composition, for better error messages."""
 
-import itertools
-import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,34 +16,31 @@ from hessfig.config.settings import is_setting, open_settings, role_of
 from hessfig.config.user.user_dir import NAME
 from hessfig.errors import UserError, quoted_twice, typed
 
-QUOTE = "'"
 MOST_ENTRIES = 2_000  # of one word: the time that Hydra takes is that of their number squared, 45 s for 30 000
-MOST_RUNS = 200  # of one -m
 
 
-def check_overrides(words: Sequence[str], own: Path | None, *, several: bool) -> None:
+def check_overrides(words: Sequence[str]) -> None:
     """Raise UserError for the first word that is not key=value, or whose key does not exist.
 
-    `several`: whether key=a,b asks for one run per value (-m). Values and choices are checked by composing them.
+    Values and choices are checked by composing them.
     """
     for word in words:
         _check_size(word)
-        override = _parsed(word, own)
+        override = _parsed(word)
         _check_form(word, override)
         if override.is_sweep_override():
-            _check_values(word, override, several)
-    _check_runs(words if several else [])
+            raise UserError(
+                f"{override.key_or_group} has several values",
+                got=word,
+                allowed="one value",
+                remedy="write a list as [a,b]; for one run per value, repeat the command",
+            )
 
 
 def command_settings(words: Sequence[str]) -> dict[str, Any]:
     """Return {key: value} of checked words; the last of equal keys counts."""
     overrides = map(_override, words)
     return {override.key_or_group: override.value() for override in overrides}
-
-
-def runs(words: Sequence[str]) -> list[list[str]]:
-    """Return the words of every run of -m: each combination of the values in key=a,b."""
-    return [list(run) for run in itertools.product(*map(_alternatives, words))]
 
 
 def for_hydra(word: str) -> str:
@@ -103,9 +97,9 @@ def _check_size(word: str) -> None:
         )
 
 
-def _parsed(word: str, own: Path | None) -> Override:
+def _parsed(word: str) -> Override:
     if "=" not in word and not word.startswith(("~", "+")):
-        raise lone_word(word, own)
+        raise lone_word(word)
     try:
         return _override(word)
     except (HydraException, ValueError, RecursionError) as error:
@@ -136,45 +130,3 @@ def _check_form(word: str, override: Override) -> None:
 
 def _value(word: str) -> str:
     return word.partition("=")[2]
-
-
-def _check_values(word: str, override: Override, several: bool) -> None:
-    if not several:
-        raise UserError(
-            f"{override.key_or_group} has several values",
-            got=word,
-            allowed="one value",
-            remedy="add -m for one run a value, or write a list as [a,b]",
-        )
-    try:
-        count = len(_alternatives(word))
-    except Exception as error:
-        raise UserError(
-            f"cannot run {word!r}", got=word, allowed="key=a,b,c or key=range(a,b)", remedy="list the values"
-        ) from error
-    _check_number(count, word)
-
-
-def _check_runs(words: Sequence[str]) -> None:
-    """Raise UserError for more combinations of values than a command should run."""
-    _check_number(math.prod(len(_alternatives(word)) for word in words), " ".join(words))
-
-
-def _check_number(count: int, got: str) -> None:
-    if count > MOST_RUNS:
-        raise UserError(
-            "-m asks for too many runs",
-            got=got,
-            allowed=f"at most {MOST_RUNS} combinations of the values given",
-            remedy="fewer values, or several commands",
-        )
-
-
-def _alternatives(word: str) -> list[str]:
-    """Return key=a and key=b of key=a,b: MOST_RUNS of them and one more, if there are so many."""
-    override = _override(word)
-    if not override.is_sweep_override():
-        return [word]
-    key = override.key_or_group
-    values = itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1)
-    return [f"{key}={value.strip(QUOTE) if key in GROUPS else value}" for value in values]

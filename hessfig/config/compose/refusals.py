@@ -1,7 +1,5 @@
 """Turns errors of Hydra, OmegaConf and YAML into UserErrors: the key, its file, allowed values, and a remedy."""
 
-import difflib
-import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,16 +32,15 @@ def composition_error(error: BaseException, words: Sequence[str], own: Path | No
     return _value(cause, file, words, own)
 
 
-def lone_word(word: str, own: Path | None) -> UserError:
-    """Return the error for a word without a value: a group, a setting, or a choice without its group."""
-    if word in GROUPS:
-        known = names(word, own)
-        allowed, remedy = (f"key=value: {word}=NAME with one of {', '.join(known)}", f"for example {word}={known[0]}")
-    elif word in settings():
-        allowed, remedy = (f"key=value: {word}=VALUE, {settings()[word].kind}", f"for example {word}={_example(word)}")
-    else:
-        allowed, remedy = "key=value", _whole(word, own)
-    return UserError(f"cannot read {word!r}: it has no value", got=word, allowed=allowed, remedy=remedy)
+def lone_word(word: str) -> UserError:
+    """Return the error for a word without a value, such as a choice without its group."""
+    whole = [f"{group}={word}" for group in ("sweep", "figure", "model") if word in names(group)]
+    remedy = meant(word)
+    if word in GROUPS or word in settings():
+        remedy = f"{word}=VALUE; `hessfig run --help` lists the values"
+    elif whole:
+        remedy = f"did you mean {' or '.join(whole)}?"
+    return UserError(f"cannot read {word!r}: it has no value", got=word, allowed="key=value", remedy=remedy)
 
 
 def _no_yaml(error: yaml.YAMLError) -> UserError:
@@ -141,18 +138,3 @@ def _said(key: str, text: str) -> str:
 
 def _word(key: str, words: Sequence[str]) -> str | None:
     return next((word for word in reversed(words) if key and word.startswith(f"{key}=")), None)
-
-
-def _example(key: str) -> str:
-    setting = settings()[key]
-    return setting.default or next(iter(setting.choices), "VALUE")
-
-
-def _whole(word: str, own: Path | None) -> str:
-    """Return the words that a lone word may stand for: every group with a choice of this name."""
-    groups = ("sweep", "figure", *(group for group in GROUPS if group not in ("sweep", "figure")))
-    known = {group: names(group, own) for group in groups}
-    close = [word] if any(word in those for those in known.values()) else []
-    close = close or difflib.get_close_matches(word, dict.fromkeys(itertools.chain(*known.values())), n=1)
-    whole = [f"{group}={name}" for name in close for group, those in known.items() if name in those]
-    return f"did you mean {' or '.join(whole)}?" if whole else meant(word)

@@ -161,7 +161,7 @@ def _check_key(key: str) -> None:
             f"sweep.vary: {key} cannot be varied",
             got=key,
             allowed=_variable_in_words(),
-            remedy=f"hessfig run -m {key}=A,B makes one table a value",
+            remedy=f"hessfig run {key}=A sweep.name=NAME, once for each value",
         )
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from importlib import machinery
 from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader
@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import hessfig
-from hessfig.config.user.files_read import hashes_by_name, noting
 from hessfig.errors import UserError, did_you_mean
 from hessfig.files import fingerprint, identity, is_file
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
 _RUN: dict[str, str] = {}  # the SHA-256 of each file that this process has run, as it was then
-_READ: dict[str, dict[Path, str]] = {}  # the files that code opened while it ran, by the place of the code
 
 
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
@@ -38,8 +36,7 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
     `key` is the setting, for messages. Raises UserError when there is no such thing, or the code fails.
     """
     place, name = _split(key, spec)
-    with reading(spec):
-        module = _module(key, place, config_dir)
+    module = _module(key, place, config_dir)
     if not hasattr(module, name):
         defined = [word for word in vars(module) if not word.startswith("_")]
         raise UserError(
@@ -49,20 +46,6 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
             remedy=did_you_mean(name, defined) or f"define {name} in {place}",
         )
     return getattr(module, name)
-
-
-def reading(spec: str | None) -> AbstractContextManager[None]:
-    """Note the files that the code behind `spec` opens in the block, for `files_read`."""
-    return noting(_READ.setdefault(str(spec).rpartition(":")[0], {}))
-
-
-def files_read(spec: str | None, config_dir: str | None) -> dict[str, str]:
-    """Return the SHA-256 of the files that the code behind `spec` has opened in this process, by name."""
-    place, _ = _split("", spec)
-    folders = _searched(config_dir)
-    if path := _file(place, config_dir):
-        folders.append(path.resolve().parent)
-    return hashes_by_name(_READ.get(place, {}), [folder.resolve() for folder in folders])
 
 
 def code_hash(spec: str | None, config_dir: str | None) -> str:

@@ -1,8 +1,6 @@
 """A user's own folder of sweeps, figures, models, ... (--config-dir): finds it and checks its names."""
 
-import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -14,7 +12,7 @@ from hessfig.files import read_small
 
 # What may become part of a path: sweeps and figures are names of folders and files.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-MOST_ENTRIES, MOST_BYTES = 10_000, 200_000
+MOST_BYTES = 200_000
 _NULL = "tag:yaml.org,2002:null"  # a file of comments alone
 NAME_IN_WORDS = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 
@@ -57,7 +55,6 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
         )
     try:
         root = yaml.compose(read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
-        entries = _entries(root, {})
     except yaml.YAMLError:  # composing it tells why
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -67,8 +64,6 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed=f"a YAML file in UTF-8, of at most {MOST_BYTES} bytes, not nested hundreds of levels deep",
             remedy="fix the file",
         ) from error
-    for scalar in _scalars(root, set()):
-        _check_spelling(scalar, path)
     if isinstance(root, yaml.ScalarNode) and root.tag != _NULL:
         raise UserError(
             f"{path} does not hold settings by name",
@@ -76,52 +71,3 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed="key: value, as in the shipped files",
             remedy="fix the file",
         )
-    if entries > MOST_ENTRIES:
-        raise UserError(
-            f"{path} holds more than any settings do, once its aliases are followed",
-            got=f"{entries:.3g} entries",
-            allowed=f"at most {MOST_ENTRIES}",
-            remedy="write the values themselves",
-        )
-
-
-# Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of sixty and of eight, switches.
-_SURPRISES = {
-    "a number to the base of 60": re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"),
-    "a number to the base of 8": re.compile(r"[-+]?0[0-7_]+"),
-    "true or false": re.compile(r"yes|no|on|off", re.IGNORECASE),
-}
-
-
-def _check_spelling(scalar: yaml.ScalarNode, path: Path) -> None:
-    """Raise UserError for a plain word that YAML reads as something else: time: 2:30:00 would be 9000."""
-    read_as = next((what for what, form in _SURPRISES.items() if form.fullmatch(scalar.value)), None)
-    if scalar.style is None and read_as:
-        raise UserError(
-            f"{path}, line {scalar.start_mark.line + 1}: YAML reads this as {read_as}",
-            got=scalar.value,
-            allowed="a text in quotes, a decimal number, true or false",
-            remedy=f'"{scalar.value}" for a text',
-        )
-
-
-def _scalars(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.ScalarNode]:
-    """Yield every scalar in a node, keys too."""
-    if isinstance(node, yaml.ScalarNode):
-        yield node
-    elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
-        seen.add(id(node))
-        for entry in node.value:
-            for child in entry if isinstance(entry, tuple) else (entry,):
-                yield from _scalars(child, seen)
-
-
-def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
-    """Return how many entries a node has when every alias stands for what it names; infinity for one in itself."""
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        inside = (child for entry in node.value for child in (entry if isinstance(entry, tuple) else (entry,)))
-        known[id(node)] = 1 + sum(_entries(child, known) for child in inside)
-    return known[id(node)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data, Products
 from hessfig.config.schema import Config
-from hessfig.config.user.user_code import code_hash, find, guarded, reading
+from hessfig.config.user.user_code import code_hash, find, guarded
 from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.models.protocol import NetworkKind
@@ -62,7 +62,7 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
             allowed=str(signature),
             remedy="give its arguments as model.options={NAME: VALUE}",
         ) from error
-    with guarded(KEY, str(config.model.factory)), reading(config.model.factory), contextlib.chdir(Path.cwd()):
+    with guarded(KEY, str(config.model.factory)), contextlib.chdir(Path.cwd()):
         return factory(**words)
 
 

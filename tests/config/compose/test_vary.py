@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config.compose.job import jobs
+from hessfig.config.compose.job import checked_job
 from hessfig.errors import UserError
 from tests.config.composing import configs, job
 
@@ -72,20 +72,12 @@ def test_options_of_a_factory_can_vary() -> None:
     assert [config.model.options for _, config in found] == [{"width": 3}, {"width": 4}]
 
 
-def test_several_jobs_may_vary_other_settings() -> None:
-    found = jobs(["sweep.vary={model.n_heads: 2},{model.d_model: [8, 16]}"], several=True)
-    assert [[name for name, _ in one.variants] for one in found] == [
-        ["model.n_heads=2"],
-        ["model.d_model=8", "model.d_model=16"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["sweep.vary={model.n_hed: [1]}"], r"no setting 'model.n_hed'(.|\n)*did you mean 'model.n_heads'"),
         (["sweep.vary={n_heads: [1]}"], r"no setting 'n_heads'(.|\n)*did you mean 'model.n_heads'"),
-        (["sweep.vary={seeds: [1, 2]}"], "seeds cannot be varied(.|\n)*hessfig run -m seeds=A,B"),
+        (["sweep.vary={seeds: [1, 2]}"], "seeds cannot be varied(.|\n)*once for each value"),
         (["sweep.vary={output_dir: [a]}"], "output_dir cannot be varied"),
         (["sweep.vary={model.n_heads: []}"], "model.n_heads has no values"),
         (["sweep.vary={model.n_heads: [2, 2]}"], "a value twice"),
@@ -98,7 +90,7 @@ def test_several_jobs_may_vary_other_settings() -> None:
 )
 def test_what_cannot_be_varied(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        jobs(words)
+        checked_job(words)
     assert caught.value.allowed
     assert caught.value.remedy or "model.n_layers" in message
 
