@@ -472,7 +472,7 @@ def measure(
     )
     place, config = device_of(device), wanted.config()
     if is_sharded(problem.network):
-        return _frame(measure_sharded(problem, _of_ranks(config, parts)), config.first_seed, None)
+        return _frame(measure_sharded(problem, _of_ranks(config, parts, problem)), config.first_seed, None)
     with waiting() as watched, differentiating(), _kept(problem):
         objective = problem._checked(config.dtype, place)  # refuses objects that are not networks
         with undisturbed(objective):
@@ -483,8 +483,9 @@ def measure(
     return _frame(measured, config.first_seed, objective.witness)
 
 
-def _of_ranks(config: Config, parts: Any) -> Config:
-    return replace(config, parts=[Part.H]) if parts is None else config
+def _of_ranks(config: Config, parts: Any, problem: Problem) -> Config:
+    is_whole = parts is None and problem.compute_outputs is None
+    return replace(config, parts=[Part.H]) if is_whole else config
 
 
 def _kept(problem: Problem) -> AbstractContextManager[None]:

@@ -151,7 +151,7 @@ def check_spread(network: Any) -> None:
             "Monitor: the network is spread over several processes",
             got=first_few(pieces),
             allowed="a network that this process holds whole",
-            remedy="measure a checkpoint of it with hessfig.measure",
+            remedy="hessfig.measure(hessfig.Problem(network, batches, compute_loss=f)) in the loop, on every rank",
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import DType, Method, Probes, Products
@@ -14,7 +15,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few, plain, unknown_name
 from hessfig.measurements.quantity import Measured
 from hessfig.record import Status
-from hessfig.terms import Part
+from hessfig.terms import PARTS, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +26,7 @@ _MEASURED = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", 
 
 
 class ShardedOperator:
-    """A block of the Hessian of a sharded network. Every rank calls it alike, with its shards of the same vector.
+    """A block of H, H_o or H_f of a sharded network. Every rank calls it alike, with its shards of the same vector.
 
     Parameters
     ----------
@@ -67,7 +68,8 @@ def sharded_operator(problem: Any, config: Config, block: Any) -> Any:
     from hessfig.curvature.sharded.shards import together
 
     with together():
-        return ShardedOperator(_checked(problem, config, basis=0)(_names(problem.network, [block])[block]))
+        hessian_of = _checked(problem, config, basis=0)
+        return ShardedOperator(hessian_of(_names(problem.network, [block])[block], config.parts[0]))
 
 
 def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
@@ -84,21 +86,27 @@ def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
     with together():
         hessian_of = _checked(problem, config, basis=config.spectrum.steps)
         results = {name: Measured([], {}) for name in config.quantities}
-        for block, names in blocks.items():
-            for quantity, result in _block_rows(hessian_of(names), block, config).items():
+        for (block, names), part in product(blocks.items(), config.parts):
+            for quantity, result in _block_rows(hessian_of(names, part), block, part, config).items():
                 results[quantity].rows.extend(result.rows)
                 results[quantity].arrays.update(result.arrays)
     return results
 
 
-def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[str]], ShardedHessian]:
+def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[str], Part], ShardedHessian]:
     """Check the problem and the ranks, print the memory of all, and return what makes the Hessian of a block."""
-    from hessfig.curvature.sharded.sharded_hessian import ShardedHessian, is_averaged, say_memory
+    from hessfig.curvature.sharded.sharded_hessian import (
+        Function,
+        ShardedHessian,
+        check_convex,
+        is_averaged,
+        say_memory,
+    )
     from hessfig.curvature.sharded.shards import check_ranks, parameters_of
 
-    network, compute_loss = problem.network, problem.compute_loss
+    network = problem.network
     _check_request(problem, config)
-    assert compute_loss is not None
+    function = Function(problem.compute_loss, problem.compute_outputs)
     named = parameters_of(network)
     if problem.sharded_batches and not is_averaged(network):
         raise UserError(
@@ -107,15 +115,18 @@ def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[
             allowed="fully_shard with one mesh of all ranks",
             remedy="the same batches on every rank, without sharded_batches",
         )
-    settings = (config.quantities, config.blocks, config.first_seed, vars(config.spectrum), config.estimator.num_probes)
+    estimates = (vars(config.spectrum), config.estimator.num_probes)
+    settings = (config.quantities, config.blocks, config.parts, config.first_seed, *estimates)
     check_ranks(settings, network, problem.inputs, sharded_batches=problem.sharded_batches)
     weights = problem.batch_weights
     if weights is None:
         weights = [1.0] * len(problem.inputs)
     elif callable(weights):
         weights = [float(weights(batch)) for batch in problem.inputs]
+    if config.parts != [Part.H]:
+        check_convex(network, problem.inputs, function)
     say_memory(named, basis)
-    return lambda names: ShardedHessian(network, problem.inputs, list(weights), compute_loss, names)
+    return lambda names, part: ShardedHessian(network, problem.inputs, list(weights), function, names, part)
 
 
 def _check_type(network: nn.Module, dtype: str) -> None:
@@ -133,12 +144,12 @@ def _check_type(network: nn.Module, dtype: str) -> None:
 def _check_request(problem: Any, config: Config) -> None:
     """Raise UserError for what is measured on one device only."""
     unknown = [name for name in config.quantities if name not in _MEASURED]
+    parts = [Part.H] if problem.compute_outputs is None else PARTS
     wrong = {
         f"quantities={unknown}": bool(unknown),
         "no compute_loss": problem.compute_loss is None,
-        "compute_outputs": problem.compute_outputs is not None,
         f"weights={plain(problem.weights)}": problem.weights not in (None, "trainable"),
-        f"parts={[str(part) for part in config.parts]}": config.parts != [Part.H],
+        f"parts={[str(part) for part in config.parts]}": any(part not in parts for part in config.parts),
         f"estimator={config.estimator.method}": config.estimator.method not in (Method.auto, Method.hutchinson),
         "products=curvlinops": config.estimator.products == Products.curvlinops,
         f"blocks={config.blocks}": config.blocks in ("pairs", "all"),
@@ -149,7 +160,8 @@ def _check_request(problem: Any, config: Config) -> None:
         raise UserError(
             "the network is sharded over ranks, where products with H by differences of gradients are all there is",
             got=", ".join(found),
-            allowed=f"Problem(network.eval(), batches, compute_loss=f), parts='H', quantities {', '.join(_MEASURED)}",
+            allowed="Problem(network.eval(), batches, compute_loss=f), parts='H' (H_o and H_f with compute_outputs), "
+            f"quantities {', '.join(_MEASURED)}",
             remedy="blocks=['all'] or names of parameters; for the rest, a Problem of the network on one device",
         )
 
@@ -171,13 +183,13 @@ def _names(network: nn.Module, asked: Sequence[Any]) -> dict[str, list[str]]:
     return blocks
 
 
-def _block_rows(hessian: ShardedHessian, block: str, config: Config) -> dict[str, Measured]:
+def _block_rows(hessian: ShardedHessian, block: str, part: Part, config: Config) -> dict[str, Measured]:
     """Return the rows and arrays of a block, by quantity."""
     from hessfig.curvature.sharded import estimates
 
     seed, spectrum = config.first_seed, config.spectrum
     dtype = str(hessian.dtype).removeprefix("torch.")
-    place = {"layer": 0, "row_layer": 0, "row": block, "col": block, "part": "H", "dtype": dtype}
+    place = {"layer": 0, "row_layer": 0, "row": block, "col": block, "part": part, "dtype": dtype}
     asked, found = set(config.quantities), dict[str, Measured]()
 
     def row(quantity: str, one: estimates.Estimate, estimator: str, **more: Any) -> dict[str, Any]:
@@ -207,5 +219,6 @@ def _block_rows(hessian: ShardedHessian, block: str, config: Config) -> dict[str
             moments = (weights * nodes**power).sum(dim=1).tolist()
             one = estimates.Estimate(sum(moments) / count, estimates.standard_error(moments))
             rows.append(row(quantity, one, "lanczos", num_probes=count))
-        found["density"] = Measured(rows, {f"nodes_{block}": nodes.numpy(), f"weights_{block}": weights.numpy()})
+        arrays = {f"nodes_{block}_{part}": nodes.numpy(), f"weights_{block}_{part}": weights.numpy()}
+        found["density"] = Measured(rows, arrays)
     return {quantity: result for quantity, result in found.items() if quantity in asked}

@@ -1,5 +1,7 @@
 """Checks that a loss is convex in the outputs, so that the Hessian can be split into H_o and H_f."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,17 +17,22 @@ _TOLERANCE = 1e-4  # relative to the largest curvature; smaller eigenvalues coun
 
 
 class OutputCurvature:
-    """The Hessian of a loss in the outputs of one batch, as an operator."""
+    """The Hessian B of a loss in the outputs of one batch, as an operator.
+
+    Parameters
+    ----------
+    outputs : tensor
+    loss : callable
+        loss(outputs), one real number.
+    """
 
     rounding = torch.finfo(torch.float32).eps
 
-    def __init__(self, objective: Objective, batch: Batch) -> None:
-        with evaluating(objective.network):
-            outputs = objective.network(batch.inputs).detach()
-        self._leaf, self.dim, self.products = outputs.requires_grad_(), outputs.numel(), 0
+    def __init__(self, outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> None:
+        self._leaf, self.dim, self.products = outputs.detach().requires_grad_(), outputs.numel(), 0
         self.like = self._leaf.detach().new_empty(0, dtype=torch.float64)
         with torch.enable_grad():
-            self._slope = gradients(objective.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
+            self._slope = gradients(loss(self._leaf), [self._leaf], create_graph=True)[0]
         self.least = curvature_of_rounding(self._slope.detach(), self._leaf.detach())
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -67,13 +74,27 @@ def why_no_split(objective: Objective) -> str:
     if is_convex(objective.loss):
         return ""
     for batch in objective.batches:
-        try:
-            with differentiable_twice():
-                operator, generator = OutputCurvature(objective, batch), stream(0, "convexity")
-                lowest_pair = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
-        except RuntimeError as error:
-            return plain(f"the loss has no second derivative in the outputs: {error}")
-        lowest = float(lowest_pair.values[0])
-        if lowest < -2 * _TOLERANCE * lowest_pair.scale - operator.least:
-            return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
+        with differentiable_twice(), evaluating(objective.network):
+            outputs = objective.network(batch.inputs)
+        why = why_not_convex(outputs, _loss_at(objective, batch))
+        if why:
+            return why
+    return ""
+
+
+def _loss_at(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
+    return lambda outputs: objective.loss(outputs, batch.targets)
+
+
+def why_not_convex(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> str:
+    """Return the reason why loss(outputs) is not convex at these outputs; an empty string if it is."""
+    try:
+        with differentiable_twice():
+            operator, generator = OutputCurvature(outputs, loss), stream(0, "convexity")
+            lowest_pair = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+    except RuntimeError as error:
+        return plain(f"the loss has no second derivative in the outputs: {error}")
+    lowest = float(lowest_pair.values[0])
+    if lowest < -2 * _TOLERANCE * lowest_pair.scale - operator.least:
+        return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
     return ""

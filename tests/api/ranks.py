@@ -51,7 +51,7 @@ class Scaled(nn.Sequential):
     """A network whose outputs are multiplied by one number, which is a parameter of one entry, or of shape ()."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, VOCABULARY))
+        super().__init__(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, VOCABULARY))
         self.scale = nn.Parameter(torch.full(shape, 1.5))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Scaled(nn.Sequential):
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, VOCABULARY))
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, VOCABULARY))
 
 
 def encoder() -> nn.Module:
@@ -112,10 +112,20 @@ def batches(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> lis
     return [(inputs[at] if is_dense else words[at, 0], words[at, 1]) for at in range(2)]
 
 
-def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def outputs_of(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     outputs = net(batch[0])
-    logits = getattr(outputs, "logits", outputs)
-    return nn.functional.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
+    return getattr(outputs, "logits", outputs)
+
+
+def loss_of(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten())
+
+
+def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return loss_of(outputs_of(net, batch), batch)
+
+
+SPLIT: dict[str, Any] = {"compute_outputs": outputs_of, "compute_loss": loss_of}
 
 
 def sharded(net: Any, how: str = "layers") -> nn.Module:
@@ -147,7 +157,7 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
 
 def problem(kind: str, how: str = "layers", dtype: torch.dtype = torch.float64, **more: Any) -> hessfig.Problem:
     net = sharded(network(kind, how, dtype), how)
-    return hessfig.Problem(net, batches(kind, 0, dtype), compute_loss=loss, **more)
+    return hessfig.Problem(net, batches(kind, 0, dtype), **{"compute_loss": loss, **more})
 
 
 def vector_of(net: nn.Module) -> dict[str, Tensor]:
@@ -161,8 +171,8 @@ def whole(tensor: Any) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def products(kind: str, how: str, dtype: str = "float64") -> dict[str, Any]:
-    own = problem(kind, how, getattr(torch, dtype))
+def products(kind: str, how: str, part: str = "H", dtype: str = "float64") -> dict[str, Any]:
+    own = problem(kind, how, getattr(torch, dtype), **SPLIT if part != "H" else {})
     named: dict[str, Any] = dict(own.network.named_parameters())
     before = {name: whole(one) for name, one in named.items()}
     vector: dict[str, Any] = {}
@@ -171,7 +181,7 @@ def products(kind: str, how: str, dtype: str = "float64") -> dict[str, Any]:
         one = one.to(like.dtype)
         is_whole = not hasattr(like, "placements")
         vector[name] = one if is_whole else distribute_tensor(one, like.device_mesh, like.placements)
-    operator: Any = own.operator("all")
+    operator: Any = own.operator("all", part)
     product = {name: whole(one).tolist() for name, one in (operator @ vector).items()}
     assert all(torch.equal(one, whole(named[name])) for name, one in before.items())
     assert all(one.grad is None for one in named.values())
@@ -179,10 +189,10 @@ def products(kind: str, how: str, dtype: str = "float64") -> dict[str, Any]:
 
 
 def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
-    spectrum = {"steps": 30, "num_probes": 5, "tolerance": 1e-6}
-    own = problem(kind, how)
-    frame = hessfig.measure(own, blocks=[*blocks], quantities=QUANTITIES, num_probes=5, spectrum=spectrum)
-    return {"rows": frame[["row", "quantity", "value", "error", "status"]].to_numpy().tolist()}
+    spectrum = {"steps": 30, "num_probes": 20, "tolerance": 1e-6}
+    own = problem(kind, how, **SPLIT)
+    frame = hessfig.measure(own, blocks=[*blocks], quantities=QUANTITIES, num_probes=20, spectrum=spectrum)
+    return {"rows": frame[["row", "part", "quantity", "value", "error", "status"]].to_numpy().tolist()}
 
 
 def own_batches() -> dict[str, Any]:
@@ -207,6 +217,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "quantity": {"quantities": ["gradient_norm"]},
     "block": {"blocks": ["nosuch"]},
     "parts": {"parts": ["H_o"]},
+    "convex": {"parts": ["H_o"]},
     "estimator": {"estimator": "dense"},
 }
 SHARDED = {"rough": "bfloat16", "part": "part", "weights": "tensor", "sharded_batches": "tensor"}
@@ -222,6 +233,8 @@ def refused(kind: str) -> dict[str, Any]:
         own = replace(own, inputs=batches("mlp", 9))
     if kind == "part":
         own = replace(own, compute_loss=lambda net, batch: (1 + rank) * loss(net, batch))
+    if kind == "convex":
+        own = replace(own, compute_outputs=outputs_of, compute_loss=lambda outputs, batch: -loss_of(outputs, batch))
     if kind == "random":
         own = replace(own, compute_loss=lambda net, batch: loss(net, batch) * torch.rand(()))
     if kind == "weights" and rank == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.api import ranks
@@ -27,6 +28,7 @@ REFUSED = {
     "random": ("two gradients at the same weights differ", "no dropout"),
     "quantity": ("sharded over ranks", "quantities=['gradient_norm']"),
     "parts": ("sharded over ranks", "parts=['H_o']"),
+    "convex": ("H_o and H_f are not defined here", "not convex"),
     "estimator": ("sharded over ranks", "estimator=dense"),
     "block": ("no such block", "nosuch"),
     "rough": ("too rough", "at most 10 %"),
@@ -42,8 +44,11 @@ PLAN = {
     2: [*(f"products:{name}" for name in ranks.NETWORKS), *TABLES, "probes", "own_batches"],
     4: ["products:mlp:layers", "products:scalar:root", "products:llama:tensor", "probes"],
 }
+PLAN[2] += [f"products:{name}:{part}" for name in ranks.NETWORKS for part in ("H_o", "H_f")]
+PLAN[2] += [f"products:{name}:{part}:float32" for name in ranks.NETWORKS[::7] for part in ("H", "H_o", "H_f")]
 PLAN[2] += [f"refused:{kind}" for kind in REFUSED]
 PRODUCTS = [(size, case) for size, cases in PLAN.items() for case in cases if case.startswith("products")]
+Batch = tuple[Tensor, Tensor]
 Found = dict[tuple[str, int], list[dict[str, Any]]]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -69,45 +74,58 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return launched(tmp_path_factory.mktemp("ranks"), PLAN)
 
 
-def hessian(kind: str, seeds: tuple[tuple[int, float, float], ...] = ((0, 1.0, 1.0),)) -> tuple[dict[str, Any], Tensor]:
-    """Return the parameters that are trained, and H by plain double backward; seeds of batches with their weights."""
+def product(
+    net: nn.Module, part: str, vector: dict[str, Tensor], pairs: list[tuple[float, Batch]]
+) -> dict[str, Tensor]:
+    """Return the product of a part with a vector by parameter, by plain double backward; pairs of weight and batch."""
+    named = {name: one for name, one in net.named_parameters() if one.requires_grad}
+    weights, total = [*named.values()], sum(weight for weight, _ in pairs)
+    found = {name: torch.zeros_like(one) for name, one in named.items()}
+    for weight, batch in pairs:
+        with sdpa_kernel(SDPBackend.MATH):
+            outputs = ranks.outputs_of(net, batch)
+            whole = _along(ranks.loss_of(outputs, batch), weights, [*vector.values()])
+            leaf = outputs.detach().requires_grad_()
+            (curved,) = _along(ranks.loss_of(leaf, batch), [leaf], [_pushed(outputs, weights, [*vector.values()])])
+            outer = torch.autograd.grad(outputs, weights, curved)
+        for name, one, other in zip(named, whole, outer, strict=True):
+            found[name] += weight / total * {"H": one, "H_o": other, "H_f": one - other}[part]
+    return found
+
+
+def _along(value: Tensor, at: list[Any], vectors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the Hessian of a value times vectors."""
+    slopes = torch.autograd.grad(value, at, create_graph=True)
+    slope = torch.stack([(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]).sum()
+    return torch.autograd.grad(slope, at, retain_graph=True)
+
+
+def _pushed(outputs: Tensor, weights: list[Any], vectors: list[Tensor]) -> Tensor:
+    """Return J v, the derivative in u of v . J^T u."""
+    cotangent = torch.zeros_like(outputs, requires_grad=True)
+    slopes = torch.autograd.grad(outputs, weights, cotangent, create_graph=True)
+    slope = torch.stack([(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]).sum()
+    return torch.autograd.grad(slope, cotangent, retain_graph=True)[0]
+
+
+def dense(kind: str, block: str, part: str) -> Tensor:
+    """Return a block of one parameter."""
     net = ranks.network(kind)
-    named = {name: one for name, one in net.named_parameters() if one.requires_grad}
-    pairs = [
-        (weight, batch)
-        for seed, *weights in seeds
-        for weight, batch in zip(weights, ranks.batches(kind, seed), strict=True)
-    ]
-    total = sum(weight * ranks.loss(net, batch) for weight, batch in pairs) / sum(weight for weight, _ in pairs)
-    flat = torch.cat(
-        [one.flatten() for one in torch.autograd.grad(total, [*named.values()], create_graph=True)]  # type: ignore[arg-type]
-    )
-    rows = [
-        torch.cat([one.flatten() for one in torch.autograd.grad(entry, [*named.values()], retain_graph=True)])
-        for entry in flat
-    ]
-    return named, torch.stack(rows)
-
-
-def product(kind: str, how: str) -> dict[str, Tensor]:
-    """Return H v by parameter, by plain double backward."""
-    net = ranks.network(kind, how)
-    named = {name: one for name, one in net.named_parameters() if one.requires_grad}
-    vector = ranks.vector_of(net)
-    with sdpa_kernel(SDPBackend.MATH):
-        total = torch.stack([ranks.loss(net, batch) for batch in ranks.batches(kind)]).mean()
-        gradient = torch.autograd.grad(total, [*named.values()], create_graph=True)
-        slope = sum((one * vector[name]).sum() for name, one in zip(named, gradient, strict=True))
-        return dict(zip(named, torch.autograd.grad(slope, [*named.values()]), strict=True))  # type: ignore[arg-type]
+    zeros = {name: torch.zeros_like(one) for name, one in net.named_parameters() if one.requires_grad}
+    pairs = [(1.0, batch) for batch in ranks.batches(kind)]
+    units = torch.eye(zeros[block].numel()).double().view(-1, *zeros[block].shape)
+    return torch.stack([product(net, part, {**zeros, block: unit}, pairs)[block].flatten() for unit in units])
 
 
 @pytest.mark.parametrize(("size", "case"), PRODUCTS)
 def test_products_are_those_of_one_process(found: Found, size: int, case: str) -> None:
-    _, kind, how = case.split(":")
-    expected = product(kind, how)
+    _, kind, how, *parts = case.split(":")
+    net = ranks.network(kind, how)
+    pairs = [(1.0, batch) for batch in ranks.batches(kind)]
+    expected = product(net, parts[0] if parts else "H", ranks.vector_of(net), pairs)
     whole = torch.cat([one.flatten() for one in expected.values()]).norm()
     # The norms of Llama and Mixtral compute in float32, whatever the type of the parameters.
-    most = 2 * 2.0**-12 if kind in ("llama", "mixtral") else 1e-6
+    most = 2 * 2.0**-12 if kind in ("llama", "mixtral") or "float32" in parts else 1e-6
     assert len(found[case, size]) == size
     for seen in found[case, size]:
         errors = {
@@ -128,16 +146,13 @@ def test_probes_have_the_same_bits_for_any_number_of_ranks(found: Found) -> None
 @pytest.mark.parametrize(("case", "size"), [(TABLES[0], 1), *((case, 2) for case in TABLES)])
 def test_numbers_are_those_of_the_dense_hessian(found: Found, case: str, size: int) -> None:
     _, kind, _, *blocks = case.split(":")
-    named, dense = hessian(kind)
-    ends = torch.tensor([one.numel() for one in named.values()]).cumsum(0).tolist()
-    matrices = {}
-    for block in blocks:
-        place = [*named].index(block)
-        inside = slice(ends[place] - named[block].numel(), ends[place])
-        matrices[block] = dense[inside, inside]
     assert all(one == found[case, size][0] for one in found[case, size])
-    seen = {(row, quantity): rest for row, quantity, *rest in found[case, size][0]["rows"]}
-    for block, matrix in matrices.items():
+    seen = {(row, part, quantity): rest for row, part, quantity, *rest in found[case, size][0]["rows"]}
+    for block, part in itertools.product(blocks, ("H", "H_o", "H_f")):
+        matrix = dense(kind, block, part)
+        if matrix.norm() < 1e-14:  # H_f of the last bias: products are the rounding of H and H_o
+            assert all(abs(seen[block, part, quantity][0]) < 1e-9 for quantity in ranks.QUANTITIES[:4])
+            continue
         values = torch.linalg.eigvalsh(matrix)
         truth = {
             "largest_eigenvalue": values[-1],
@@ -148,17 +163,26 @@ def test_numbers_are_those_of_the_dense_hessian(found: Found, case: str, size: i
             "density_second_moment": matrix.norm() ** 2 / len(matrix),
         }
         for quantity, expected in truth.items():
-            value, error, status = seen[block, quantity]
+            value, error, status = seen[block, part, quantity]
             is_eigenvalue = quantity.endswith("eigenvalue")
             assert status == "ok"
             assert 0 < error < (1e-6 if is_eigenvalue else math.inf)
-            assert abs(value - expected) <= (1.01 if is_eigenvalue else 5) * error + 1e-13, (block, quantity)
+            assert abs(value - expected) <= (1.01 if is_eigenvalue else 5) * error + 1e-13, (block, part, quantity)
 
 
 def test_every_rank_may_have_batches_of_its_own(found: Found) -> None:
-    _, dense = hessian("mlp", ((0, 1.0, 2.0), (1, 1.0, 3.0)))
+    net = ranks.network("mlp")
+    weighted = [zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True) for rank in range(2)]
+    pairs = [*itertools.chain(*weighted)]
+    zeros = {name: torch.zeros_like(one) for name, one in net.named_parameters()}
+    rows = []
+    for name, one in zeros.items():
+        for unit in torch.eye(one.numel()).double().view(-1, *one.shape):
+            column = product(net, "H", {**zeros, name: unit}, pairs)
+            rows.append(torch.cat([each.flatten() for each in column.values()]))
+    largest = float(torch.linalg.eigvalsh(torch.stack(rows))[-1])
     for seen in found["own_batches", 2]:
-        assert seen["value"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
+        assert seen["value"] == pytest.approx(largest, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -1,4 +1,4 @@
-"""Products with the Hessian of a sharded network, by differences of gradients, on the ranks that run it."""
+"""Products with the Hessian of a sharded network and its parts, by differences, on the ranks that run it."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +12,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hessfig.curvature.differences import ROUGHEST
-from hessfig.curvature.double_backward import narrowest_type
+from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type
+from hessfig.curvature.loss_convexity import why_not_convex
 from hessfig.curvature.richardson import Differenced, product_by_differences
-from hessfig.curvature.sharded.shards import Shards, as_sharded, length, local, parameters_of, sharded_like
+from hessfig.curvature.sharded.shards import Shards, as_sharded, length, local, parameters_of, reshard, sharded_like
 from hessfig.errors import UserError, first_few
+from hessfig.terms import Part
 
 # of the size of this rank's shards: weights, moved weights, the vector, gradients, and three quotients of two each
 _TENSORS = 11
@@ -28,8 +30,22 @@ class Product(NamedTuple):
     deviation: Tensor
 
 
+class Function(NamedTuple):
+    """The function of a user: compute_loss(network, batch), or compute_loss(compute_outputs(network, batch), batch)."""
+
+    compute_loss: Callable[[Any, Any], Tensor]
+    compute_outputs: Callable[[Any, Any], Tensor] | None = None
+
+    def loss(self, network: nn.Module, batch: Any) -> Tensor:
+        return self.compute_loss(self.outputs(network, batch) if self.compute_outputs else network, batch)
+
+    def outputs(self, network: nn.Module, batch: Any) -> Tensor:
+        assert self.compute_outputs is not None
+        return self.compute_outputs(network, batch)
+
+
 class ShardedHessian:
-    r"""One diagonal block of the Hessian of a loss on all ranks, as an operator on sharded vectors.
+    r"""One diagonal block of H, H_o or H_f of a loss on all ranks, as an operator on sharded vectors.
 
     With batches b of rank r, their weights w_rb and R ranks, the function is
 
@@ -45,10 +61,11 @@ class ShardedHessian:
         along each vector in place; afterwards its weights have the same bits.
     batches, batch_weights : list
         Those of this rank, and their weights.
-    compute_loss : callable
-        f(network, batch), one real number.
+    function : Function
     block : list of str
         Names of parameters; the others are constants.
+    part : Part
+        H_o and H_f are defined if the function is split at its outputs.
     """
 
     def __init__(
@@ -56,10 +73,11 @@ class ShardedHessian:
         network: nn.Module,
         batches: Sequence[Any],
         batch_weights: Sequence[float],
-        compute_loss: Callable[[Any, Any], Tensor],
+        function: Function,
         block: Sequence[str],
+        part: Part = Part.H,
     ) -> None:
-        self._network, self._batches, self._loss = network, batches, compute_loss
+        self._network, self._batches, self._function, self._part = network, batches, function, part
         named = parameters_of(network)
         mesh = next(one.device_mesh for one in named.values() if isinstance(one, DTensor))
         self._parameters = {name: named[name] for name in block}
@@ -78,9 +96,10 @@ class ShardedHessian:
         """Return H v and the estimate of its error.
 
         Raises UserError for an error above a tenth of |H v|. A shorter product than 0.1 |v| |H u| / |u| for a random u
-        may have the error of that length: the product of a vector that H maps to zero consists of rounding.
+        may have the error of that length: the product of a vector that H maps to zero consists of rounding. For H_o
+        it is H_o u.
         """
-        done, along = self._differenced(vector)
+        done, along = self._differenced(vector, self._part)
         error, size = length(done.deviation), length(done.product)
         if error > ROUGHEST * size:
             size = max(size, length(along) * self._typical)
@@ -95,21 +114,65 @@ class ShardedHessian:
 
     @cached_property
     def _typical(self) -> float:
-        done, along = self._differenced(self.shards.probe(0, "typical"))
+        summand = Part.H if self._part == Part.H_f else self._part  # H_f = H - H_o may be zero up to rounding
+        done, along = self._differenced(self.shards.probe(0, "typical"), summand)
         return ROUGHEST * length(done.product) / length(along)
 
-    def _differenced(self, vector: Tensor) -> tuple[Differenced, list[DTensor]]:
+    def _differenced(self, vector: Tensor, part: Part) -> tuple[Differenced, list[DTensor]]:
         along = self.shards.tensors(vector)
         with self._restored():
-            return product_by_differences(self._gradient, self._weights, along, unit=self._unit, length=length), along
+            if part == Part.H:
+                return self._whole(along), along
+            if part == Part.H_o:
+                return self._gauss_newton(along), along
+            return _difference(self._whole(along), self._gauss_newton(along)), along
+
+    def _whole(self, along: Sequence[DTensor]) -> Differenced:
+        return product_by_differences(self._gradient, self._weights, along, unit=self._unit, length=length)
+
+    def _gauss_newton(self, along: Sequence[DTensor]) -> Differenced:
+        r"""Return H_o v = J^T B J v: J v by differences of outputs, and J^T by a backward pass.
+
+        The error of J v is propagated in the same way.
+        """
+        pushed = product_by_differences(self._outputs, self._weights, along, unit=self._unit, length=length)
+        product, deviation = (self._pulled_back(one) for one in (pushed.product, pushed.deviation))
+        return Differenced(product, deviation, pushed.gradients)
 
     def _gradient(self, weights: Sequence[Tensor]) -> list[DTensor]:
         """Return the gradient at given weights, sharded as the parameters are."""
+        self._move(weights)
+        for batch, scale in zip(self._batches, self._scales, strict=True):
+            (scale * self._function.loss(self._network, batch)).backward()
+        return self._gradients()
+
+    def _outputs(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of this rank's batches at given weights."""
+        self._move(weights)
+        with torch.no_grad():
+            outputs = [self._function.outputs(self._network, batch) for batch in self._batches]
+        reshard(self._network)
+        return outputs
+
+    def _pulled_back(self, along: Sequence[Tensor]) -> list[DTensor]:
+        """Return J^T B u for vectors u in the outputs, at the network's own weights."""
+        self._move(self._weights)
+        for batch, scale, vector in zip(self._batches, self._scales, along, strict=True):
+            outputs = self._function.outputs(self._network, batch)
+            leaf = outputs.detach().requires_grad_()
+            with differentiable_twice():
+                (slope,) = gradients(self._function.compute_loss(leaf, batch), [leaf], create_graph=True)
+                (curved,) = gradients(slope, [leaf], vector)
+            outputs.backward(scale * curved)
+        return self._gradients()
+
+    def _move(self, weights: Sequence[Tensor]) -> None:
+        """Put the network at other weights, without gradients."""
         for moved, weight in zip(self._moved, weights, strict=True):
             moved.copy_(weight)
         self._network.zero_grad(set_to_none=True)
-        for batch, scale in zip(self._batches, self._scales, strict=True):
-            (scale * self._loss(self._network, batch)).backward()
+
+    def _gradients(self) -> list[DTensor]:
         pairs = zip(self._parameters.values(), self._moved, strict=True)
         return [_gradient_of(parameter, like) for parameter, like in pairs]
 
@@ -120,14 +183,13 @@ class ShardedHessian:
         try:
             yield
         finally:
-            for moved, weight in zip(self._moved, self._weights, strict=True):
-                moved.copy_(weight)
+            self._move(self._weights)
             for parameter, gradient in kept:
                 parameter.grad = gradient
 
     def _checked(self) -> float:
         """Return the roundoff of the narrowest type inside the loss. Raises UserError for what has no Hessian."""
-        loss = self._loss(self._network, self._batches[0])
+        loss = self._function.loss(self._network, self._batches[0])
         if loss.shape != () or not loss.requires_grad:
             raise UserError(
                 "compute_loss: not a number with a gradient",
@@ -164,6 +226,38 @@ class ShardedHessian:
                 allowed="DTensors, and plain tensors with one gradient",
                 remedy="fully_shard(network) at the root, after its layers",
             )
+
+
+def _difference(first: Differenced, other: Differenced) -> Differenced:
+    """Return the difference of two products; the sizes of their errors add up in every entry."""
+    product = [one - two for one, two in zip(first.product, other.product, strict=True)]
+    pairs = zip(first.deviation, other.deviation, strict=True)
+    deviation = [one + torch.copysign(two, one) for one, two in pairs]
+    return Differenced(product, deviation, first.gradients + other.gradients)
+
+
+def check_convex(network: nn.Module, batches: Sequence[Any], function: Function) -> None:
+    """Raise UserError, on all ranks, if the loss is not convex in the outputs of a batch."""
+    reasons = []
+    for batch in batches:
+        with torch.no_grad():
+            outputs = function.outputs(network, batch)
+        reasons.append(why_not_convex(outputs, _loss_at(function, batch)))
+    reshard(network)
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, next(filter(None, reasons), ""))
+    why = next(filter(None, gathered), "")
+    if why:
+        raise UserError(
+            f"parts: H_o and H_f are not defined here: {why}",
+            got="compute_outputs",
+            allowed="parts='H'",
+            remedy="parts='H', or outputs in which the loss is convex",
+        )
+
+
+def _loss_at(function: Function, batch: Any) -> Callable[[Tensor], Tensor]:
+    return lambda outputs: function.compute_loss(outputs, batch)
 
 
 def is_averaged(network: nn.Module) -> bool:

@@ -92,18 +92,27 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def copies(tensor: DTensor) -> int:
-    """Return on how many ranks each entry is."""
+def copies(tensor: Any) -> int:
+    """Return on how many ranks each entry is; those of a plain tensor count as one rank's."""
+    if not isinstance(tensor, DTensor):
+        return 1
     mesh, placements = tensor.device_mesh, tensor.placements
     return math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if isinstance(placement, Replicate))
 
 
 def length(tensors: Sequence[Any]) -> float:
-    """Return the norm of all entries of DTensors on all ranks, in float64."""
-    squares = [torch.linalg.vector_norm(one.to_local(), dtype=torch.float64) ** 2 / copies(one) for one in tensors]
+    """Return the norm of all entries on all ranks, in float64; plain tensors are pieces of their ranks."""
+    squares = [torch.linalg.vector_norm(local(one), dtype=torch.float64) ** 2 / copies(one) for one in tensors]
     total = torch.stack(squares).sum()
     distributed.all_reduce(total)
     return float(total.sqrt())
+
+
+def reshard(network: nn.Module) -> None:
+    """Drop the whole parameters that FSDP2 keeps between a forward and a backward pass."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def parameters_of(network: nn.Module) -> dict[str, Any]:
@@ -111,9 +120,7 @@ def parameters_of(network: nn.Module) -> dict[str, Any]:
 
     Raises UserError for meshes of some ranks only, and for types in which differences of gradients are too rough.
     """
-    for module in network.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    reshard(network)
     named = dict(network.named_parameters())
     size = distributed.get_world_size()
     partial = [name for name, one in named.items() if isinstance(one, DTensor) and one.device_mesh.size() != size]
