@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -74,7 +76,8 @@ class PieceOf(TorchDispatchMode):
         if written is not None and args[0].is_floating_point():
             with self:
                 result = written(*args, **kwargs)
-            return args[0].copy_(result) if function._schema.is_mutable else result
+            if result is not NotImplemented:
+                return args[0].copy_(result) if function._schema.is_mutable else result
         results = function(*args, **kwargs)
         if not _compares(function, (args, kwargs)):
             return results
@@ -85,14 +88,30 @@ class PieceOf(TorchDispatchMode):
 
         if function in _EXTREMES:
             return self._mean_of_extremes(function, *args)
+        if function == _aten.scatter_reduce.two and args[4] in {"amax", "amin"}:
+            return self._mean_of_scattered(function, results, *args[:4], **kwargs)
         results = tree_map_only(Tensor, of_result, results)
-        return (_selected(function, args, kwargs, results[1]), results[1]) if function in _SELECTIONS else results
+        if function in _SELECTIONS or function in _POOLS:
+            return _selected(function, args, kwargs, results[1]), results[1]
+        return results
 
     def _mean_of_extremes(self, function: Any, entries: Tensor, axes: Any = (), keepdim: bool = False) -> Tensor:
         """Return the mean of the entries that are extreme: the gradient of amax is shared among them."""
         is_extreme = self._constant(function, entries == _EXTREMES[function](entries, axes, keepdim=True))
         along = axes or None
         return torch.where(is_extreme, entries, 0.0).sum(along, keepdim) / is_extreme.sum(along, keepdim)
+
+    def _mean_of_scattered(
+        self, function: Any, extreme: Tensor, into: Tensor, along: int, index: Tensor, source: Tensor, **options: bool
+    ) -> Tensor:
+        """Return for every place the mean of the entries that are scattered to it and extreme."""
+        is_extreme = self._constant(function, source == extreme.gather(along, index))
+        is_kept = into == extreme
+        if not options.get("include_self", True):
+            is_kept &= torch.ones_like(is_kept).scatter(along, index, False)
+        is_kept = self._constant(function, is_kept)
+        total = torch.where(is_kept, into, 0.0).scatter_add(along, index, torch.where(is_extreme, source, 0.0))
+        return total / is_kept.to(into).scatter_add(along, index, is_extreme.to(into))
 
     def _constant(self, function: Any, result: Tensor) -> Tensor:
         if self._is_noting:
@@ -115,18 +134,25 @@ def _compares(function: Any, given: Any) -> bool:
 
 def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
     """Return the entries of the first argument at the indices of a selection."""
-    entries, place = args[0], _SELECTIONS[function]
-    if place is None:  # pooling counts along both last axes
-        return entries.flatten(-2).gather(-1, indices.flatten(-2)).view_as(indices)
+    entries = args[0]
+    if function in _POOLS:  # they count along the last axes together
+        axes = -_POOLS[function]
+        return entries.flatten(axes).gather(-1, indices.flatten(axes)).view_as(indices)
+    place = _SELECTIONS[function]
     along = args[place] if len(args) > place else kwargs.get("dim", -1)
     if indices.ndim == entries.ndim:
         return entries.gather(along, indices)
     return entries.gather(along, indices.unsqueeze(along)).squeeze(along)
 
 
+_POOLS = {  # and the number of the axes
+    **{_aten.max_pool2d_with_indices.default: 2, _aten.max_pool3d_with_indices.default: 3},
+    **{_aten.adaptive_max_pool2d.default: 2, _aten.adaptive_max_pool3d.default: 3},
+}
 _SELECTIONS = {  # and the place of the axis among the arguments
     **{_aten.sort.default: 1, _aten.sort.stable: 1, _aten.topk.default: 2, _aten.max.dim: 1, _aten.min.dim: 1},
-    _aten.max_pool2d_with_indices.default: None,
+    **{_aten.kthvalue.default: 2, _aten.median.dim: 1, _aten.nanmedian.dim: 1, _aten.mode.default: 1},
+    **{_aten.cummax.default: 1, _aten.cummin.default: 1},
 }
 _EXTREMES = {
     **{_aten.amax.default: torch.amax, _aten.max.default: torch.amax},
@@ -148,6 +174,61 @@ def _shrunk(grad: Tensor, entries: Tensor, bound: float) -> Tensor:
     return torch.where(entries.abs() <= bound, 0.0, grad)
 
 
+def _with_sharp_order(entries: Tensor, order: Any = 2, *more: Any, **options: Any) -> Any:
+    """Return the 1-norm or the maximum norm; the others are smooth away from zero."""
+    if order not in {1, math.inf, -math.inf}:
+        return NotImplemented
+    axes = more[0] if more else options.get("dim")
+    keepdim = more[1] if len(more) > 1 else options.get("keepdim", False)
+    sizes = entries.to(options.get("dtype") or entries.dtype).abs()
+    if order == 1:
+        return sizes.sum(axes, keepdim)
+    return (torch.amax if order > 0 else torch.amin)(sizes, axes or (), keepdim)
+
+
+def _distances(first: Tensor, second: Tensor, order: float, mode: Any = None) -> Any:
+    if order not in {1, math.inf}:
+        return NotImplemented
+    return torch.linalg.vector_norm(first.unsqueeze(-2) - second.unsqueeze(-3), order, -1)
+
+
+def _distances_backward(grad: Tensor, first: Tensor, second: Tensor, order: float, distances: Tensor) -> Any:
+    if order not in {1, math.inf}:
+        return NotImplemented
+    apart = first.unsqueeze(-2) - second.unsqueeze(-3)
+    slopes = apart.sgn()
+    if order == math.inf:
+        slopes = slopes * (apart.abs() == distances.unsqueeze(-1))
+    return (grad.unsqueeze(-1) * slopes).sum(-2)
+
+
+def _margins_backward(
+    grad: Tensor, scores: Tensor, labels: Tensor, power: int, margin: float, weight: Any = None, reduction: int = 1
+) -> Tensor:
+    r"""Return the gradient of the mean over classes j of w_y max(0, margin - x_y + x_j)^power; j is not y."""
+    rows, right = scores.reshape(-1, scores.shape[-1]), labels.reshape(-1, 1)
+    excess = margin - rows.gather(1, right) + rows
+    slopes = power * excess ** (power - 1) * (excess > 0) / rows.shape[1]
+    slopes = slopes.scatter(1, right, 0.0)
+    slopes = slopes.scatter_add(1, right, -slopes.sum(1, keepdim=True))
+    if weight is not None:
+        slopes = slopes * weight[right]
+    if reduction == 1:
+        slopes = slopes / len(rows)
+    return (slopes * grad.reshape(-1, 1)).view_as(scores)
+
+
+def _leaky(
+    entries: Tensor, noise: Tensor, least: float = 1 / 8, most: float = 1 / 3, is_training: bool = False, *more: Any
+) -> Any:
+    return NotImplemented if is_training else F.leaky_relu(entries, (least + most) / 2)
+
+
+def _divided(entries: Tensor, other: Any, rounding_mode: str | None = None) -> Tensor:
+    whole = entries / other
+    return whole if rounding_mode is None else whole.floor() if rounding_mode == "floor" else whole.trunc()
+
+
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.abs.default: lambda entries: entries * entries.sgn(),
     _aten.clamp.default: _clamped,
@@ -161,10 +242,33 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.hardshrink_backward.default: _shrunk,
     _aten.softshrink_backward.default: _shrunk,
     _aten.hardsigmoid_backward.default: lambda grad, at: torch.where((at > -3) & (at < 3), grad / 6, 0.0),
+    _aten.fmax.default: lambda entries, other: torch.where((entries >= other) | other.isnan(), entries, other),
+    _aten.fmin.default: lambda entries, other: torch.where((entries <= other) | other.isnan(), entries, other),
+    _aten.frac.default: lambda entries: entries - entries.trunc(),
+    _aten.median.default: lambda entries: entries.flatten().median(0).values,
+    _aten.aminmax.default: lambda entries, dim=(), keepdim=False: (
+        entries.amin(dim, keepdim),
+        entries.amax(dim, keepdim),
+    ),
+    _aten.linalg_vector_norm.default: _with_sharp_order,
+    _aten._cdist_forward.default: _distances,
+    _aten._cdist_backward.default: _distances_backward,
+    _aten.multi_margin_loss_backward.default: _margins_backward,
+    _aten.rrelu_with_noise.default: _leaky,
 }
-for _name in ("relu", "threshold", "leaky_relu", "elu", "hardsigmoid", "hardswish", "softshrink", "_prelu_kernel"):
+for _kind in ("Tensor", "Scalar"):
+    _WRITTEN_OUT[getattr(_aten.remainder, _kind)] = lambda entries, other: entries - (entries / other).floor() * other
+    _WRITTEN_OUT[getattr(_aten.fmod, _kind)] = lambda entries, other: entries - (entries / other).trunc() * other
+    _WRITTEN_OUT[getattr(_aten.div, f"{_kind}_mode")] = _divided
+for _name in (
+    *("relu", "threshold", "leaky_relu", "elu", "hardsigmoid", "hardswish", "softshrink", "_prelu_kernel"),
+    *("huber_loss", "smooth_l1_loss", "multi_margin_loss"),
+):
     _WRITTEN_OUT[getattr(_aten, _name).default] = decomposition_table[getattr(_aten, _name).default]
-for _name in ("threshold", "leaky_relu", "elu", "hardswish", "hardtanh", "_prelu_kernel"):
+for _name in (
+    *("threshold", "leaky_relu", "elu", "hardswish", "hardtanh", "_prelu_kernel"),
+    *("huber_loss", "smooth_l1_loss", "rrelu_with_noise"),
+):
     _backward = getattr(_aten, f"{_name}_backward").default
     _WRITTEN_OUT[_backward] = decomposition_table[_backward]
 for _name in ("abs", "clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "threshold", "leaky_relu", "elu"):
