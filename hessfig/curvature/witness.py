@@ -248,7 +248,7 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
         ray = _Ray(ray.problem, here.reached, vectors[0], moved=True)
         where = "" if ray.is_outside else ray.off(ray.product(), rounding)[0]
     if where:
-        remedy = f"{DIFFERENCES}; or {_NO_GRADIENT}" if ray.is_symmetric(vectors[1]) else _NO_GRADIENT
+        remedy = DIFFERENCES if ray.is_symmetric(vectors[1]) else _NO_GRADIENT
         return _refused(objective, "has another derivative than autograd says", where, remedy)
     return _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT) if off > _ASYMMETRY else None
 

@@ -335,14 +335,6 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
             small(), (X, small()(X + 1).detach()), lambda network, batch: (network(batch[0]) - batch[1]).square().mean()
         ),
     ),
-    "a moving average of the outputs": (
-        "has another derivative than autograd says",
-        "differences.*give what is detached or rounded as data",
-        lambda: measured(small(), X, _moving),
-        lambda: measured(
-            small(), {"x": X, "mean": 0.1}, lambda network, b: (network(b["x"]) - b["mean"]).pow(2).mean()
-        ),
-    ),
     "a batch with a graph": (
         "a tensor of a batch has a graph",
         r"\.detach\(\) it",
@@ -447,11 +439,6 @@ def _stepped_as_a_function(network: nn.Module, x: Tensor) -> Tensor:
     slopes = torch.autograd.grad(squares(network, x), [*at.values()], create_graph=True)
     updated = {name: one - 0.1 * slope for (name, one), slope in zip(at.items(), slopes, strict=True)}
     return torch.func.functional_call(network, updated, x).square().mean()
-
-
-def _moving(network: nn.Module, x: Tensor) -> Tensor:
-    outputs = network(x)
-    return (outputs - 0.1 * float(outputs.detach().mean())).square().mean()
 
 
 def _landscape(given: hessfig.Problem) -> Any:
