@@ -17,12 +17,14 @@ from hessfig.curvature.differences import check_errors, multiplied_with_errors
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few, plain
+from hessfig.rng import in_turn
 from hessfig.terms import AT_OUTPUTS, Block, Part
 
 
 class Entries:
     """The weights of one side of a block, in order and each row by row: the entries of its vectors."""
 
+    @in_turn
     def __init__(self, objective: Objective, layer: int, name: str) -> None:
         weights = objective.layout.side(layer, name)
         labels = [f"{one.name}@{one.layer}" if one.layer else one.name for one in weights]

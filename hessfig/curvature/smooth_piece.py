@@ -202,22 +202,6 @@ def _distances_backward(grad: Tensor, first: Tensor, second: Tensor, order: floa
     return (grad.unsqueeze(-1) * slopes).sum(-2)
 
 
-def _margins_backward(
-    grad: Tensor, scores: Tensor, labels: Tensor, power: int, margin: float, weight: Any = None, reduction: int = 1
-) -> Tensor:
-    r"""Return the gradient of the mean over classes j of w_y max(0, margin - x_y + x_j)^power; j is not y."""
-    rows, right = scores.reshape(-1, scores.shape[-1]), labels.reshape(-1, 1)
-    excess = margin - rows.gather(1, right) + rows
-    slopes = power * excess ** (power - 1) * (excess > 0) / rows.shape[1]
-    slopes = slopes.scatter(1, right, 0.0)
-    slopes = slopes.scatter_add(1, right, -slopes.sum(1, keepdim=True))
-    if weight is not None:
-        slopes = slopes * weight[right]
-    if reduction == 1:
-        slopes = slopes / len(rows)
-    return (slopes * grad.reshape(-1, 1)).view_as(scores)
-
-
 def _leaky(
     entries: Tensor, noise: Tensor, least: float = 1 / 8, most: float = 1 / 3, is_training: bool = False, *more: Any
 ) -> Any:
@@ -253,7 +237,6 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.linalg_vector_norm.default: _with_sharp_order,
     _aten._cdist_forward.default: _distances,
     _aten._cdist_backward.default: _distances_backward,
-    _aten.multi_margin_loss_backward.default: _margins_backward,
     _aten.rrelu_with_noise.default: _leaky,
 }
 for _kind in ("Tensor", "Scalar"):
@@ -262,7 +245,7 @@ for _kind in ("Tensor", "Scalar"):
     _WRITTEN_OUT[getattr(_aten.div, f"{_kind}_mode")] = _divided
 for _name in (
     *("relu", "threshold", "leaky_relu", "elu", "hardsigmoid", "hardswish", "softshrink", "_prelu_kernel"),
-    *("huber_loss", "smooth_l1_loss", "multi_margin_loss"),
+    *("huber_loss", "smooth_l1_loss"),
 ):
     _WRITTEN_OUT[getattr(_aten, _name).default] = decomposition_table[getattr(_aten, _name).default]
 for _name in (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
+from hessfig.curvature.block_operator import Entries
 from hessfig.curvature.column import Column
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
@@ -175,6 +176,23 @@ def test_a_product_within_another_and_generators_in_turn(width: int, monkeypatch
 
     for factor, (outer, other) in enumerate(zip(products(first, u), products(second, v), strict=True), 1):
         assert torch.equal(outer, factor * truth) and torch.equal(other, factor * inner)
+
+
+@pytest.mark.parametrize("width", [SMALL, LARGE])
+def test_entries_are_read_between_products(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a product, torch swaps the weights of the network for others."""
+    operator, read = problem(width).operator("all", dtype="float32"), list[Any]()
+    reading = threading.Thread(target=lambda: read.append(Entries(operator._problem, 0, "last.weight").sizes))
+
+    def within() -> None:
+        monkeypatch.setattr(Network, "within", None)
+        reading.start()
+        reading.join(0.2)
+
+    monkeypatch.setattr(Network, "within", staticmethod(within))
+    operator @ torch.ones(operator.shape[1])
+    reading.join()
+    assert read == [[3 * width]]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")

@@ -159,6 +159,19 @@ def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
     assert time.process_time() - started < 10
 
 
+@pytest.mark.parametrize("word", ["2:30:00", "1:30", "-1:30.5", "010", "yes", "No", "ON", "off"])
+def test_a_word_that_yaml_reads_as_something_else_is_refused(write: Write, word: str) -> None:
+    """YAML 1.1 reads 2:30:00 as 9000, which Slurm takes for minutes: six days."""
+    with pytest.raises(UserError, match=rf"mine\.yaml, line 3: YAML reads this as .*\n.*{word}"):
+        write(launcher__mine=f"kind: slurm\ntasks: 2\ntime: {word}\n")
+    assert write(launcher__mine=f'kind: slurm\ntasks: 2\ntime: "{word}"\n')
+
+
+@pytest.mark.parametrize("word", ["90", "0", "0.5", "1e-3", "true", "null", "1-00:00:00", "none", "0x10"])
+def test_other_words_are_read(write: Write, word: str) -> None:
+    assert write(launcher__mine=f"time: {word}\n")
+
+
 def test_a_time_in_quotes_reaches_slurm_as_it_is(write: Write) -> None:
     own = write(launcher__mine='kind: slurm\ntasks: 2\ntime: "2:30:00"\n')
     assert job("launcher=mine", own=own).config.launcher.time == "2:30:00"

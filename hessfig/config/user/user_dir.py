@@ -1,6 +1,7 @@
 """A user's own folder of sweeps, figures, models, ... (--config-dir): finds it and checks its names."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -64,6 +65,8 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed=f"a YAML file in UTF-8, of at most {MOST_BYTES} bytes, not nested hundreds of levels deep",
             remedy="fix the file",
         ) from error
+    for scalar in _scalars(root, set()):
+        _check_spelling(scalar, path)
     if isinstance(root, yaml.ScalarNode) and root.tag != _NULL:
         raise UserError(
             f"{path} does not hold settings by name",
@@ -71,3 +74,34 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed="key: value, as in the shipped files",
             remedy="fix the file",
         )
+
+
+# Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of sixty and of eight, switches.
+_SURPRISES = {
+    "a number to the base of 60": re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"),
+    "a number to the base of 8": re.compile(r"[-+]?0[0-7_]+"),
+    "true or false": re.compile(r"yes|no|on|off", re.IGNORECASE),
+}
+
+
+def _check_spelling(scalar: yaml.ScalarNode, path: Path) -> None:
+    """Raise UserError for a plain word that YAML reads as something else: time: 2:30:00 would be 9000."""
+    read_as = next((what for what, form in _SURPRISES.items() if form.fullmatch(scalar.value)), None)
+    if scalar.style is None and read_as:
+        raise UserError(
+            f"{path}, line {scalar.start_mark.line + 1}: YAML reads this as {read_as}",
+            got=scalar.value,
+            allowed="a text in quotes, a decimal number, true or false",
+            remedy=f'"{scalar.value}" for a text',
+        )
+
+
+def _scalars(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.ScalarNode]:
+    """Yield every scalar in a node, keys too."""
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+        seen.add(id(node))
+        for entry in node.value:
+            for child in entry if isinstance(entry, tuple) else (entry,):
+                yield from _scalars(child, seen)
