@@ -192,6 +192,7 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     if block.is_diagonal and row.place == _SCORES and s.queries < s.items:
         cost.product(s.items, row.size, ranks[Part.H], col.size, times=pairs)
         items, distinct = s.queries, [0] * len(distinct)
+    cost.write(items**2, times=_GRAM_PASSES * len(distinct) * (pairs - 1))  # those of one pair are in the rates
     for r in distinct:
         _gram(cost, items, row.size, col.size, r, heads, is_symmetric=True)
         _gram(cost, items, row.size, col.size, r, pairs - heads, is_symmetric=False)
@@ -238,7 +239,6 @@ def _gram(cost: Cost, items: int, rows: int, cols: int, rank: int, count: float,
     sides = 1 if is_symmetric else 2
     bound = _FACTORED_SYMMETRIC if is_symmetric else _FACTORED
     numbers = rows * (cols + _STRIP) / 2 if is_symmetric else rows * cols
-    cost.write(items**2, times=_GRAM_PASSES * count)
     if 0 < rank**2 * sides * (rows + cols) / 2 < rows * cols * bound:
         cost.product(1, items * rank, sides * rows / 2, (items + _STRIP) * rank, times=count)
         return
