@@ -185,7 +185,7 @@ def test_a_deleted_current_folder_is_named(tmp_path: Path) -> None:
 
 ABSURD = {
     "seeds=1000000000": ["this sweep has 20000000000 cells", "seeds=1000000000", "at most 200000"],
-    "grid.points=10000000": ["the grid is too large", "10000000", "grid.points=20"],
+    "grid.points=10000000": ["grid.points is too large", "10000000", "grid.points=20"],
     "model.d_model=1000000": ["12000051000012 weights take 96.0 TB", "96000408000096 bytes"],
     "task.batch_size=1000000000": ["a batch of 1000000000 sequences of 18 tokens", "bytes"],
     "task.digits=1000000000": ["task.digits: a batch of 64 sequences of 3000000003 tokens", "bytes"],
@@ -199,8 +199,8 @@ ABSURD = {
     "first_seed=99999999999999999999": ["no table can hold these seeds", "9007199254740992"],
 }
 EQUAL = {
-    "grid.values=[1,2,1.0]": ["two values of sigma are equal", "1.0 twice"],
-    "grid.low=1 grid.high=1 grid.points=5": ["two values of sigma are equal", "5 points from 1.0 to 1.0"],
+    "grid.values=[1,2,1.0]": ["grid.values: each is named once", "[1.0,2.0,1.0]"],
+    "grid.low=1 grid.high=1 grid.points=5": ["two values of sigma are equal", "1.0, 1.0, 1.0, 1.0, 1.0"],
     "grid.low=1 grid.high=1.00000000000001": ["two values of sigma are equal, to 12 digits"],
     "parts=[H,H]": ["each is named once", "[H,H]"],
     "sweep.vary={model.n_layers:[1,'+1']}": ["two variants are the same", "1 layers, twice"],
