@@ -84,7 +84,8 @@ def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
     blocks = _names(problem.network, [asked] if isinstance(asked, str) else asked)
     _check_type(problem.network, config.dtype)
     with together():
-        hessian_of = _checked(problem, config, basis=config.spectrum.steps)
+        has_basis = bool(set(config.quantities) - {"frobenius", "trace"})
+        hessian_of = _checked(problem, config, basis=config.spectrum.steps * has_basis)
         results = {name: Measured([], {}) for name in config.quantities}
         for (block, names), part in product(blocks.items(), config.parts):
             for quantity, result in _block_rows(hessian_of(names, part), block, part, config).items():
@@ -125,7 +126,7 @@ def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[
         weights = [float(weights(batch)) for batch in problem.inputs]
     if config.parts != [Part.H]:
         check_convex(network, problem.inputs, function)
-    say_memory(named, basis)
+    say_memory(named, config.parts, basis)
     return lambda names, part: ShardedHessian(network, problem.inputs, list(weights), function, names, part)
 
 

@@ -24,18 +24,19 @@ def sigma_values(grid: GridConfig) -> list[float]:
 
 def check_grid(grid: GridConfig) -> None:
     """Raise UserError for an inverted grid, and for equal values: one network would be measured twice."""
-    if grid.values is None and grid.low > grid.high:
+    if grid.values is not None:
+        return
+    if grid.low > grid.high:
         raise UserError(
             "grid.low is above grid.high",
             got=f"{grid.low} > {grid.high}",
             allowed="low <= high",
             remedy="exchange them",
         )
-    values = sigma_values(grid)
-    if len(set(values)) < len(values):
+    if len(set(sigma_values(grid))) < grid.points:
         raise UserError(
-            "grid: two values of sigma are equal, to 12 digits",
-            got=", ".join(map(str, values[:5])),
+            "grid.points: two values of sigma are equal, to 12 digits",
+            got=f"{grid.points} points from {grid.low} to {grid.high}",
             allowed="values that differ",
-            remedy="name every value once, or grid.points=1",
+            remedy="grid.points=1, or a wider grid",
         )

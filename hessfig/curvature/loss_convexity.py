@@ -75,7 +75,7 @@ def why_no_split(objective: Objective) -> str:
         return ""
     for batch in objective.batches:
         with differentiable_twice(), evaluating(objective.network):
-            outputs = objective.network(batch.inputs)
+            outputs = objective.network(batch.inputs).detach()
         why = why_not_convex(outputs, _loss_at(objective, batch))
         if why:
             return why

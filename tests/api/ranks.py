@@ -198,9 +198,9 @@ def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
 def own_batches() -> dict[str, Any]:
     rank = distributed.get_rank()
     weights: dict[str, Any] = {"batch_weights": [1.0, 2.0 + rank], "sharded_batches": True}
-    own = hessfig.Problem(sharded(network("mlp")), batches("mlp", rank), compute_loss=loss, **weights)
+    own = hessfig.Problem(sharded(network("mlp")), batches("mlp", rank), **SPLIT, **weights)
     frame = hessfig.measure(own, blocks=["all"], quantities=["largest_eigenvalue"])
-    return {"value": float(frame["value"].iloc[0])}
+    return dict(zip(frame["part"].astype(str), frame["value"], strict=True))
 
 
 def probes() -> dict[str, Any]:

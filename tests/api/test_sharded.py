@@ -170,7 +170,8 @@ def test_numbers_are_those_of_the_dense_hessian(found: Found, case: str, size: i
             assert abs(value - expected) <= (1.01 if is_eigenvalue else 5) * error + 1e-13, (block, part, quantity)
 
 
-def test_every_rank_may_have_batches_of_its_own(found: Found) -> None:
+@pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
+def test_every_rank_may_have_batches_of_its_own(found: Found, part: str) -> None:
     net = ranks.network("mlp")
     weighted = [zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True) for rank in range(2)]
     pairs = [*itertools.chain(*weighted)]
@@ -178,11 +179,11 @@ def test_every_rank_may_have_batches_of_its_own(found: Found) -> None:
     rows = []
     for name, one in zeros.items():
         for unit in torch.eye(one.numel()).double().view(-1, *one.shape):
-            column = product(net, "H", {**zeros, name: unit}, pairs)
+            column = product(net, part, {**zeros, name: unit}, pairs)
             rows.append(torch.cat([each.flatten() for each in column.values()]))
     largest = float(torch.linalg.eigvalsh(torch.stack(rows))[-1])
     for seen in found["own_batches", 2]:
-        assert seen["value"] == pytest.approx(largest, rel=1e-6)
+        assert seen[part] == pytest.approx(largest, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -200,7 +200,7 @@ ABSURD = {
 }
 EQUAL = {
     "grid.values=[1,2,1.0]": ["grid.values: each is named once", "[1.0,2.0,1.0]"],
-    "grid.low=1 grid.high=1 grid.points=5": ["two values of sigma are equal", "1.0, 1.0, 1.0, 1.0, 1.0"],
+    "grid.low=1 grid.high=1 grid.points=5": ["grid.points: two values of sigma are equal", "5 points from 1.0 to 1.0"],
     "grid.low=1 grid.high=1.00000000000001": ["two values of sigma are equal, to 12 digits"],
     "parts=[H,H]": ["each is named once", "[H,H]"],
     "sweep.vary={model.n_layers:[1,'+1']}": ["two variants are the same", "1 layers, twice"],

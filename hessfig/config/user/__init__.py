@@ -1,1 +1,1 @@
-"""Users' own code, folders and bundles."""
+"""Users' own code and folders."""

@@ -21,6 +21,8 @@ from hessfig.terms import Part
 
 # of the size of this rank's shards: weights, moved weights, the vector, gradients, and three quotients of two each
 _TENSORS = 11
+_OF_BOTH = 4  # of H_f: the product of H and its error beside those of H_o, and their differences
+_OF_A_STEP = 6  # of Lanczos' recurrence, beside its basis: a product and its error, copies as vectors, sums
 
 
 class Product(NamedTuple):
@@ -268,11 +270,14 @@ def is_averaged(network: nn.Module) -> bool:
     return all(id(one) in sharded and isinstance(one, DTensor) and len(one.placements) == 1 for one in every)
 
 
-def say_memory(parameters: Mapping[str, Any], basis: int) -> None:
+def say_memory(parameters: Mapping[str, Any], parts: Sequence[Part], basis: int) -> None:
     """Print, on rank 0, the memory that products and a basis of vectors take on every rank."""
+    count = _TENSORS + _OF_BOTH * (Part.H_f in parts)
+    if basis:
+        count += _OF_A_STEP + basis
     bytes_here = sum(local(one).numel() * one.element_size() for one in parameters.values())
     gathered: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, (_TENSORS + basis) * bytes_here / 2**20)
+    distributed.all_gather_object(gathered, count * bytes_here / 2**20)
     if distributed.get_rank() == 0:
         sizes = ", ".join(f"rank {rank}: {size:.1f} MiB" for rank, size in enumerate(gathered))
         print(f"hessfig: vectors and gradients, in addition to the network: {sizes}", file=sys.stderr, flush=True)
