@@ -20,10 +20,8 @@ _GROUPS = ("task", "model", "grid", "estimator", "sweep")
 _UNKNOWN = object()
 _text = partial(typed, comma=", ")
 _VARY = "sweep.vary"  # compared by the settings that it names
-# Settings of network and task that may differ without measuring something else: depths are compared one by one, and
-# other draws of the same task are the same task.
+# Settings that may differ without measuring something else: other draws of the same task are the same task.
 _DRAWS = ("task.seed", "task.draw", "state.draw")
-_FREE = ("model.n_layers", *_DRAWS)
 _FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences next to the model's files
 
 

@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from hessfig.analysis.axis import as_variant, last_word, settings_of, short_variant
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.parts.page import FORMATS, Paper, page_box, relabel
+from hessfig.figures.parts.page import Paper, page_box, relabel
 from hessfig.figures.parts.panel_sheet import Page
-from hessfig.files import write_bytes
 from hessfig.register import publish
 
 # No dates and no version of matplotlib, so that files are the same bytes in every run.
@@ -74,11 +73,6 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
         files[folder / f"{stem}.txt"] = f"{page.figure.get_label()}\n"
     files[folder / f"{stem}.csv"] = page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
     return publish(files, "figure")
-
-
-def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write folder/<stem>.{pdf,png,svg}, in the formats named; return the paths. Call it inside `styled()`."""
-    return [write_bytes(path, content) for path, content in _pictures(figure, folder / stem, formats).items()]
 
 
 def file_words(text: str) -> str:

@@ -60,16 +60,6 @@ class Banded:
     margin: Numbers
     half: Numbers
 
-    @property
-    def steps_error(self) -> float:
-        """The largest difference between half the steps and all of them."""
-        return float(np.abs(self.half - self.mean).max())
-
-    @property
-    def probes_error(self) -> float:
-        """The largest half-width of the interval over probes."""
-        return float(self.margin.max())
-
 
 def span(density: Density) -> tuple[float, float]:
     """Return the smallest and the largest node with a positive weight."""

@@ -121,7 +121,7 @@ def test_smoothing_is_the_stated_sum_of_gaussians() -> None:
     np.testing.assert_allclose(
         total.mean, 0.25 * stats.norm.cdf(grid, 0, 0.5) + 0.75 * stats.norm.cdf(grid, 2, 0.5), rtol=1e-12
     )
-    assert np.isnan(curve.margin).all() and curve.steps_error == 0
+    assert np.isnan(curve.margin).all() and np.array_equal(curve.half, curve.mean)
     assert span(density) == (0.0, 2.0)
 
 
@@ -141,14 +141,14 @@ def test_bands_hold_the_exact_curves_at_their_rate(both: tuple[Spectrum, Density
         found = curve(density, grid, deviation)
         inside = np.abs(found.mean - values) <= found.margin + 1e-9
         assert inside.mean() > 0.8  # of correlated places: the rate itself is counted where densities are made
-        assert found.steps_error < found.probes_error
+        assert np.abs(found.half - found.mean).max() < found.margin.max()
 
 
 def test_the_error_of_the_steps_is_told_apart(tmp_path: Path) -> None:
     write_manifest(tmp_path, [store_density(tmp_path, {("W_Q", "H"): VALUES}, num_probes=300, steps=4)])
     density = read_densities(tmp_path)[0]
     found = smoothed(density, grid_over(*span(density), 0.5), 0.5)
-    assert found.steps_error > found.probes_error
+    assert np.abs(found.half - found.mean).max() > found.margin.max()
 
 
 def test_quantiles(both: tuple[Spectrum, Density]) -> None:
