@@ -133,11 +133,12 @@ class Problem:
     def __post_init__(self) -> None:
         """Read a loader or an iterable once, so that every measurement uses the same batches."""
         from hessfig.models.own.batches import keep_batches
-        from hessfig.models.own.opaque import opaque_batches
+        from hessfig.models.own.opaque import opaque_batches, warn_of_lengths
 
         others = ("targets", "loss", "outputs", "batch_weights", "compute_outputs")
         check_form(self.compute_loss, **{name: getattr(self, name) for name in others})
         if self.compute_loss is not None:
+            warn_of_lengths(self.inputs, self.batch_weights)
             object.__setattr__(self, "inputs", opaque_batches(self.inputs))
             return
         for name in ("inputs", "targets"):

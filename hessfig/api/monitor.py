@@ -28,6 +28,7 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import check_optimiser, state_of_optimiser
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
+from hessfig.models.own.opaque import warn_of_lengths
 from hessfig.models.own.weight_names import TRAINABLE
 from hessfig.models.own.wrappers import opener_of
 from hessfig.record import digest
@@ -176,6 +177,8 @@ class Monitor:
         check_form(
             compute_loss, loss=loss, outputs=outputs, batch_weights=batch_weights, compute_outputs=compute_outputs
         )
+        if compute_loss is not None:
+            warn_of_lengths(batch, batch_weights)
         opener = opener_of(network)
         if opener is not None and compute_loss is None:
             network, batch, loss = opener.followed(network, batch, loss)

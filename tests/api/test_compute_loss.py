@@ -6,6 +6,7 @@ import copy
 import re
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -480,6 +481,38 @@ def test_a_table_says_what_was_taken() -> None:
     record = hessfig.measure(given, blocks=["all"]).attrs["witness"]
     assert (record["batches"], record["batch_weights"]) == (2, "2, 1")
     assert "same state" in record["random"]
+
+
+RAGGED = [X[:2], X[2:], X[:1]]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [RAGGED, [one.numpy() for one in RAGGED], [[1, 2], [3]], ["a", "text"]],
+    ids=["torch", "numpy", "ids", "text"],
+)
+def test_a_list_of_unequal_lengths_warns_that_it_is_several_batches(batches: list[Any]) -> None:
+    pattern = rf"list of {len(batches)} items .* read as {len(batches)} batches of one item, .* write \[batch\]"
+    with pytest.warns(RuntimeWarning, match=pattern) as warned:
+        hessfig.Problem(small(), batches, compute_loss=squares)
+    assert warned[0].filename == __file__
+    for batch_weights in (len, lambda batch: 1, [1] * len(batches)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            hessfig.Problem(small(), batches, compute_loss=squares, batch_weights=batch_weights)
+
+
+def test_one_ragged_batch_and_equal_batches_do_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batches in ([RAGGED], tuple(RAGGED), {"documents": RAGGED}, [RAGGED, RAGGED[:2]], [X, X], [(X, 1), (X, 2)]):
+            hessfig.Problem(small(), batches, compute_loss=squares)
+
+
+def test_a_monitor_warns_of_a_list_of_unequal_lengths(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="read as 3 batches of one item,") as warned:
+        hessfig.Monitor(small(), RAGGED, compute_loss=squares, folder=tmp_path).close()
+    assert warned[0].filename == __file__
 
 
 def test_a_monitor_follows_the_weights(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 from hessfig.models.own.batches import keep_batches
 from hessfig.models.own.own_checks import shape_of, words_of
 
@@ -33,6 +35,35 @@ def opaque_batches(given: Any) -> list[Any]:
 def _is_one(given: Any) -> bool:
     is_object = hasattr(given, "to") or (is_dataclass(given) and not isinstance(given, type))
     return isinstance(given, Mapping) or is_object or not isinstance(given, Iterable)
+
+
+def warn_of_lengths(given: Any, batch_weights: Any) -> None:
+    """Warn if a list of tensors of unequal lengths was perhaps meant as one batch: of documents, for example.
+
+    It is read as one batch per tensor, and a function that loops over documents may accept a tensor, too. Weights of
+    batches say that batches are meant.
+    """
+    if batch_weights is not None or not isinstance(given, list):
+        return
+    lengths = [_length(batch) for batch in given]
+    if None in lengths or len(set(lengths)) < 2:
+        return
+    kind, count = type(given[0]).__name__, len(given)
+    shown = first_few([str(length) for length in lengths])
+    warnings.warn(
+        f"compute_loss: a list of {count} items ({kind}) of lengths {shown} is read as {count} batches of one item, "
+        "all of equal weight. For one batch with all of them write [batch] in place of batch; for weights by "
+        "length batch_weights=len, and for equal ones batch_weights=lambda batch: 1",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _length(batch: Any) -> int | None:
+    """Return the length of the first axis of a tensor, an array, a text or a list of numbers; None for others."""
+    is_array = isinstance(batch, Tensor | numpy.ndarray) and batch.ndim > 0
+    is_list = isinstance(batch, list) and all(isinstance(one, int | float) for one in batch)
+    return len(batch) if is_array or is_list or isinstance(batch, str) else None
 
 
 class _Imaged(TorchFunctionMode):
