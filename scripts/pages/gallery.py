@@ -49,7 +49,7 @@ time of the sweep with two workers; "of computing" is the sum over its cells, wh
 OLD = "This picture was drawn by an earlier version: its sweep was not measured again."
 # What the page shows: one message each; every other figure is listed below them with its command.
 LISTED_ONLY = """
-score_split spectra_large sinks_large weight_norms_whole edge_batches heterogeneity_trained spectra_after
+spectra_large sinks_large weight_norms_whole edge_batches heterogeneity_trained spectra_after
 landscape_integrals stationarity model_size_width model_size_depth model_size_heads model_size_vocabulary
 sublayers sublayers_groups gpt2 trained_spectra entries_after blocks_after temperature_model
 approximations_after approximations_heads weight_powers embeddings depth_norm traces dispersion similar_tokens
@@ -57,10 +57,7 @@ wide_keys jacobian language_heterogeneity language_sinks language_noise sinks qu
 critical_points steps approximations_digits approximations_text along_updates rounding
 landscape_subspace influence approximations_addition language_course sinks_trained
 """.split()  # noqa: SIM905
-ALSO_READ = {
-    "centring_training": ["centring"],
-    "single_matrix": ["sigma"],
-}  # sweeps that a figure reads besides its own
+ALSO_READ = {"centring_training": ["centring"]}  # sweeps that a figure reads besides its own
 
 
 def main() -> None:

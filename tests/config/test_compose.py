@@ -44,7 +44,7 @@ TOY_SAMPLES = {
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
-    *["temperature", "heads", "single_matrix", "score_split", "post_layernorm", "blocks", "7", "6"],
+    *["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "7", "6"],
 ]
 SPECTRA = [
     *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],

@@ -20,6 +20,7 @@ SMALL, PRACTICAL, LARGE, WHOLE = (0, 0.1), (0, 1), (1, np.inf), (0, np.inf)
 VERDICTS = ["supported", "partly", "contradicted", "undecided", "theorem"]
 HEADING = ["claim (source)", "verdict", "effect", "figure, table, command"]
 WEIGHTS = ["W_Q", "W_K", "W_V"]
+AT_SCORES = "H_oT", "H_fT"
 # Numbers from a sweep without a kept table in a row that has a kept one too.
 NOT_KEPT = {"heads_zeros": ["0.687"]}
 CONDITION = re.compile(r"sigma (?:<=|>=|=) [\d.]+")
@@ -152,7 +153,7 @@ def _share_of_query(count: str) -> pd.Series:
 
 def _share_at_scores() -> pd.DataFrame:
     """Return the share of H_f^T of the query-key block at sigma = 0.1: seeds by rising temperatures."""
-    outer, functional = (chosen(table("temperature", part), sigma=0.1) for part in ("H_oT", "H_fT"))
+    outer, functional = (chosen(table("temperature", part), sigma=0.1) for part in AT_SCORES)
     both = [rows.assign(t=rows["temperature"].astype(float)) for rows in (outer, functional)]
     outer, functional = (rows.pivot_table(index="seed", columns="t", values="value") for rows in both)
     return functional / (outer + functional)
@@ -167,7 +168,10 @@ def temperature() -> list[str]:
 
 
 def one_matrix() -> list[str]:
-    return [shown(_share_at_scores()[1.0], 3)]
+    outer, functional = (chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES)
+    assert set(functional["query_key"]) == {"separate"}  # with one weight, norms of H_f^T are 0, which `table` drops
+    outer, functional = (by_seed(part, query_key="separate") for part in (outer, functional))
+    return [shown(functional / (outer + functional), 3)]
 
 
 def values() -> list[str]:

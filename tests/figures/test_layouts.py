@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,7 @@ from hessfig.analysis.curves import functional_shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.terms import Matrix
-from tests.analysis.synthetic import config, make_table, write_sweep
+from tests.analysis.synthetic import config, make_table
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw, curves, guides, words
 
@@ -100,25 +98,24 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
         np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3 / 7)
 
 
-def test_one_query_key_weight_stands_beside_two_of_the_same_network(pages: Draw, tmp_path: Path) -> None:
-    networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
-    one, two, other = config(query_key="single"), config(query_key="separate"), config(d_model=8)
-    table = make_table(sweep="single", networks=networks, blocks=[("W_QK", "W_QK")], sigma=[0.1, 1.0], law=_constant)
+def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages: Draw) -> None:
+    def law(block: Any, part: str, architecture: object, sigma: float) -> float:
+        functional = 0.0 if block.row == "W_V" else 4.0
+        return {"H_o": 6.0 if functional == 0 else 8.0, "H_f": functional, "H": 9.0}[part]
 
-    def lines() -> list[str]:
-        (page,) = pages("ablation", table, settings=one, beside="sigma")
-        containers = page.figure.axes[0].containers
-        assert ("two weights" in str(page.figure.get_label())) == (len(containers) == 3)
-        return [container.lines[0].get_linestyle() for container in containers]
-
-    assert lines() == ["-", "-"]
-    for settings, drawn in ((two, ["-", "-", "--"]), (other, ["-", "-"])):
-        write_sweep(make_table(sigma=[0.1, 1.0], law=_constant), tmp_path, settings=settings)
-        assert lines() == drawn
-
-
-def _constant(block: object, part: str, architecture: object, sigma: float) -> float:
-    return {"H_o": 4.0, "H_f": 1.0, "H": 5.0}[part]
+    networks = [(f"model.n_heads={count}", 1) for count in (1, 2)]
+    table = make_table(sweep="heads", networks=networks, sigma=[0.1, 1.0], law=law, noise=0, wander=0)
+    table.loc[(table["row"] == "W_V") & (table["part"] == "H_f"), "status"] = "structural_zero"
+    (page,) = pages("ablation", table)
+    query, both = page.figure.axes[:2]
+    for ax, share in ((query, 4 / 12), (both, 4 / (4 + 10))):  # 10: the root of 6^2 + 8^2
+        for container in ax.containers:
+            np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), share)
+    assert "(V, V)" in str(page.figure.get_label()) and "together" in both.get_title()
+    lost = (table["row"] == "W_V") & (table["part"] == "H_o") & (table["sigma"] == 1.0)
+    table.loc[lost, ["value", "status"]] = [np.nan, "nonfinite"]
+    (page,) = pages("ablation", table)
+    assert [len(ax.containers) for ax in page.figure.axes[:2]] == [2, 1]  # a sum with a number left out is left out
 
 
 def _at_scores(networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0.0) -> pd.DataFrame:
@@ -158,8 +155,8 @@ def test_a_setting_without_numbers_has_a_line_per_value(pages: Draw) -> None:
     (page,) = pages("score_split", _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]))
     (ax,) = [one for one in page.figure.axes if one.get_title()]
     lines = {line.get_label(): line.get_ydata() for line in ax.lines if len(line.get_xdata()) == 2}
-    np.testing.assert_allclose(lines["separate"], [4 / 7, 4 / 7])
-    np.testing.assert_allclose(lines["single"], [0, 0])
+    np.testing.assert_allclose(lines["two weights"], [4 / 7, 4 / 7])
+    np.testing.assert_allclose(lines["one weight"], [0, 0])
 
 
 def test_a_table_without_parts_at_the_scores_is_refused(pages: Draw) -> None:

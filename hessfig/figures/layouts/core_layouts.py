@@ -24,7 +24,7 @@ CORE_LAYOUTS: dict[str, FigureLayout] = {
     "blocks": FigureLayout(f"{_HERE}.block_maps:blocks", ("quantity", "index", "at", "sigma")),
     "pairs": FigureLayout(f"{_HERE}.block_maps:pairs"),
     "entries": FigureLayout(f"{_HERE}.hessian_maps:entries", ("variant", "weights", "blocks")),
-    "histograms": FigureLayout(f"{_HERE}.hessian_maps:histograms", ("opaque", "faded", "blocks")),
+    "histograms": FigureLayout(f"{_HERE}.hessian_maps:histograms", ("blocks",)),
     "lines": FigureLayout(
         f"{_HERE}.comparisons:lines", ("quantity", "index", "sigmas", "slopes"), takes=("x", "colour", "dashes")
     ),

@@ -154,7 +154,8 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     draw_guides(ax, measured)
     rising = panels.is_rising(measured.curves)
     if len(layers) == 1:
-        panels.corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
+        words, aside = window_words(measured)
+        panels.corner(ax, words, "upper left" if rising else "lower left", aside=aside)
     else:
         place = "upper left" if rising else "lower left"
         _legend(ax, title=f"Layer: {measured.printed}", loc=place, alignment="left", handlelength=0.9)
@@ -199,7 +200,8 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
     line = 1 / ax.get_xlim()[1] + _AT_ONE if measured.axis.is_sigma and ax.get_xlim()[1] > 2 else 0.0
-    panels.corner(ax, "\n".join(window_words(measured)), "upper left", left=max(0.03, line))
+    words, aside = window_words(measured)
+    panels.corner(ax, words, "upper left", aside=aside, left=max(0.03, line))
     write_powers(ax, measured)
 
 

@@ -13,38 +13,41 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
-from hessfig.analysis.axis import SIGMA, settings_of
+from hessfig.analysis.axis import SIGMA
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import pair_words, plain, setting_words, variant_words, weight_words
+from hessfig.figures.parts.labels import block_words, setting_words, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, width_in
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, label_side, width_in
 from hessfig.figures.parts.panels import colour_bar, draw_matrix
-from hessfig.figures.parts.saving import page_suffix
+from hessfig.figures.parts.saving import page_suffix, variant_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
+SIZE, SHARE = "absolute value of an entry", "share of entries"
 
 
 def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
-    """Draw histograms of |entries| of (V, V) and (Q, Q) for two variants, one opaque, one faded (Figure 4).
+    """Draw histograms of |entries| of (V, V) and (Q, Q), a panel per variant (Figure 4).
 
-    How to read it: opaque bars are linear attention, faded ones softmax. Where the two opaque humps lie close
-    together and the faded ones far apart, it is softmax that makes the blocks differ.
-    Requires: stored Hessians of both variants (options `opaque` and `faded` name others, `blocks` other weights).
+    How to read it: where the two humps lie close together with linear attention and far apart with softmax, it is
+    softmax that makes the blocks differ.
+    Requires: stored Hessians (option `blocks` names other weights).
     """
-    hessians = {hessian.variant: hessian for hessian in read_hessians(source.folder)}
-    names = [spec.options.get("opaque", "model.attention=linear"), spec.options.get("faded", "model.attention=softmax")]
-    opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
-    note = (
-        f"{describe(opaque)}{setting_words_of(source.folder)} Opaque:"
-        f" {variant_words(opaque.variant)}; faded: {variant_words(faded.variant)}; where bars overlap, colours mix."
-    )
-    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.replace(height=1.9, right=0.15))
-    yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
+    hessians = read_hessians(source.folder)
+    names = variant_names([hessian.variant for hessian in hessians])
+    note = f"{describe(hessians[0])}{setting_words_of(source.folder)}"
+    sheet = Sheet.grid(spec.paper, [names], note, ONE_SCALE.replace(height=1.5, right=0.15, narrowest=None))
+    numbers = []
+    for _, column, ax in sheet:
+        numbers.append(draw_bars(ax, hessians[column], blocks_of(spec), hessians))
+        ax.set_title(variant_words(hessians[column].variant))
+    sheet.label_sides([SHARE])
+    sheet.label_below(SIZE)
+    yield sheet.page("", pd.concat(numbers, ignore_index=True))
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
@@ -52,34 +55,30 @@ def blocks_of(spec: FigureSpec) -> list[str]:
     return spec.words("blocks") or list(BLOCKS)
 
 
-def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -> pd.DataFrame:
-    """Draw each network's histograms, e.g. of (V, V) and (Q, Q), the first opaque and on top; return the shares."""
-    blocks = [(hessian, name, hessian.block(name)) for hessian in hessians for name in weights]
-    edges = log_bins([block for *_, block in blocks])
+def draw_bars(ax: Axes, hessian: StoredHessian, weights: Sequence[str], every: Sequence[StoredHessian]) -> pd.DataFrame:
+    """Draw a network's histograms, e.g. of (V, V) and (Q, Q), in bins common to `every` one; return the shares."""
+    edges = log_bins([one.block(name) for one in every for name in weights])
+    highest = max(histogram(one.block(name), edges).max() for one in every for name in weights)
     rows = []
-    for rank, (hessian, matrix, block) in reversed(list(enumerate(blocks))):
-        shares, colour = histogram(block, edges), matrix_colour(matrix)
-        inside, border = (0.75, 1.0) if rank < len(weights) else (0.25, 0.4)
-        label = _legend(hessian, matrix, shares, edges)
-        ax.stairs(shares, edges, fill=True, color=colour, alpha=inside, label=label)
-        ax.stairs(shares, edges, color=colour, alpha=border, linewidth=0.6)
+    for matrix in weights[::-1]:
+        shares, colour = histogram(hessian.block(matrix), edges), matrix_colour(matrix)
+        ax.stairs(shares, edges, fill=True, color=colour, alpha=0.75, label=_legend(hessian, matrix, shares, edges))
+        ax.stairs(shares, edges, color=colour, linewidth=0.6)
         bins = {"bin_low": edges[:-1], "bin_high": edges[1:], "share": shares}
         rows.append(pd.DataFrame({"variant": hessian.variant, "block": matrix, **bins}))
     set_decades(ax, "x")
     ax.set_xlim(edges[0], edges[-1])
-    ax.set_xlabel("absolute value of an entry")
-    label_side(ax, "share of entries")
-    ax.set_ylim(0, ax.get_ylim()[1] * (1 + 0.1 * len(blocks)))  # room for the legend above the bars
+    ax.set_ylim(0, highest * (1.05 + 0.15 * len(weights)))  # room for the legend above the bars
     ax.legend(loc="upper left", reverse=True)
     return pd.concat(rows[::-1], ignore_index=True)
 
 
 def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]) -> str:
     peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
-    *_, name = ["", *settings_of(hessian.variant).values()]
-    block = pair_words(weight, weight) + (f", {plain(name)}" if name else "")
     zeros = 100 * float((hessian.block(weight) == 0).mean())
-    return f"{block}: peak at {peak:.1e}" + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")
+    digits, _, exponent = f"{peak:.1e}".partition("e")
+    words = rf"{block_words(weight, weight)}: peak at ${digits}\times10^{{{int(exponent)}}}$"
+    return words + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")
 
 
 def describe(hessian: StoredHessian) -> str:
@@ -146,7 +145,10 @@ def draw_entries(
             drawn, title = pictures[column]
             image = draw_heat_map(ax, drawn.matrix, drawn.borders(), drawn.names)
             ax.set_title(f"{title}: {len(drawn.matrix)} parameters")
-    numbers = draw_bars(sheet.panels.get((1, 0)) or Figure().subplots(), [hessian], blocks)
+    below = sheet.panels.get((1, 0)) or Figure().subplots()
+    numbers = draw_bars(below, hessian, blocks, [hessian])
+    label_side(below, SHARE)
+    below.set_xlabel(SIZE)
     heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
     if heat_maps:
         bar = colour_bar(sheet.panels[heat_maps[-1]], image)

@@ -29,6 +29,8 @@ _SETTINGS = {
     ("model.kind", "cnn"): "CNN",
     ("model.attention", "softmax"): "softmax",
     ("model.attention", "linear"): "linear attention",
+    ("model.query_key", "separate"): "two weights",
+    ("model.query_key", "single"): "one weight",
     ("model.norm", "none"): "no norm",
     ("model.norm", "pre"): "pre-LN",
     ("model.norm", "post"): "post-LN",

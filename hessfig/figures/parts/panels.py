@@ -188,13 +188,22 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
         ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
 
-def corner(ax: Axes, words: str, where: str, *, colour: str = "black", left: float = 0.03, right: float = 0.97) -> None:
-    """Write words into a corner: 'upper left', 'lower right', ... (between the shares `left` and `right` of it)."""
+def corner(
+    ax: Axes, words: str, where: str, *, aside: str = "", colour: str = "black", left: float = 0.03, right: float = 0.97
+) -> None:
+    """Write words into a corner: 'upper left', 'lower right', ... (between the shares `left` and `right` of it).
+
+    Words `aside` stand below them, in grey.
+    """
     vertical, horizontal = where.split()
     x = {"left": left, "right": right}[horizontal]
     y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
     style: dict[str, Any] = {"color": colour, "fontsize": TINY, "bbox": BACKING, "linespacing": 1.15}
-    ax.text(x, y, words, transform=ax.transAxes, ha=horizontal, va=va, **style)
+    rows = [len(text.splitlines()) for text in (words, aside)]  # two texts of as many lines stand below one another
+    ax.text(x, y, words + "\n" * rows[1], transform=ax.transAxes, ha=horizontal, va=va, **style)
+    if aside:
+        style |= {"color": GUIDE, "bbox": None}
+        ax.text(x, y, "\n" * rows[0] + aside, transform=ax.transAxes, ha=horizontal, va=va, **style)
 
 
 def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:

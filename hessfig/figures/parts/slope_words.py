@@ -8,7 +8,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
-from hessfig.analysis.slopes.printed import Window, as_window, label
+from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label
 from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, windows_in_words
 from hessfig.figures.parts.panels import positive, slope_and_half, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
@@ -40,13 +40,20 @@ def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
     return f"Slopes: least squares{means} in log-log, {windows_told}; ± 95% interval over seeds (statistical only)."
 
 
-def window_words(measured: MeasuredCurves) -> list[str]:
-    """Return 'slope ± half of its interval' (or the level ± its error) for a single curve on each window."""
+def window_words(measured: MeasuredCurves) -> tuple[str, str]:
+    """Return 'slope ± half of its interval' (or the level ± its error) for a single curve on each window.
+
+    The lines of a later window that contains all others are the second text: its slope is not that of a power law,
+    and serves to compare with a published one.
+    """
     rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
-        return [f"{measured.printed} {number_of(rows[0], measured)}", *_published(rows[0], measured)]
-    named = [(f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}", row) for row in rows]
-    return [line for words, row in named for line in (words, *_published(row, measured))]
+        return "\n".join([f"{measured.printed} {number_of(rows[0], measured)}", *_published(rows[0], measured)]), ""
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    for row in rows:
+        words = f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}"
+        lines[row is not rows[0] and window_of(row) == WHOLE] += [words, *_published(row, measured)]
+    return "\n".join(lines[False]), "\n".join(lines[True])
 
 
 def _published(row: Any, measured: MeasuredCurves) -> list[str]:

@@ -1,5 +1,6 @@
 """Figures of the share of the functional part, for splits at the outputs and at the scores, by a varied setting."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hessfig.analysis.axis import Axis, X, as_numbers, varied_setting
 from hessfig.analysis.curves import functional_shares, score_shares
-from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
@@ -20,9 +20,10 @@ from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, label_side
 from hessfig.figures.parts.panels import name_ends, reach
 from hessfig.figures.parts.rows import as_written, different, where
 from hessfig.figures.parts.ticks import set_x_scale
-from hessfig.record import BLOCK, NETWORK, TABLE
-from hessfig.terms import AT_SCORES, Matrix, Part
+from hessfig.record import FROBENIUS, LEFT_OUT, NETWORK, Status
+from hessfig.terms import AT_SCORES, Part
 
+TOGETHER = ("together", "together")  # the block of all diagonal ones
 _SHOWN = 3
 _MARKS = "s^Dvo"
 _PANEL, _NAMES = 2.6, 0.95  # inches of a panel with its names of lines, and of these names
@@ -34,59 +35,60 @@ def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     How to read it: above 1/2, the dotted line, the functional part is the larger. The x axis has the varied setting,
     with a line for each of a few sigmas (or places on another axis); for a setting that is not a number it has sigma,
     with a line for each value. Dots: mean over seeds, bars: 95 % interval. Norms of H_o and H_f are in the CSV file.
-    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the places). The option
-    `beside` names a sweep of the same network with two weights W_Q and W_K, whose W_Q is drawn next to W_QK.
+    Blocks whose functional part is 0 by a theorem have no panel of their own, but count in a last one: that of all
+    diagonal blocks together, ||H||^2 = sum over weights of ||H(W, W)||^2.
+    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the places).
     """
     measured = read_measured(spec, source)
     pages = measured.curves[["num_layers", "layer"]].drop_duplicates().sort_values(["num_layers", "layer"])
-    beside = _beside(spec, source)
     for depth, layer in pages.itertuples(index=False):
         suffix = f"_depth{depth}_layer{layer}" if len(pages) > 1 or depth > 1 else ""
-        of_layer = where(beside, num_layers=depth, layer=layer)
-        yield draw_ablation(measured.of(num_layers=depth, layer=layer), spec, of_layer, suffix=suffix)
+        yield draw_ablation(measured.of(num_layers=depth, layer=layer), spec, suffix=suffix)
 
 
-def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, beside: pd.DataFrame, *, suffix: str = "") -> Page:
-    """Draw one layer with one panel per block; the shares `beside` are a further line, in panels along the axis."""
+def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "") -> Page:
+    """Draw one layer with one panel per block, and one of all diagonal blocks where some have no functional part."""
     shares = functional_shares(measured.table, measured.axis)
     blocks, null = _split_blocks(measured)
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
-    words = f" Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else ""
+    titles = [f"{labels.block_words(*block)} block" for block in blocks]
+    words = ""
+    if null:
+        together = _together(measured)
+        shares = pd.concat([shares, functional_shares(together, measured.axis)], ignore_index=True)
+        blocks = [*blocks, TOGETHER]
+        weights = labels.block_words(*measured.matrices()) if len(measured.matrices()) == 2 else "diagonal"
+        titles.append(f"{weights} blocks together")
+        words = f" Together: their squared norms added. Of {', '.join(null)} the functional part is 0 (theorem)."
     marks = "Share of the functional part: its norm over the sum of both. Dots: mean over"
     marks += f" {labels.seeds_words(measured.table)}; bars: 95% interval of the mean; dotted: 1/2."
-    if len(beside):
-        seeds = int(beside["count"].max())
-        words += f" Dashed: the query weight of the network with two weights, {seeds} seeds."
     note = f"{marks}{labels.made_words(measured.table, measured.axis, measured.setting)}{words}"
     room = measured.paper.inches - ONE_SCALE.left - len(blocks) * _PANEL
     style = ONE_SCALE.replace(height=1.8, right=max(_NAMES, room), across=_NAMES)
     sheet = Sheet.grid(measured.paper, [[labels.block_name(*block) for block in blocks]], note, style)
     for _, column, ax in sheet:
         row, col = blocks[column]
-        _draw_shares(ax, where(shares, row=row, col=col), measured.of(row=row, col=col), places, beside)
+        curves = measured if blocks[column] == TOGETHER else measured.of(row=row, col=col)
+        _draw_shares(ax, where(shares, row=row, col=col), curves, places)
     share = f"share of {labels.symbol(Part.H_f)}"
-    titles = [f"{labels.block_words(*block)} block" for block in blocks]
-    sheet.label("", titles, [share], [""], share)
-    written = as_written(pd.concat([shares, beside]).assign(part="H_f/(H_o+H_f)"), measured.axis)
+    name, values = varied_setting(list(measured.curves["variant"].unique()))
+    along = labels.plain(name) if as_numbers(values) else measured.axis.symbol
+    sheet.label(along, titles, [share], [""], share)
+    written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
     numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
     return sheet.page(suffix, numbers)
 
 
-def _beside(spec: FigureSpec, source: Source) -> pd.DataFrame:
-    """Return the shares of W_Q of the sweep that the option `beside` names; none if it was not run or differs."""
-    folder, none = source.folder.parent / str(spec.options.get("beside", "")), pd.DataFrame(columns=[*NETWORK, *BLOCK])
-    if "beside" not in spec.options or not (folder / TABLE).is_file():
-        return none
-    other, settings = read_run(folder), [source.run.config, read_run(folder).config]
-    alike = [{**(one.get("model") or {}), "query_key": "", "attention": ""} for one in settings]
-    if (
-        alike[0] != alike[1]
-        or settings[0].get("task") != settings[1].get("task")
-        or len(set(other.table["variant"])) > 1
-    ):
-        return none
-    shares = functional_shares(other.table, other.axis)
-    return where(shares, row=Matrix.W_Q.value, col=Matrix.W_Q.value)
+def _together(measured: MeasuredCurves) -> pd.DataFrame:
+    """Return the norms of all diagonal blocks together, sqrt(sum over W of ||H(W, W)||^2), in place of the blocks'."""
+    table = measured.table
+    # A norm that is left out makes its sum infinite, which is left out below.
+    squares = (table["value"] ** 2).where(~table["status"].isin(LEFT_OUT), np.inf)
+    diagonal = table.assign(value=squares)[table["row"] == table["col"]]
+    one_sum = [*NETWORK, "layer", "row_layer", X, "seed", "part"]
+    sums = diagonal.groupby(one_sum, sort=False, dropna=False)["value"].sum().pow(0.5).reset_index()
+    sums = sums[np.isfinite(sums["value"])]
+    return sums.assign(row=TOGETHER[0], col=TOGETHER[1], status=Status.ok, quantity=FROBENIUS)
 
 
 def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list[str]]:
@@ -118,28 +120,26 @@ def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: M
     return sorted({float(known[np.abs(np.log(known / target)).argmin()]) for target in targets})
 
 
-def _draw_shares(
-    ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float], beside: pd.DataFrame
-) -> None:
+def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float]) -> None:
     """Draw the shares of one block, with names at the ends of the lines."""
     variants = list(block.curves["variant"].unique())
-    name, values = varied_setting(variants)
+    _, values = varied_setting(variants)
     numbers = as_numbers(values)
     ax.set_ylim(-0.03, 1.03)
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
-    if shares.empty or ((shares["mean"] == 0).all() and beside.empty):
+    if shares.empty or (shares["mean"] == 0).all():
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
         places, variants = [], []
     if numbers:
         lines = _by_place(shares, block.axis, places, dict(zip(variants, numbers, strict=False)))
-        ax.set_xlabel(labels.plain(name))
         name_values(ax, values, numbers)
     else:
-        lines = _by_variant(shares, block, variants, beside)
+        lines = _by_variant(shares, block, variants)
         set_x_scale(ax, block.curves[X])
-        ax.set_xlabel(block.axis.symbol)
     ends = []
     for words, here, style in lines:
+        if here.empty:
+            continue
         ax.errorbar(here["x"], here["mean"], np.nan_to_num(reach(here, logs=False)), elinewidth=0.8, **style)
         ends.append((float(here.sort_values("x")["mean"].iloc[-1]), words, style["color"]))
     name_ends(ax, ends)
@@ -156,16 +156,15 @@ def _by_place(shares: pd.DataFrame, axis: Axis, places: list[float], settings: M
         yield words, here.assign(x=here["variant"].map(settings)), {"fmt": f"{_MARKS[rank % 5]}-", "color": tone}
 
 
-def _by_variant(
-    shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str], beside: pd.DataFrame
-) -> Iterator[_Line]:
-    """Yield a line per variant along the axis, and that of W_Q beside W_QK."""
-    row = str(block.curves["row"].iloc[0])
-    for rank, (tone, variant) in enumerate(zip(shades(matrix_colour(row), len(variants)), variants, strict=True)):
-        words = f"{labels.weight_words(row)}, {labels.variant_words(variant)}"
+def _by_variant(shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]) -> Iterator[_Line]:
+    """Yield a line per variant along the axis."""
+    rows = list(block.curves["row"].unique())
+    weight, colour = (
+        (f"{labels.weight_words(rows[0])}, ", matrix_colour(rows[0])) if len(rows) == 1 else ("", "#555555")
+    )
+    for rank, (tone, variant) in enumerate(zip(shades(colour, len(variants)), variants, strict=True)):
+        words = f"{weight}{labels.variant_words(variant)}"
         yield words, where(shares, variant=variant), {"fmt": f"{_MARKS[rank % 5]}-", "color": tone}
-    if len(beside) and row == Matrix.W_QK:
-        yield f"{labels.weight_words(Matrix.W_Q)}, softmax", beside, {"fmt": "o--", "color": matrix_colour(Matrix.W_Q)}
 
 
 def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
@@ -229,12 +228,11 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     x, by = ("setting", X) if numbers else (X, "setting")
     ends: list[tuple[float, str, Any]] = []
     groups = list(shares.sort_values(x).groupby(by, sort=bool(numbers), dropna=False))
-    for tone, (at, group) in zip(shades("#2166ac", len(groups)), groups, strict=True):
-        words = at if isinstance(at, str) else f"{at:g}"
-        ax.plot(group[x], group["mean"], "o-", color=tone, markersize=3, label=labels.plain(words))
-        ends.append(
-            (float(group["mean"].iloc[-1]), f"{axis.symbol} = {words}" if numbers else labels.plain(words), tone)
-        )
+    marks = itertools.cycle("o" if numbers else _MARKS)
+    for mark, tone, (at, group) in zip(marks, shades("#2166ac", len(groups)), groups, strict=False):
+        words = f"{axis.symbol} = {at:g}" if numbers else labels.variant_words(group["variant"].iloc[0])
+        ax.plot(group[x], group["mean"], f"{mark}-", color=tone, markersize=3, label=words)
+        ends.append((float(group["mean"].iloc[-1]), words, tone))
         ax.fill_between(group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0)
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))

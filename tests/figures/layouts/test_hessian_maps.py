@@ -59,13 +59,20 @@ def test_every_variant_has_a_page_and_a_plain_name(stored: Path) -> None:
     assert suffixes == ["_attention_softmax", "_attention_linear"]
 
 
-def test_histograms_put_one_variant_over_the_other(stored: Path) -> None:
+def test_histograms_of_variants_share_their_bins(stored: Path) -> None:
     (page,) = entry_pages("histograms", stored)
-    assert list(page.numbers["variant"].unique()) == VARIANTS[::-1]
-    filled = [patch for patch in page.figure.axes[0].patches if patch.get_fill()]
-    assert sorted(patch.get_alpha() for patch in filled) == [0.25, 0.25, 0.75, 0.75]
+    assert [ax.get_title() for ax in page.figure.axes] == ["softmax", "linear attention"]
+    assert list(page.numbers["variant"].unique()) == VARIANTS
+    shown = page.numbers[page.numbers["block"] == "W_V"]
+    mean = {
+        name: np.average(np.log10(rows["bin_low"]), weights=rows["share"]) for name, rows in shown.groupby("variant")
+    }
+    assert mean[VARIANTS[1]] - mean[VARIANTS[0]] == pytest.approx(1, abs=0.1)  # ten times as large
+    for ax, variant in zip(page.figure.axes, VARIANTS, strict=True):
+        tops = {patch.get_data().values.max() for patch in ax.patches}
+        assert tops == set(page.numbers[page.numbers["variant"] == variant].groupby("block")["share"].max())
     with pytest.raises(UserError, match="variant was not measured"):
-        entry_pages("histograms", stored, opaque="model.attention=cubic")
+        entry_pages("entries", stored, variant="model.attention=cubic")
 
 
 def test_weights_of_other_networks_are_named_by_options(tmp_path: Path) -> None:
