@@ -42,7 +42,7 @@ class UserError(ValueError):
         super().__init__(self._render())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self.what, self.got, self.allowed, self.remedy))
+        return (_rebuild, (type(self), self.what, self.got, self.allowed, self.remedy))
 
     def _render(self) -> str:
         rows = {"got": self.got, "allowed": self.allowed or None, "remedy": self.remedy or None}
@@ -88,8 +88,8 @@ def _steers(letter: str) -> bool:
     return category.startswith("C") or category in _UNPRINTABLE
 
 
-def _rebuild(what: str, got: object, allowed: str, remedy: str) -> UserError:
-    return UserError(what, got=got, allowed=allowed, remedy=remedy)
+def _rebuild(kind: type[UserError], what: str, got: object, allowed: str, remedy: str) -> UserError:
+    return kind(what, got=got, allowed=allowed, remedy=remedy)
 
 
 def too_few_files(got: str) -> UserError:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
-from hessfig.api.sharded import measure_sharded, sharded_operator
+from hessfig.api.sharded import check_not_sharded, measure_sharded, sharded_operator
 from hessfig.api.waiting import waiting
 from hessfig.config.enums import DType
 from hessfig.config.of_quantities import ApproximationConfig
@@ -193,6 +193,7 @@ class Problem:
         from hessfig.models.own.border import open_request
         from hessfig.models.own.computed import open_function
 
+        check_not_sharded(self.sharded_batches)
         if self.compute_loss is not None:
             functions = (self.compute_loss, self.compute_outputs, self.batch_weights)
             return open_function(self.network, self.inputs, *functions, self.weights, self.memory)
@@ -473,7 +474,7 @@ def measure(
     )
     place, config = device_of(device), wanted.config()
     if is_sharded(problem.network):
-        return _frame(measure_sharded(problem, _of_ranks(config, parts, problem)), config.first_seed, None)
+        return _frame(measure_sharded(problem, of_ranks(config, parts, problem)), config.first_seed, None)
     with waiting() as watched, differentiating(), _kept(problem):
         objective = problem._checked(config.dtype, place)  # refuses objects that are not networks
         with undisturbed(objective):
@@ -484,7 +485,7 @@ def measure(
     return _frame(measured, config.first_seed, objective.witness)
 
 
-def _of_ranks(config: Config, parts: Any, problem: Problem) -> Config:
+def of_ranks(config: Config, parts: Any, problem: Problem) -> Config:
     is_whole = parts is None and problem.compute_outputs is None
     return replace(config, parts=[Part.H]) if is_whole else config
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.budget import Budget
-from hessfig.api.interface import check_form, checked_request
-from hessfig.api.network_copy import NetworkCopy, check_spread, keep_training_state, trainable_names, unwrapped
+from hessfig.api.interface import Problem, check_form, checked_request, of_ranks
+from hessfig.api.network_copy import NetworkCopy, check_type, keep_training_state, trainable_names, unwrapped
 from hessfig.api.owner import Owner
+from hessfig.api.sharded import check_not_sharded
 from hessfig.config.schema import SweepConfig
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
@@ -29,6 +30,7 @@ from hessfig.measurements.torch_optimisers import check_optimiser, state_of_opti
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.own.opaque import warn_of_lengths
+from hessfig.models.own.own_checks import is_sharded
 from hessfig.models.own.weight_names import TRAINABLE
 from hessfig.models.own.wrappers import opener_of
 from hessfig.record import digest
@@ -69,7 +71,8 @@ class Monitor:
 
     A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
     training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
-    measurement. If a training has several processes, the one of rank 0 measures.
+    measurement. If a training has several processes, the one of rank 0 measures; a network that is sharded over them
+    is measured in place, on all ranks, which all call monitor(step) (docs/cluster.md).
 
     A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
     again. The folder is the monitor's own until `close`, its garbage collection or the end of the process.
@@ -101,6 +104,8 @@ class Monitor:
     weights, outputs
         As in hessfig.Problem, but for the default "trainable": the parameters that require a gradient. None: every
         parameter, frozen ones too.
+    sharded_batches : bool
+        As in hessfig.Problem, for a network that is sharded over ranks.
     max_fraction : float, optional
         Share of the training's time that measurements may take, without set-up and the first one; a step is skipped if
         its measurement would exceed the share. None: no limit, for short trainings whose every step matters.
@@ -160,6 +165,7 @@ class Monitor:
         optimiser: torch.optim.Optimizer | None = None,
         weights: Mapping[str, Spec] | str | None = TRAINABLE,
         outputs: str | int | None = None,
+        sharded_batches: bool = False,
         max_fraction: float | None = 0.05,
         log: str | Log | None = None,
         on_error: str = "warn",
@@ -184,38 +190,62 @@ class Monitor:
             network, batch, loss = opener.followed(network, batch, loss)
         self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
-        self._step, self._reported = -1, set[str]()
+        self._step, self._reported, self._is_open = -1, set[str](), True
         self._owner: Owner | None = None
-        if not self._is_first:
+        self._is_sharded = is_sharded(self._network)
+        if not (self._is_first or self._is_sharded):
             return
-        check_spread(self._network)
+        check_type(self._network)
         with keep_training_state(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
-            config = wanted.config("float64" if place.type == "cpu" else "float32")
+            config = wanted.config("float64" if place.type == "cpu" or self._is_sharded else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
+            self._trained = trainable_names(self._network) if weights == TRAINABLE else None
+            if self._is_sharded:
+                from hessfig.api.sharded_training import ShardedTraining, from_first
+
+                problem = Problem(
+                    self._network,
+                    batch,
+                    loss=loss,
+                    weights=weights,
+                    outputs=outputs,
+                    compute_loss=compute_loss,
+                    batch_weights=batch_weights,
+                    compute_outputs=compute_outputs,
+                    sharded_batches=sharded_batches,
+                )
+                self._config = of_ranks(config, wanted.parts, problem)
+                self._sharded = ShardedTraining(problem, self._config)
+                from_first(lambda: self._open(self._sharded.content, 0, log, overwrite=overwrite))
+                return
+            check_not_sharded(sharded_batches)
             functions = (compute_loss, compute_outputs, batch_weights) if compute_loss is not None else None
             asked = (batch, loss, weights, outputs, functions)
             self._copy = NetworkCopy(self._network, *asked, dtype=config.dtype, place=place)
             objective, self._warm = self._copy.problem, dict[str, Tensor]()
-            self._trained = trainable_names(self._network) if weights == TRAINABLE else None
             self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
             for name in config.quantities:
                 _ = quantity(name).function  # imports do not count as time of measuring
-            check_writable(self.folder)
-            self._owner = Owner(self.folder)
-            try:
-                self._log = logger(log, self.folder)
-                content, depth = self._copy.data_content, objective.layout.num_layers
-                self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=overwrite)
-            except BaseException:
-                self.close()
-                raise
-            self.budget.resume(self._course.seen["budget"])
+            self._open(self._copy.data_content, objective.layout.num_layers, log, overwrite=overwrite)
+
+    def _open(self, content: str, num_layers: int, log: str | Log | None, *, overwrite: bool) -> None:
+        """Take the folder, and continue what an earlier process measured in it."""
+        check_writable(self.folder)
+        self._owner = Owner(self.folder)
+        try:
+            self._log = logger(log, self.folder)
+            self._course = MonitoredTraining(self.folder, self._config, content, num_layers, overwrite=overwrite)
+        except BaseException:
+            self.close()
+            raise
+        self.budget.resume(self._course.seen["budget"])
 
     def close(self) -> None:
         """Release the folder for another monitor; this monitor measures no more."""
+        self._is_open = False
         if self._owner is not None:
             self._owner.release()
             self._owner = None
@@ -242,7 +272,7 @@ class Monitor:
         self.budget.arrive()
         try:
             at = whole("step", step, least=0, most=_MOST_STEPS, example=0)
-            return self._at(at) if self._is_first else {}
+            return self._at(at) if self._is_first or self._is_sharded else {}
         finally:
             self.budget.leave()
 
@@ -252,7 +282,7 @@ class Monitor:
         return list(self._course.seen["skipped"]) if self._is_first else []
 
     def _at(self, step: int) -> Values:
-        if self._owner is None:
+        if not self._is_open:
             raise UserError(
                 "monitor(step): it was closed", got=step, allowed="an open monitor", remedy="make another Monitor"
             )
@@ -261,14 +291,16 @@ class Monitor:
             return self._refuse(step, last)
         if step % self.every or step == last:
             return {}
-        if not self.budget.allows():
-            self._thin(step)
-            self._write_down()
+        if not self._allows():
+            if self._is_first:
+                self._thin(step)
+                self._write_down()
             return {}
         try:
             with self.budget.measuring(), keep_training_state(self._network), self._once():
-                values = self._measured(step)
-                self._tell(values, step)
+                values = self._measured_by_all(step) if self._is_sharded else self._measured(step)
+                if self._is_first:
+                    self._tell(values, step)
             return values
         except OtherTraining:
             raise
@@ -277,6 +309,40 @@ class Monitor:
                 raise
             self._fail(step, error)
             return {}
+
+    def _allows(self) -> bool:
+        """Whether the budget of rank 0 allows a measurement."""
+        if not self._is_sharded:
+            return self.budget.allows()
+        from hessfig.api.sharded_training import from_first
+
+        return from_first(self.budget.allows)
+
+    def _measured_by_all(self, step: int) -> Values:
+        """Measure a sharded network on all ranks; rank 0 knows what an earlier process measured, and writes."""
+        from hessfig.api.sharded_training import from_first
+
+        self._check_trained()
+        point, names = self._sharded.point(), self._config.quantities
+
+        def missing() -> list[str]:
+            self._course.begin(step, dict.fromkeys(names, point), {})
+            return [name for name in names if self._course.find(self._course.key(step, name, point)) is None]
+
+        started = time.perf_counter()
+        measured = self._sharded.measured(from_first(missing))
+        seconds = (time.perf_counter() - started) / max(1, len(measured))
+
+        def written() -> Values:
+            rows = list[Row]()
+            for name in names:
+                key = self._course.key(step, name, point)
+                known = self._course.find(key)
+                rows += known or self._course.keep(key, step, name, measured[name], seconds=seconds)
+            self._course.write(self.budget.record(), every=self.every)
+            return {_label(row): float(row["value"]) for row in rows}
+
+        return from_first(written)
 
     def _refuse(self, step: int, last: int) -> Values:
         """Refuse a step below the last one, for which the table would have two numbers."""
@@ -376,6 +442,8 @@ class Monitor:
 
     def _fail(self, step: int, error: Exception, *, kind: str = "", is_due: bool = True) -> None:
         """Warn that a step was not measured, once per kind, and note it in the manifest if it was due."""
+        if not self._is_first:
+            return
         words = f"{type(error).__name__}: {error}"
         self._say(f"step {step} was not measured: {words}", kind=kind or type(error).__name__)
         if is_due:

@@ -140,19 +140,11 @@ def trainable_names(network: nn.Module) -> set[str]:
     return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
-def check_spread(network: Any) -> None:
-    """Raise UserError for a network of which this process holds only a part, and for other objects."""
+def check_type(network: Any) -> None:
+    """Raise UserError for an object that is not a torch.nn.Module, or is compiled by TorchScript."""
     if not isinstance(network, nn.Module):
         check_network(network)
     check_scripted(network)
-    pieces = [name for name, tensor in network.named_parameters() if type(tensor.data).__name__ == "DTensor"]
-    if pieces:
-        raise UserError(
-            "Monitor: the network is spread over several processes",
-            got=first_few(pieces),
-            allowed="a network that this process holds whole",
-            remedy="hessfig.measure(hessfig.Problem(network, batches, compute_loss=f)) in the loop, on every rank",
-        )
 
 
 @contextmanager

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from hessfig.curvature.sharded.sharded_hessian import ShardedHessian
 
-_MEASURED = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "density")
+_OF_THE_LOSS = ("loss", "gradient_norm")
+_OF_PRODUCTS = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "density")
+_MEASURED = (*_OF_THE_LOSS, *_OF_PRODUCTS)
 
 
 class ShardedOperator:
@@ -72,7 +74,7 @@ def sharded_operator(problem: Any, config: Config, block: Any) -> Any:
         return ShardedOperator(hessian_of(_names(problem.network, [block])[block], config.parts[0]))
 
 
-def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
+def measure_sharded(problem: Any, config: Config, *, tells_memory: bool = True) -> dict[str, Measured]:
     """Return the rows of the table by quantity, the same on every rank, in the type of the parameters.
 
     Raises UserError for another type, for what products alone do not give, for ranks that disagree, and if another
@@ -80,22 +82,57 @@ def measure_sharded(problem: Any, config: Config) -> dict[str, Measured]:
     """
     from hessfig.curvature.sharded.shards import together
 
-    asked = ["each"] if config.blocks == "each" else config.blocks
-    blocks = _names(problem.network, [asked] if isinstance(asked, str) else asked)
+    blocks = _names(problem.network, _asked(config))
     _check_type(problem.network, config.dtype)
     with together():
-        has_basis = bool(set(config.quantities) - {"frobenius", "trace"})
-        hessian_of = _checked(problem, config, basis=config.spectrum.steps * has_basis)
+        hessian_of = _checked(problem, config, basis=_basis(config) if tells_memory else None)
+        of_the_loss, of_products = (set(config.quantities) & set(names) for names in (_OF_THE_LOSS, _OF_PRODUCTS))
         results = {name: Measured([], {}) for name in config.quantities}
-        for (block, names), part in product(blocks.items(), config.parts):
-            for quantity, result in _block_rows(hessian_of(names, part), block, part, config).items():
-                results[quantity].rows.extend(result.rows)
-                results[quantity].arrays.update(result.arrays)
+        if of_the_loss:
+            trained = _names(problem.network, ["all"])["all"]
+            found = _loss_rows(hessian_of(trained, Part.H), blocks)
+            results |= {name: found[name] for name in of_the_loss}
+        if of_products:
+            for (block, names), part in product(blocks.items(), config.parts):
+                for quantity, result in _block_rows(hessian_of(names, part), block, part, config).items():
+                    results[quantity].rows.extend(result.rows)
+                    results[quantity].arrays.update(result.arrays)
     return results
 
 
-def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[str], Part], ShardedHessian]:
-    """Check the problem and the ranks, print the memory of all, and return what makes the Hessian of a block."""
+def check_not_sharded(sharded_batches: bool) -> None:
+    """Raise UserError for batches by rank of a network that is not sharded."""
+    if sharded_batches:
+        raise UserError(
+            "sharded_batches: the network is not sharded over ranks",
+            got="sharded_batches=True",
+            allowed="a network whose parameters are DTensors (docs/cluster.md)",
+            remedy="leave it out; the batches that are given are measured",
+        )
+
+
+def check_sharded(problem: Any, config: Config) -> None:
+    """Print the memory of all ranks. Raises UserError as `measure_sharded` does, before it measures."""
+    _check_type(problem.network, config.dtype)
+    _ = _names(problem.network, _asked(config))
+    _ = _checked(problem, config, basis=_basis(config))
+
+
+def _asked(config: Config) -> list[Any]:
+    return ["each"] if config.blocks == "each" else [config.blocks] if isinstance(config.blocks, str) else config.blocks
+
+
+def _basis(config: Config) -> int:
+    """Return the number of Krylov vectors."""
+    has_basis = bool(set(config.quantities) - {*_OF_THE_LOSS, "frobenius", "trace"})
+    return config.spectrum.steps * has_basis
+
+
+def _checked(problem: Any, config: Config, *, basis: int | None) -> Callable[[Sequence[str], Part], ShardedHessian]:
+    """Check the problem and the ranks, and return what makes the Hessian of a block.
+
+    The memory of all ranks, with a basis of vectors, is printed unless `basis` is None.
+    """
     from hessfig.curvature.sharded.sharded_hessian import (
         Function,
         ShardedHessian,
@@ -126,7 +163,8 @@ def _checked(problem: Any, config: Config, *, basis: int) -> Callable[[Sequence[
         weights = [float(weights(batch)) for batch in problem.inputs]
     if config.parts != [Part.H]:
         check_convex(network, problem.inputs, function)
-    say_memory(named, config.parts, basis)
+    if basis is not None:
+        say_memory(named, config.parts, basis)
     return lambda names, part: ShardedHessian(network, problem.inputs, list(weights), function, names, part)
 
 
@@ -184,19 +222,37 @@ def _names(network: nn.Module, asked: Sequence[Any]) -> dict[str, list[str]]:
     return blocks
 
 
+def _row(hessian: ShardedHessian, block: str, quantity: str, value: float, error: float, **more: Any) -> dict[str, Any]:
+    place = {"layer": 0, "row_layer": 0, "row": block, "col": block, "part": "", "index": None}
+    status = Status.ok if math.isfinite(value) else Status.nonfinite
+    dtype = str(hessian.dtype).removeprefix("torch.")
+    number = {"quantity": quantity, "value": value, "error": error, "num_probes": 0, "dtype": dtype, "status": status}
+    return {**place, **number, **more}
+
+
+def _loss_rows(hessian: ShardedHessian, blocks: dict[str, list[str]]) -> dict[str, Measured]:
+    """Return the loss, and the norm of its gradient: in all trained parameters, then in each block."""
+    from hessfig.curvature.sharded.shards import length
+
+    loss, gradient = hessian.loss_and_gradient()
+    norms = {"": length([*gradient.values()])}
+    norms |= {block: length([gradient[name] for name in names]) for block, names in blocks.items()}
+    rows = [_row(hessian, block, "gradient_norm", norm, 0.0, estimator="exact") for block, norm in norms.items()]
+    return {
+        "loss": Measured([_row(hessian, "", "loss", loss, 0.0, estimator="exact")], {}),
+        "gradient_norm": Measured(rows, {}),
+    }
+
+
 def _block_rows(hessian: ShardedHessian, block: str, part: Part, config: Config) -> dict[str, Measured]:
     """Return the rows and arrays of a block, by quantity."""
     from hessfig.curvature.sharded import estimates
 
     seed, spectrum = config.first_seed, config.spectrum
-    dtype = str(hessian.dtype).removeprefix("torch.")
-    place = {"layer": 0, "row_layer": 0, "row": block, "col": block, "part": part, "dtype": dtype}
     asked, found = set(config.quantities), dict[str, Measured]()
 
     def row(quantity: str, one: estimates.Estimate, estimator: str, **more: Any) -> dict[str, Any]:
-        status = Status.ok if math.isfinite(one.value) else Status.nonfinite
-        numbers = {"quantity": quantity, "value": one.value, "error": one.error, "estimator": estimator}
-        return {**place, "status": status, **numbers, **more}
+        return _row(hessian, block, quantity, one.value, one.error, part=part, estimator=estimator, **more)
 
     if asked & {"frobenius", "trace"}:
         count = config.estimator.num_probes
@@ -207,7 +263,8 @@ def _block_rows(hessian: ShardedHessian, block: str, part: Part, config: Config)
         ends = estimates.extremes(hessian, spectrum.k, seed, (block,), steps=steps, tolerance=tolerance)
         allowed = tolerance * max(abs(one.value) for pairs in ends.values() for one in pairs)
         for quantity, pairs in ends.items():
-            rows = [row(quantity, one, "lanczos", index=index) for index, one in enumerate(pairs, start=1)]
+            places = [None] if spectrum.k == 1 else range(1, len(pairs) + 1)
+            rows = [row(quantity, one, "lanczos", index=index) for index, one in zip(places, pairs, strict=True)]
             for each in rows:
                 each["status"] = Status.ok if each["error"] <= allowed else Status.not_converged
             found[quantity] = Measured(rows, {})

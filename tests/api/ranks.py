@@ -195,6 +195,56 @@ def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
     return {"rows": frame[["row", "part", "quantity", "value", "error", "status"]].to_numpy().tolist()}
 
 
+def monitored(kind: str, how: str, *, measures: bool = True) -> tuple[list[dict[str, float]], list[float]]:
+    """Train a network for four steps, measured at every second; return what the monitor said, and the last weights."""
+    own = sharded(network(kind, how), how).train()
+    optimiser = torch.optim.SGD(own.parameters(), 0.1, momentum=0.9)
+    folder = Path(os.environ["RANKS_FOLDER"]) / f"monitor-{kind}-{distributed.get_world_size()}"
+    wanted: dict[str, Any] = {
+        "quantities": ["loss", "gradient_norm", "largest_eigenvalue"],
+        "spectrum": {"steps": 20, "tolerance": 1e-2},
+        "max_fraction": None,
+        "every": 2,
+        "on_error": "raise",
+    }
+    monitor = hessfig.Monitor(own, batches(kind), compute_loss=loss, folder=folder, **wanted) if measures else None
+    seen = []
+    for step in range(4):
+        optimiser.zero_grad()
+        for batch in batches(kind):
+            loss(own, batch).backward()
+        seen.append(monitor(step) if monitor else {})
+        assert own.training
+        optimiser.step()
+    if monitor:
+        monitor.close()
+    return seen, torch.cat([whole(one).flatten() for one in own.parameters()]).tolist()
+
+
+def monitor(kind: str, how: str) -> dict[str, Any]:
+    seen, weights = monitored(kind, how)
+    again, _ = monitored(kind, how)  # a restart reads what is in the folder
+    _, plain = monitored(kind, how, measures=False)
+    return {"seen": seen, "again": again, "weights": weights, "plain": plain}
+
+
+def monitor_refused() -> dict[str, Any]:
+    """Return what is said if rank 0 cannot write, and if ranks have other batches."""
+    folder = Path(os.environ["RANKS_FOLDER"]) / f"taken-{distributed.get_world_size()}"
+    if distributed.get_rank() == 0:
+        folder.mkdir()
+        (folder / "table.csv").write_text("another table")
+    distributed.barrier()
+    seeds = {"folder": 0, "batches": distributed.get_rank()}
+    said = {}
+    for kind, seed in seeds.items():
+        try:
+            hessfig.Monitor(sharded(network("mlp")), batches("mlp", seed), compute_loss=loss, folder=folder)
+        except hessfig.UserError as error:
+            said[kind] = str(error)
+    return said
+
+
 def own_batches() -> dict[str, Any]:
     rank = distributed.get_rank()
     weights: dict[str, Any] = {"batch_weights": [1.0, 2.0 + rank], "sharded_batches": True}
@@ -214,7 +264,7 @@ def probes() -> dict[str, Any]:
 WORDS: dict[str, dict[str, Any]] = {
     "dtype": {"dtype": "float32"},
     "products": {"products": "curvlinops"},
-    "quantity": {"quantities": ["gradient_norm"]},
+    "quantity": {"quantities": ["residual_norm"]},
     "block": {"blocks": ["nosuch"]},
     "parts": {"parts": ["H_o"]},
     "convex": {"parts": ["H_o"]},
@@ -283,12 +333,13 @@ def killed() -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    one.__name__: one for one in (products, table, own_batches, probes, refused, killed)
+    one.__name__: one for one in (products, table, monitor, monitor_refused, own_batches, probes, refused, killed)
 }
 
 
 def run_rank(folder: Path, rank: int, size: int, cases: str) -> None:
     """Run cases, written as CASE:ARGUMENT:ARGUMENT, on this rank, and write what they return."""
+    os.environ["RANKS_FOLDER"] = str(folder)
     store = distributed.FileStore(str(folder / f"store{size}"), size)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     for case in cases.split(","):

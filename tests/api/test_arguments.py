@@ -98,6 +98,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "sparse parameters": ({"network": Then(lambda f: f, k=held(torch.eye(2).to_sparse()))}, "no dense real"),
     "a lazy network": ({"network": nn.LazyLinear(2)}, "without a shape(.|\n)*call the network once"),
     "a network without numbers": ({"network": nn.Linear(3, 2, device="meta")}, "no dense real"),
+    "batches by rank": ({"sharded_batches": True}, "is not sharded over ranks"),
     "several devices": ({"network": nn.DataParallel(NET)}, "spread over devices"),
     "a network of itself": ({"network": Around()}, "contains itself"),
     "a network that raises": ({"network": Then(fails)}, "network raises RuntimeError(.|\n)*nothing for 1"),

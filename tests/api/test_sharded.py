@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import hessfig
 from tests.api import ranks
 from tests.pages import ROOT, write_files
 
@@ -26,7 +27,7 @@ REFUSED = {
     "sharded_batches": ("are not averaged", "FSDP2 does not shard"),
     "training": ("sharded over ranks", "training mode"),
     "random": ("two gradients at the same weights differ", "no dropout"),
-    "quantity": ("sharded over ranks", "quantities=['gradient_norm']"),
+    "quantity": ("sharded over ranks", "quantities=['residual_norm']"),
     "parts": ("sharded over ranks", "parts=['H_o']"),
     "convex": ("H_o and H_f are not defined here", "not convex"),
     "estimator": ("sharded over ranks", "estimator=dense"),
@@ -47,6 +48,10 @@ PLAN = {
 PLAN[2] += [f"products:{name}:{part}" for name in ranks.NETWORKS for part in ("H_o", "H_f")]
 PLAN[2] += [f"products:{name}:{part}:float32" for name in ranks.NETWORKS[::7] for part in ("H", "H_o", "H_f")]
 PLAN[2] += [f"refused:{kind}" for kind in REFUSED]
+MONITORED = [(size, "monitor:mlp:layers") for size in PLAN] + [(2, "monitor:llama:layers")]
+for size, case in MONITORED:
+    PLAN[size] += [case]
+PLAN[2] += ["monitor_refused"]
 PRODUCTS = [(size, case) for size, cases in PLAN.items() for case in cases if case.startswith("products")]
 Batch = tuple[Tensor, Tensor]
 Found = dict[tuple[str, int], list[dict[str, Any]]]
@@ -192,6 +197,38 @@ def test_what_is_refused_is_refused_by_name_on_every_rank(found: Found, kind: st
     for seen in found[f"refused:{kind}", 2]:
         assert all(words in seen["error"] for words in REFUSED[kind]), seen
         assert seen["seconds"] < 60
+
+
+@pytest.mark.parametrize(("size", "case"), MONITORED)
+def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(found: Found, size: int, case: str) -> None:
+    first, *others = found[case, size]
+    assert len(others) == size - 1
+    assert all(one == first for one in others)
+    assert first["weights"] == first["plain"]  # to the bit
+    assert first["again"] == first["seen"]
+    kind = case.split(":")[1]
+    net = ranks.network(kind)
+    optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    own = hessfig.Problem(net, ranks.batches(kind), compute_loss=ranks.loss)
+    for step, seen in enumerate(first["seen"]):
+        optimiser.zero_grad()
+        for batch in ranks.batches(kind):
+            ranks.loss(net, batch).backward()
+        if step % 2 == 0:
+            names = ["loss", "gradient_norm", "largest_eigenvalue"]
+            expected = hessfig.measure(own, blocks=["all"], parts="H", quantities=names)["value"].tolist()
+            assert list(seen.values())[:3] == pytest.approx(expected[:3], rel=1e-9)
+            assert seen["largest_eigenvalue/all/H"] == pytest.approx(expected[3], rel=1e-2)
+        else:
+            assert seen == {}
+        optimiser.step()
+
+
+def test_a_monitor_that_cannot_begin_says_so_on_every_rank(found: Found) -> None:
+    assert len(found["monitor_refused", 2]) == 2
+    for seen in found["monitor_refused", 2]:
+        assert "holds a table without a manifest" in seen["folder"]
+        assert "rank 1 does not measure" in seen["batches"]
 
 
 def test_a_dead_rank_ends_the_others_with_a_message(tmp_path: Path) -> None:

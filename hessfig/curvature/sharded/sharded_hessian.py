@@ -114,6 +114,12 @@ class ShardedHessian:
             )
         return Product(self.shards.flat(done.product), self.shards.flat(done.deviation))
 
+    def loss_and_gradient(self) -> tuple[float, dict[str, DTensor]]:
+        """Return L(w) and its gradient in the parameters of the block."""
+        with self._restored():
+            loss, gradient = self._loss_and_gradient(self._weights)
+        return loss, dict(zip(self._parameters, gradient, strict=True))
+
     @cached_property
     def _typical(self) -> float:
         summand = Part.H if self._part == Part.H_f else self._part  # H_f = H - H_o may be zero up to rounding
@@ -143,10 +149,17 @@ class ShardedHessian:
 
     def _gradient(self, weights: Sequence[Tensor]) -> list[DTensor]:
         """Return the gradient at given weights, sharded as the parameters are."""
+        return self._loss_and_gradient(weights)[1]
+
+    def _loss_and_gradient(self, weights: Sequence[Tensor]) -> tuple[float, list[DTensor]]:
         self._move(weights)
+        summed = torch.zeros((), dtype=torch.float64, device=self._moved[0].device)
         for batch, scale in zip(self._batches, self._scales, strict=True):
-            (scale * self._function.loss(self._network, batch)).backward()
-        return self._gradients()
+            loss = scale * self._function.loss(self._network, batch)
+            loss.backward()
+            summed += loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach()
+        distributed.all_reduce(summed)
+        return float(summed) / distributed.get_world_size(), self._gradients()
 
     def _outputs(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs of this rank's batches at given weights."""
@@ -182,6 +195,7 @@ class ShardedHessian:
     def _restored(self) -> Iterator[None]:
         """Restore the weights and the gradients of the network afterwards."""
         kept: list[tuple[Any, Any]] = [(parameter, parameter.grad) for parameter in self._network.parameters()]
+        self._network.zero_grad(set_to_none=True)  # backward passes add to the tensors of gradients in place
         try:
             yield
         finally:

@@ -181,6 +181,13 @@ def check_ranks(settings: object, network: nn.Module, batches: Sequence[Any], *,
             )
 
 
+def hash_of_all(*given: object) -> str:
+    """Return a hash of what each rank holds, the same on every rank."""
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, _hash(given))
+    return _hash(gathered)
+
+
 @contextmanager
 def together() -> Iterator[None]:
     """Raise UserError in place of the errors of torch.distributed when another rank is lost."""
