@@ -107,6 +107,10 @@ class Kind(StrEnum):
     transformer_lens = "transformer_lens"
 
 
+# Kinds whose networks are run as they are: they may ignore targets, and show nothing between their layers.
+OPENED = (Kind.python, Kind.huggingface, Kind.transformer_lens)
+
+
 class Attention(StrEnum):
     """The map from the allowed scores of a query to mixing weights (docs/networks.md has the formulas).
 

@@ -20,8 +20,7 @@ class Weight:
     `size` is the number of entries, `groups` are the groups that contain the weight. Weights that are not `is_main`
     (biases, gains of norms) are selected by name and by groups, but not by "every weight". `axes` are the lengths into
     which the first axis of the parameter is split before it is indexed. `is_finer` marks a part of another named weight
-    (a head), which belongs to no group. `is_below` marks a weight outside the layers that acts before the first layer,
-    such as an embedding.
+    (a head), which belongs to no group.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Weight:
     is_main: bool = True
     axes: tuple[int, ...] = ()
     is_finer: bool = False
-    is_below: bool = False
 
 
 @dataclass(frozen=True)

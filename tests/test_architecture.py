@@ -45,7 +45,7 @@ DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
     "transformers": (
-        *("hessfig.models.stored.causal_model", "hessfig.models.stored.tokenizer"),
+        *("hessfig.models.stored.loaded_model", "hessfig.models.stored.tokenizer"),
         "hessfig.models.stored.lens_registry",
         "hessfig.integrations.transformers",
     ),

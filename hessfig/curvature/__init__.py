@@ -17,7 +17,6 @@ _HOMES = {
     "BatchedColumn": "batched",
     "DifferencedColumn": "differences",
     "product_by_differences": "richardson",
-    "HeadedColumn": "large.headed_column",
     "LossGradient": "gradients",
     "Square": "spectral.lanczos",
     "LanczosRun": "spectral.lanczos",

@@ -158,19 +158,11 @@ def loss_value(objective: Objective) -> Float[Tensor, ""]:
 
 
 def is_finite(objective: Objective) -> bool:
-    """Whether the weights are finite, no output is NaN, and the loss of every batch is finite.
-
-    If the head is evaluated in chunks, outputs are computed sample by sample and all must be finite; then the loss is
-    finite, too.
-    """
+    """Whether the weights are finite, no output is NaN, and the loss of every batch is finite."""
     names = {weight.parameter for weight in objective.layout.weights}
     if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in names):
         return False
     with evaluating(objective.network):
-        if objective.is_headed:
-            pieces = (piece for batch in objective.batches for piece in batch.inputs.split(1))
-            outputs_of = (scored_outputs(objective.network, piece, objective.batch.scored) for piece in pieces)
-            return all(bool(outputs.isfinite().all()) for outputs in outputs_of)
         return all(_is_finite_on(objective, batch) for batch in objective.batches if batch.size)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.losses import CrossEntropy, output_gradient
+from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.rounding import OUTPUTS, deviation
 from hessfig.errors import UserError
 from hessfig.rng import in_turn, row_major
@@ -33,30 +33,9 @@ class Layered(Protocol):
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
 
 
-@runtime_checkable
-class Headed(Layered, Protocol):
-    """A layered network whose outputs are features @ unembedding^T, so that large outputs need not be stored.
-
-    If the network has a property `unembedding_bias`, a parameter (vocabulary), this bias is added to the outputs.
-    """
-
-    @property
-    def unembedding(self) -> nn.Parameter:
-        """The matrix (vocabulary, width) that maps features to outputs; it may be tied to the embedding."""
-
-    def features(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
-        """Return the inputs of the unembedding, (batch, scored, width)."""
-
-
-def unembedding_of(network: Headed) -> list[nn.Parameter]:
-    """Return the parameters that map features to outputs: the matrix, and the bias (vocabulary) if there is one."""
-    bias = getattr(network, "unembedding_bias", None)
-    return [network.unembedding] if bias is None else [network.unembedding, bias]
-
-
 def is_built_in(network: nn.Module) -> bool:
     """Whether this package draws the weights of the network; others are stored or are a user's own."""
-    return isinstance(network, Layered) and not isinstance(network, Headed)
+    return isinstance(network, Layered)
 
 
 def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False) -> Tensor:
@@ -353,11 +332,6 @@ class Objective:
         return self.network
 
     @property
-    def is_headed(self) -> bool:
-        """Whether the network has an unembedding under cross-entropy of tokens, so that outputs need not be stored."""
-        return isinstance(self.network, Headed) and type(self.loss) is CrossEntropy
-
-    @property
     def batches(self) -> tuple[Batch, ...]:
         """All batches."""
         return (self.batch, *self.more)
@@ -500,7 +474,7 @@ def _loss(loss: nn.Module, share: float, targets: Tensor, outputs: Tensor) -> Te
 
 def _is_embedding(weight: Weight) -> bool:
     """Whether a weight acts before the first layer."""
-    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups or weight.is_below
+    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups
 
 
 def _entries_per_position(module: nn.Module) -> int:

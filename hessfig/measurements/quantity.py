@@ -16,7 +16,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
 from hessfig.models.protocol import kind
 from hessfig.record import Status
-from hessfig.terms import Block, Kind, Part
+from hessfig.terms import OPENED, Block, Part
 from hessfig.weights import Layout
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Quantity:
 
         Of built-in networks all targets count, so that their numbers, and their keys, are those of 0.4.0.
         """
-        may_be_ignored = config.model.kind in (Kind.python, Kind.huggingface, Kind.transformer_lens)
+        may_be_ignored = config.model.kind in OPENED
         return self.version + (self.counts_inputs and may_be_ignored)
 
     def check_settings(self, config: Config, layout: Layout) -> None:

@@ -12,7 +12,7 @@ from hessfig.measurements.settings_and_costs import diagonal_blocks, names_block
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
-from hessfig.terms import AT_SCORES, Block, Group, Kind, Matrix, Optimiser, Part, split_in
+from hessfig.terms import AT_SCORES, OPENED, Block, Group, Kind, Matrix, Optimiser, Part, split_in
 from hessfig.weights import Layout, Weight
 
 DENSE_BOUND = 8e9  # bytes of a worker
@@ -295,7 +295,7 @@ OF_A_STEP = (
 
 def check_layers(quantity: str, config: Config, layout: Layout) -> None:
     """Raise UserError for a network without a residual stream."""
-    if not layout.num_layers or config.model.factory:
+    if not layout.num_layers or config.model.kind in OPENED:
         raise without_layers(quantity, f"model.kind={config.model.kind}")
 
 

@@ -90,9 +90,9 @@ def _are_tokens(inputs: Any) -> bool:
     return isinstance(inputs, Tensor) or (isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs))
 
 
-def following(tokens: Tensor) -> Tensor:
-    """Return the next token at every position of (samples, length), and -100 at the last position."""
-    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+def following(tokens: Tensor, first: int = 0) -> Tensor:
+    """Return the next token at every position of (samples, length); IGNORED before `first` and at the last position."""
+    return F.pad(tokens[:, first + 1 :], (first, 1), value=IGNORED)
 
 
 def check_causal(bridge: Any) -> None:

@@ -14,7 +14,6 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
-from hessfig.curvature.large.headed_column import HeadedColumn
 from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 from hessfig.curvature.problem import Layered, Objective, OtherNetwork
 from hessfig.terms import Block
@@ -54,8 +53,6 @@ class Engines:
             witness.check_products(by_differences=self.products == Choice.differences)
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
-        if self.products == Choice.linearised and self.problem.is_headed:
-            return HeadedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
         if self.products == Choice.linearised and LargeNetwork.can_take(self.problem):

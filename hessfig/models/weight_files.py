@@ -1,4 +1,4 @@
-"""Tensors read from a file (safetensors, or a state_dict read without executing code), and networks of tokens."""
+"""Tensors read from a file (safetensors, or a state_dict read without executing code)."""
 
 import hashlib
 import io
@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hessfig.curvature.losses import CrossEntropy
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.files import check_pin, existing_file
 from hessfig.rng import row_major
-from hessfig.tasks.batch import micro_batches
-from hessfig.tasks.tokens import Ids
-from hessfig.weights import Layout
 
 FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 FILE = "state.path"
@@ -55,12 +50,6 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
     if odd := [name for name, tensor in tensors.items() if not _is_whole(tensor)]:
         raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
     return {str(name): row_major(tensor) for name, tensor in tensors.items()}
-
-
-def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Objective:
-    """Return the problem of a network of tokens, with `at_once` sequences in a batch (the last may be smaller)."""
-    first, *more = micro_batches(torch.tensor(ids), first_scored, at_once)
-    return Objective(network, first, CrossEntropy(), layout, tuple(more))
 
 
 def _is_whole(tensor: Tensor) -> bool:

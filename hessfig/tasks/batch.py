@@ -39,13 +39,6 @@ def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
     return Batch(tokens, _targets(tokens, scored, task, getattr(torch, dtype)), scored)
 
 
-def micro_batches(tokens: Tensor, first_scored: int, at_once: int) -> list[Batch]:
-    """Return sequences, `at_once` in a batch (the last may be smaller), every next token from `first_scored` on."""
-    scored = slice(first_scored, tokens.shape[1] - 1)
-    pieces = tokens.split(at_once)
-    return [Batch(piece, piece[:, scored.start + 1 : scored.stop + 1], scored) for piece in pieces]
-
-
 def picture_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
     """Choose training pictures without replacement. A larger batch of the same seed contains the smaller one."""
     training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)

@@ -136,12 +136,18 @@ def _dense(
     }
 
 
-def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "", prefix: str = "model.") -> Tensor:
+def model_of(network: torch.nn.Module) -> Any:
+    """Return the model of transformers in the network of a problem."""
+    (model,) = network._inside
+    return model
+
+
+def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "") -> Tensor:
     """Return where the entries of some weights stand among the parameters of `dense`."""
     start, found = 0, {}
     for name, parameter in model.named_parameters():
         if only not in name:
             continue
         whole = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
-        found[f"{prefix}{name}"], start = whole, start + parameter.numel()
+        found[name], start = whole, start + parameter.numel()
     return torch.cat([view_of(found[weight.parameter], weight).flatten() for weight in weights])

@@ -32,7 +32,7 @@ def layout(config: Config) -> Layout:
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     """Return the model (weights read from files, or drawn from `seed`), sequences in micro-batches, cross-entropy."""
     del sigma
-    from hessfig.models.stored.causal_model import drawn
+    from hessfig.models.stored.loaded_model import drawn
 
     at_once = STORED.plan(config).sequences
     return drawn(config, seed, _sizes(config), layout(config), STORED.ids(config), at_once)
@@ -52,21 +52,16 @@ def axes(config: Config) -> frozenset[str]:
 
 
 def _marks(config: Config) -> list[str]:
-    """Return the marks that distinguish cells with the padding token among their ids from those of hessfig 0.2.0.
+    """Return the mark of cells of the model that transformers loads; up to 0.4.0 it was rebuilt from pieces.
 
-    For an encoder: its special tokens, which determine what may be masked.
-
-    NOTE: The embedding of transformers has no derivatives for the padding token, so Hessians of W_E were wrong in
-    0.2.0.
+    For an encoder also its special tokens, which determine what may be masked.
     """
-    pad, sizes = settings_of(config)[0].get("pad_token_id"), _sizes(config)
-    if sizes.names.encoder:
-        from hessfig.models.stored.causal_model import special_words
+    sizes = _sizes(config)
+    if not sizes.names.encoder:
+        return ["loaded"]
+    from hessfig.models.stored.loaded_model import special_words
 
-        return [str(special_words(config, sizes))]
-    if not isinstance(pad, int) or not sizes.names.withholds_padding:
-        return []
-    return ["padding"] if pad % sizes.vocabulary in STORED.ids(config) else []
+    return ["loaded", str(special_words(config, sizes))]
 
 
 def _check(config: Config) -> None:
@@ -76,7 +71,7 @@ def _check(config: Config) -> None:
     check_measured(config, is_random=is_random(config))
     public(*settings_of(config))
     STORED.plan(config)
-    from hessfig.models.stored.causal_model import check  # weights are read, which takes torch
+    from hessfig.models.stored.loaded_model import check  # weights are read, which takes torch
 
     check(config, _sizes(config), layout(config), STORED.ids(config))
 
@@ -131,7 +126,7 @@ def _check_data(config: Config) -> None:
 
 def _about(config: Config) -> str:
     """Describe how sequences are divided into batches, and which weights of the folder are not used."""
-    from hessfig.models.stored.causal_model import left_out
+    from hessfig.models.stored.loaded_model import left_out
 
     surplus = left_out(config) if _sizes(config).names.encoder else []
     words = f"; left out of the folder's weights: {', '.join(surplus)}" if surplus else ""

@@ -169,7 +169,6 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
 
 _ALL = slice(None)
 _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
-_PREFIX = "model"  # attribute of causal_model.CausalNetwork with the model of transformers
 
 
 def layout_of(sizes: ModelSizes) -> Layout:
@@ -196,7 +195,7 @@ def _weights(sizes: ModelSizes) -> Iterator[Weight]:
     if not sizes.is_tied:
         yield Weight(Matrix.W_U.value, _path(encoder.head if encoder else "lm_head", "weight"), table)
     if encoder:
-        yield bias_of(Matrix.W_U.value, f"{_PREFIX}.{encoder.bias}", sizes.vocabulary)
+        yield bias_of(Matrix.W_U.value, encoder.bias, sizes.vocabulary)
 
 
 def _below_layers(sizes: ModelSizes, encoder: Encoder) -> Iterator[Weight]:
@@ -204,9 +203,9 @@ def _below_layers(sizes: ModelSizes, encoder: Encoder) -> Iterator[Weight]:
     width, place = sizes.width_of_words, encoder.embeddings
     path = _path(f"{place}.token_type_embeddings", "weight")
     yield Weight("W_type", path, sizes.types * width, 0, (Group.embeddings.value,))
-    below = _norm("ln_embed", f"{place}.LayerNorm", sizes, 0, width)
-    below += _map("W_map", encoder.mapping, width, sizes.d_model) if encoder.mapping else []
-    yield from (replace(weight, is_below=True) for weight in below)
+    yield from _norm("ln_embed", f"{place}.LayerNorm", sizes, 0, width)
+    if encoder.mapping:
+        yield from _map("W_map", encoder.mapping, width, sizes.d_model)
 
 
 def _map(name: str, place: str, inputs: int, outputs: int) -> list[Weight]:
@@ -280,7 +279,7 @@ def _head(name: str, head: int, path: str, sizes: ModelSizes, layer: int, index:
 
 def _norm(name: str, place: str, sizes: ModelSizes, layer: int, width: int | None = None) -> list[Weight]:
     paths = ("weight", "bias")[: 1 + sizes.names.norm_has_shift]
-    return norm_of(name, f"{_PREFIX}.{place}", width or sizes.d_model, layer, paths)
+    return norm_of(name, place, width or sizes.d_model, layer, paths)
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
@@ -295,9 +294,8 @@ def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:
             sizes[weight.parameter] = sizes.get(weight.parameter, 0) + weight.size
     first = {weight.parameter: weight for weight in reversed(weights)}
     for path, size in sizes.items():
-        name = path.removeprefix(f"{_PREFIX}.")
-        yield replace(first[path], name=name, size=size, index=None, is_main=True, axes=(), is_finer=False)
+        yield replace(first[path], name=path, size=size, index=None, is_main=True, axes=(), is_finer=False)
 
 
 def _path(place: str, kind: str) -> str:
-    return f"{_PREFIX}.{place}.{kind}"
+    return f"{place}.{kind}"

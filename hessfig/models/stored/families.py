@@ -30,7 +30,6 @@ class Names:
 
     `fused`: queries, keys and values are one map, in "columns" Q | K | V, or in "heads", each with its q, k, v rows.
     `by_inputs`: maps are stored (inputs, outputs), like Conv1D in GPT-2, instead of (outputs, inputs).
-    `withholds_padding`: the embedding of transformers has no derivatives for the token pad_token_id.
     """
 
     embedding: str
@@ -43,7 +42,6 @@ class Names:
     positions: str = ""
     fused: str = ""
     by_inputs: bool = False
-    withholds_padding: bool = False
     norm_has_shift: bool = True
     encoder: Encoder | None = None
 
@@ -121,7 +119,6 @@ _LLAMA_NAMES = Names(
     query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     output="self_attn.o_proj",
     mlp=(("W_gate", "mlp.gate_proj"), ("W_in", "mlp.up_proj"), ("W_out", "mlp.down_proj")),
-    withholds_padding=True,
     norm_has_shift=False,
 )
 _LLAMA_SIZES: dict[str, Any] = {

@@ -53,9 +53,7 @@ def layout_of_bridge(config: Config) -> Layout:
 def drawn_bridge(config: Config, seed: int, ids: Ids, at_once: int) -> Objective:
     """Return the network (weights read, or drawn from `seed`), sequences in batches of `at_once`, cross-entropy."""
     batches = list(torch.tensor(ids).split(at_once))
-    targets = [following(batch) for batch in batches]
-    for goals in targets:
-        goals[:, : config.task.first_scored] = -100
+    targets = [following(batch, config.task.first_scored) for batch in batches]
     bridge = _bridge(config, seed)
     return witnessed(open_request(bridge, batches, targets, "cross_entropy", _named(bridge)), config.dtype)
 

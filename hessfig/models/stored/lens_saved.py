@@ -68,7 +68,7 @@ def _booted(settings: dict[str, Any], state: dict[str, Tensor], where: str, *, i
             state = convert_tl_checkpoint(_without_fillings(state, made), made)
         with torch.device("meta"):
             shapes = {name: tuple(one.shape) for name, one in boot(made).state_dict().items()}
-        state.setdefault(_BIAS, torch.zeros(shapes[_BIAS]))
+        state.setdefault(_BIAS, torch.zeros(1).expand(shapes[_BIAS]))
         _check_shapes(state, shapes, where)
         bridge = boot(made, dtype=next(iter(state.values())).dtype)
         bridge.load_state_dict(state, strict=True)

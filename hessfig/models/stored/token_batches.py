@@ -16,13 +16,14 @@ from hessfig.models.blocks import blocks_of
 from hessfig.models.stored.model_folder import pin_of
 from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, padded_lines, sequences
 from hessfig.tasks.tokens import source as source_of_tokens
-from hessfig.terms import Block, Group
+from hessfig.terms import Block
 from hessfig.weights import Layout
 
 # Upper bounds of the activations per token in the graphs of a double backward: widths, MLP widths, scores.
 _OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
 _COPIES = 6  # copies of the parameters of a column: directions, products of both parts, rows
 _READOUT = 6  # chunks of logits in memory, 64 MiB each
+_COMPARED = 3  # copies of the logits of a micro-batch where the loss is compared with the network's own
 
 
 @runtime_checkable
@@ -65,8 +66,9 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
     bound, total = bytes_of(config.memory), config.task.batch_size
     blocks = blocks_of(config.blocks, layout, config.model)
     number = 8 if config.dtype == DType.float64 else 4
-    fixed = _fixed(blocks, layout, sizes, number)
-    each = number * length * _per_token(_layers_reached(blocks, layout, sizes), sizes, length)
+    logits = number * total * length * sizes.vocabulary  # of all sequences, kept once for the comparison
+    fixed = _fixed(blocks, layout, sizes, number) + logits
+    each = number * length * _per_token(sizes, length)
     fitting = int((bound - fixed) / each)
     if fitting < 1:
         raise UserError(
@@ -87,19 +89,9 @@ def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> in
     return number * (network + _COPIES * columns) + _READOUT * chunk
 
 
-def _layers_reached(blocks: list[Block], layout: Layout, sizes: Shape) -> int:
-    """Return the number of layers from the lowest of the weights on."""
-    sides = [(b.layer, b.col) for b in blocks] + [(b.row_layer, b.row) for b in blocks]
-    weights = [weight for side in sides for weight in layout.side(*side)]
-    if any(Group.embeddings in weight.groups or weight.is_below for weight in weights):
-        return sizes.n_layers
-    lowest = min((weight.layer for weight in weights if weight.layer), default=sizes.n_layers + 1)
-    return sizes.n_layers + 1 - lowest
-
-
-def _per_token(layers: int, sizes: Shape, length: int) -> int:
+def _per_token(sizes: Shape, length: int) -> int:
     of_layer = _OF_WIDTH * sizes.d_model + _OF_MLP * sizes.d_mlp + _OF_SCORES * sizes.n_heads * length
-    return layers * of_layer + _OF_WIDTH * sizes.d_model
+    return sizes.n_layers * of_layer + _OF_WIDTH * sizes.d_model + _COMPARED * sizes.vocabulary
 
 
 def _rounded_up(size: int) -> str:

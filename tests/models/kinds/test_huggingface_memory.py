@@ -10,14 +10,13 @@ import pytest
 PROGRAM = """
 import re
 import torch
-from hessfig.config.enums import Data, Scored
+from hessfig.config.enums import Data, Products, Scored
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
-from hessfig.curvature.large.headed_column import HeadedColumn
 from hessfig.models.kinds.huggingface import STORED
-from hessfig.models.stored import causal_model
+from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
-from hessfig.terms import Part
+from hessfig.terms import Block, Part
 
 def held(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
@@ -29,7 +28,8 @@ config = Config(task=task, model=model, blocks=["{block}"], memory="1TB")
 before = held("VmRSS")
 problem = drawn(config, sigma=None, seed=0)
 name, _, layer = "{block}".partition("@")
-column = HeadedColumn(problem, int(layer or 0), name, [name])
+block = Block(int(layer or 0), name, name)
+column = Engines(problem, model, Products.linearised).column(block.layer, name, [block])
 column.split_matmat(torch.randn(column.dim, 2, dtype=problem.dtype), [Part.H_o, Part.H_f])
 print((held("VmHWM") - before) / STORED.plan(config).bytes)
 """

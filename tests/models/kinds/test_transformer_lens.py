@@ -179,7 +179,7 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name: str, home: Path) -
         block = Block(layer, col, col)
         found = Engines(problem, ModelConfig("transformer_lens"), Products.linearised).column(layer, col, [block])
         members = problem.layout.side(layer, col)
-        side = places(model, tuple(replace(one, parameter=f"model.{one.parameter}") for one in members), prefix="")
+        side = places(model, tuple(replace(one, parameter=f"model.{one.parameter}") for one in members))
         assert len(side) == found.dim
         probes = torch.randn(found.dim, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         products = found.split_matmat(probes, PARTS)
