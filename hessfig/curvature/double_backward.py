@@ -330,19 +330,29 @@ def fault(
     vectors = _vectors(parameters)
     bound, whose = ROWS.of(computed_in or vectors[0].dtype), f"{engine}'" if engine.endswith("s") else f"{engine}'s"
     truth = _multiplied(reliable, vectors)
-    others = truth if other_part is reliable else other_part @ vectors
     images = _attempted(fast, vectors)
     if isinstance(images, Exception):
         return f"{engine} cannot differentiate this network ({type(images).__name__}: {images})"
-    for k in range(2):
-        mine, own = (dict(zip(parameters, (one[..., k] for one in some), strict=True)) for some in (images, truth))
-        at, off = worst(mine, own, [one[..., 0] for one in (*truth, *others)])
+    pairs = [[_of_vector(k, some, parameters) for some in (images, truth)] for k in range(2)]
+    beside = [one[..., 0] for one in truth]
+    is_right = all(worst(mine, own, beside)[1] <= bound for mine, own in pairs)
+    is_right = is_right and _asymmetry(vectors, images, truth) <= SYMMETRY.of(vectors[0].dtype)
+    others = truth
+    if other_part is not reliable and not is_right:
+        others = other_part @ vectors  # these can only make relative differences smaller
+    for mine, own in pairs:
+        at, off = worst(mine, own, [*beside, *(one[..., 0] for one in others)])
         if off > bound:
             is_rounding = isinstance(reliable, DoubleBackward) and _is_rounding(reliable, vectors, truth, images)
             return "" if is_rounding else f"{whose} product is off by {100 * off:.2g} % here, in the rows of {at}"
     asymmetry = _asymmetry(vectors, images, others)
     is_right = not asymmetry > SYMMETRY.of(vectors[0].dtype)
     return "" if is_right else f"{whose} products are not symmetric here: off by {asymmetry:.1%}"
+
+
+def _of_vector(number: int, products: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the products of one of the vectors by parameter."""
+    return dict(zip(names, (one[..., number] for one in products), strict=True))
 
 
 _ROUNDINGS = 32.0  # two orders of the same sums differ by a few roundings of one of them

@@ -19,6 +19,7 @@ from hessfig.curvature.double_backward import (
     gradients,
     inner,
     length,
+    narrowest_type,
     of_second_order,
     worst,
 )
@@ -30,7 +31,8 @@ from hessfig.rng import stream
 AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
 _ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this share, there is no kink between them
 # The second step relative to the first: small enough to exclude most kinks, large enough for rounding of the type.
-_NEARER = {torch.float64: 1e-3, torch.float32: 0.1}
+_NEARER = {torch.float64: 1e-3}
+_NEARER_OF_FEW_DIGITS = 0.1
 _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
 _NO_FUNCTION = "is not that of a function: u.Hv differs from v.Hu"
 _NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
@@ -296,8 +298,27 @@ class _Ray:
             self._at = {name: (one.detach() + steps[name]).requires_grad_() for name, one in self._at.items()}
         along = {name: one.to(self._at[name]) for name, one in vector.items()}
         self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in along.items()}
-        flat = [torch.cat([one.detach().flatten() for one in some.values()]) for some in (self._at, self.vector)]
-        self._step = step(*flat) if reached else 1.0
+
+    @cached_property
+    def _inside(self) -> torch.dtype:
+        """The type with the fewest digits in which the first batch is evaluated."""
+        with torch.enable_grad(), differentiable_twice():
+            return narrowest_type(terms_of(self.problem, self._at)[0]())
+
+    @cached_property
+    def _step(self) -> float:
+        """The step of differences.step, or h = u^(1/2) |w| / |v| where the loss has fewer digits than the weights.
+
+        Models of transformers compute their loss in float32. Its rounding u |g| / h is 1e-4 then, below AGREE; with the
+        step of float64 it would be 1e-2, and differences would say nothing.
+        """
+        if not self._reached:
+            return 1.0
+        weights, vector = (torch.cat([one.detach().flatten() for one in of.values()]) for of in (self._at, self.vector))
+        few = torch.finfo(self._inside)
+        if few.eps <= torch.finfo(weights.dtype).eps:
+            return step(weights, vector)
+        return float((few.eps / 2) ** (1 / 2 - 1 / 3)) * step(weights.to(self._inside), vector)
 
     @property
     def is_outside(self) -> bool:
@@ -343,7 +364,7 @@ class _Ray:
 
     @cached_property
     def _nearer(self) -> Tensors:
-        return self._differences(_NEARER[self.problem.dtype])
+        return self._differences(_NEARER.get(self._inside, _NEARER_OF_FEW_DIGITS))
 
     def _differences(self, stretch: float) -> Tensors:
         """Return H v by central differences of gradients; `stretch` multiplies the step."""
@@ -372,7 +393,7 @@ def _is_finite(product: Mapping[str, Tensor]) -> bool:
 
 
 def _refused(objective: Objective, what: str, got: str, remedy: str) -> UserError:
-    at = leaves_of(objective, dict(objective.network.named_parameters(remove_duplicate=False)))
+    at = leaves_of(objective, dict(objective.network.named_parameters()))
     with torch.enable_grad(), differentiable_twice():
         functions = sorted({name for term in terms_of(objective, at) for name in functions_of([term()])})
     return UserError(

@@ -20,6 +20,7 @@ import hessfig
 from hessfig.models.identity import identity
 from tests.api.any_functions import CASES, Case, log_probability, mlp
 from tests.double_backward import hessian
+from tests.odd_functions import Cube
 from tests.runs import here
 
 SMALL = [name for name in CASES if not name.startswith("large")]
@@ -458,6 +459,38 @@ def test_a_refusal_names_a_remedy_that_works(name: str) -> None:
         refused()
     assert re.search(remedy, str(caught.value.remedy)), caught.value.remedy
     followed()
+
+
+class KeptSquare(nn.Module):
+    """A network whose second derivatives by autograd are wrong, with a parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(Cube.apply(self.first(x)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", [KeptSquare, lambda: nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))])
+def test_derivatives_of_a_loss_in_float32_are_compared(kind: Callable[[], nn.Module], dtype: str) -> None:
+    """Models of transformers compute their loss in float32, whatever the type of the weights."""
+    torch.manual_seed(0)
+    network, batch = kind(), (torch.randn(12, 4), torch.randint(0, 4, (12,)))
+
+    def loss(network: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(network(batch[0]).float(), batch[1])
+
+    measured = hessfig.Problem(network, batch, compute_loss=loss)
+    if isinstance(network, KeptSquare):
+        with pytest.raises(hessfig.errors.UserError, match="has another derivative than autograd says"):
+            measured.operator("all", dtype=dtype).dense()
+        return
+    truth = hessian(lambda: loss(network, batch), list(network.parameters()), rounding=1e-5)
+    found = measured.operator("all", dtype=dtype).dense().double()
+    assert float((found - truth).norm()) <= 1e-5 * float(truth.norm())
 
 
 def test_what_a_function_reaches_stays_as_it_was() -> None:
