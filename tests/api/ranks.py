@@ -198,6 +198,8 @@ def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
 def monitored(kind: str, how: str, *, measures: bool = True) -> tuple[list[dict[str, float]], list[float]]:
     """Train a network for four steps, measured at every second; return what the monitor said, and the last weights."""
     own = sharded(network(kind, how), how).train()
+    arrived: list[Any] = []  # as an optimiser that steps when a gradient arrives
+    next(own.parameters()).register_post_accumulate_grad_hook(arrived.append)
     optimiser = torch.optim.SGD(own.parameters(), 0.1, momentum=0.9)
     folder = Path(os.environ["RANKS_FOLDER"]) / f"monitor-{kind}-{distributed.get_world_size()}"
     wanted: dict[str, Any] = {
@@ -215,6 +217,7 @@ def monitored(kind: str, how: str, *, measures: bool = True) -> tuple[list[dict[
             loss(own, batch).backward()
         seen.append(monitor(step) if monitor else {})
         assert own.training
+        assert len(arrived) == (step + 1) * len(batches(kind))
         optimiser.step()
     if monitor:
         monitor.close()

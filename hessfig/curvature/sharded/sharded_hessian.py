@@ -193,12 +193,18 @@ class ShardedHessian:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        """Restore the weights and the gradients of the network afterwards."""
+        """Restore the weights and the gradients of the network afterwards; hooks that wait for gradients do not run."""
         kept: list[tuple[Any, Any]] = [(parameter, parameter.grad) for parameter in self._network.parameters()]
         self._network.zero_grad(set_to_none=True)  # backward passes add to the tensors of gradients in place
+        hooks = [parameter._post_accumulate_grad_hooks or {} for parameter, _ in kept]
+        removed = [dict(each) for each in hooks]
+        for each in hooks:  # an optimiser may step in one
+            each.clear()
         try:
             yield
         finally:
+            for each, those in zip(hooks, removed, strict=True):
+                each.update(those)
             self._move(self._weights)
             for parameter, gradient in kept:
                 parameter.grad = gradient
