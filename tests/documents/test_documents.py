@@ -409,6 +409,8 @@ def test_the_first_screen_names_the_tests_with_their_minutes() -> None:
 def test_the_readmes_python_prints_its_table(tmp_path: Path) -> None:
     """Row by row; numbers to the digits shown."""
     ((code, shown),) = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", text_of("README.md"), flags=re.DOTALL)
+    front = [line.strip() for line in text_of("docs/index.rst").splitlines()]  # the site shows them too
+    assert set(map(str.strip, [*code.splitlines(), *shown.splitlines()])) <= set(front)
     (tmp_path / "mine.py").write_text(code)
     printed = runs.script("mine.py", folder=tmp_path)
     assert [_shape(line) for line in printed.splitlines()] == [_shape(line) for line in shown.splitlines()]
