@@ -195,6 +195,7 @@ _NETWORKS = {
     per_seed.RESCALED: "W/10",
     per_seed.FROZEN: "frozen",
 }
+_MARKS = "os^D"
 
 
 def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -273,12 +274,12 @@ def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     query, value = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1])
     ratios, points, ends = query - value, [], []
     names = list(dict.fromkeys(ratios.index.get_level_values(0)))
-    for sigma, colour in zip(_SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True):
+    for mark, sigma, colour in zip(_MARKS, _SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True):
         if sigma not in set(ratios.index.get_level_values("sigma")):
             continue
         intervals = [student_interval(ratios.xs((name, sigma), level=(0, 1))) for name in names]
         means = [10**one.mean for one in intervals]
-        ax.plot(range(len(names)), means, "o-", color=colour, markersize=3)
+        ax.plot(range(len(names)), means, f"{mark}-", color=colour, markersize=3.5)
         ends.append((means[-1], f"σ = {sigma:g}", colour))
         lines = dict(zip(names, intervals, strict=True))
         points += [{"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found} for name, one in lines.items()]
@@ -296,7 +297,8 @@ def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.Dat
         shown = {place: by_network[name] for place, name in enumerate(_NETWORKS) if name in by_network}
         means = [one.mean for one in shown.values()]
         reach = np.array([np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]).T
-        style: dict[str, Any] = {"fmt": "o", "markersize": 3, "elinewidth": 0.8, "color": tone(rank), "label": words}
+        look = {"color": tone(rank), "fmt": _MARKS[rank], "markersize": 3.5}
+        style: dict[str, Any] = {**look, "elinewidth": 0.8, "label": words}
         ax.errorbar(list(shown), means, reach if reach.size else None, **style)
         joined = [(place, one.mean) for place, one in shown.items() if place <= len(per_seed.CENTRED)]
         ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
