@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.curvature.problem import cast
-from hessfig.errors import UserError, first_few
+from hessfig.errors import UserError
 from hessfig.models.own.border import Asked
 from hessfig.models.own.in_place import InPlace
 from hessfig.models.own.own_checks import replace_in, words_of
@@ -56,12 +56,11 @@ def copied(module: nn.Module, what: str) -> nn.Module:
     try:
         return copy.deepcopy(module, {id(one): one.detach().clone() for one in computed})
     except Exception as error:
-        places, remedy = uncopied(module)
         raise Uncopied(
             f"{what} cannot be copied",
-            got=places or words_of(error),
+            got=words_of(error),
             allowed="a module that copy.deepcopy copies",
-            remedy=remedy or "convert it yourself (module.double()), without a module under two names",
+            remedy="convert it yourself (module.double()), without a module under two names",
         ) from error
 
 
@@ -85,24 +84,14 @@ def _twin(module: nn.Module) -> nn.Module:
     return twin
 
 
-_REPARAMETRISED = {
-    "BasePruningMethod": "torch.nn.utils.prune.remove(module, name), which makes a mask permanent",
-    "WeightNorm": "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm",
-    "SpectralNorm": "torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
-}
-_COMPUTED = "compute it in forward(), or tie parameters by assigning the nn.Parameter itself"
-
-
-def uncopied(network: nn.Module) -> tuple[str, str]:
-    """Return the attributes that prevent copying, which are computed from parameters, and a remedy."""
-    remedies = {
-        f"{path}.{name}".lstrip("."): _makers(module).get(name, _COMPUTED)
+def computed_attributes(network: nn.Module) -> list[str]:
+    """Return the names of attributes that were computed from parameters, and are not parameters themselves."""
+    return [
+        f"{path}.{name}".lstrip(".")
         for path, module in network.named_modules()
         for name, held in vars(module).items()
         if any(True for _ in results(held))
-    }
-    places = f"computed from parameters, and no parameter itself: {first_few(list(remedies))}" if remedies else ""
-    return places, "; ".join(dict.fromkeys(remedies.values()))
+    ]
 
 
 def results(value: Any) -> Iterator[Tensor]:
@@ -111,19 +100,6 @@ def results(value: Any) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, list | tuple | dict):
         yield from (one for part in (value.values() if isinstance(value, dict) else value) for one in results(part))
-
-
-def _makers(module: nn.Module) -> dict[str, str]:
-    """Return the remedy, by name, for attributes that a hook of torch.nn.utils computes before every call."""
-    by_name = dict[str, str]()
-    for hook in module._forward_pre_hooks.values():
-        kinds = [kind.__name__ for kind in type(hook).__mro__ if kind.__module__.startswith("torch.nn.utils")]
-        kinds += ["BasePruningMethod"] * (type(hook).__name__ == "PruningContainer")
-        remedies = [_REPARAMETRISED[kind] for kind in kinds if kind in _REPARAMETRISED]
-        name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
-        if remedies and isinstance(name, str):
-            by_name[name] = remedies[0]
-    return by_name
 
 
 def only_trainable(network: nn.Module) -> nn.Module:

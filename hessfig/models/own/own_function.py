@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
@@ -109,8 +108,6 @@ class OwnFunction:
 
         `differentiable_twice` runs them in Python, where an operator may take parameters for constants.
         """
-        if "torch._dynamo" not in sys.modules:  # nothing has been compiled
-            return []
         with self._kept():
             ours = self._derivatives(shares, (), 1).slopes
             terms = [partial(self._compiled, batch, share) for batch, share in shares.items()]

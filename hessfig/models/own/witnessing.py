@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,7 +32,7 @@ from hessfig.curvature.witness import (
 )
 from hessfig.errors import UserError, first_few, plain
 from hessfig.models.own.border import Asked, any_function, open_request
-from hessfig.models.own.copies import Uncopied, copy_of, in_place_of, uncopied
+from hessfig.models.own.copies import Uncopied, computed_attributes, copy_of, in_place_of
 from hessfig.models.own.own_checks import Raised, shape_of
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.own_network import Built, split_problem, whole_problem
@@ -194,7 +195,7 @@ class Witnessing:
         no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route.is_whole else ""
         off, here = seen.off, seen.here
         del own, seen  # as large as several networks
-        refusal = self._refusal(built.problem, here) or self._lost(built.problem, here, self.own, built.shares)
+        refusal = self._refusal(built.problem, here, self.own, built.shares)
         return Witness(
             self.route.words,
             off,
@@ -225,7 +226,7 @@ class Witnessing:
                 return None
             here = seen.here
             del seen  # as large as several networks
-            is_refused = self._refusal(objective, here) or self._lost(objective, here, own, whole)
+            is_refused = self._refusal(objective, here, own, whole)
             size = self.own.directions.size_of_terms(here)
             self.few = None if is_refused else own
             return None if is_refused else Witness(self.route.words, off, size=size)
@@ -281,22 +282,19 @@ class Witnessing:
         allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
         return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
 
-    def _refusal(self, objective: Objective, here: Derivatives) -> UserError | None:
-        """Return an error if the second derivatives by autograd are not those of the function."""
-        refusal = refusal_of(objective, here, self.own.directions.like(here.slopes))
-        remedy = uncopied(self.asked.network)[1]  # for attributes that a hook of torch computes
-        if refusal is None or not remedy:
-            return refusal
-        return UserError(refusal.what, got=refusal.got, allowed=refusal.allowed, remedy=remedy)
-
-    def _lost(
+    def _refusal(
         self, objective: Objective, here: Derivatives, own: OwnFunction, shares: Mapping[int, float]
     ) -> UserError | None:
-        """Return an error if a gradient is not that of the user's program, where compiled functions are compiled.
+        """Return an error if second derivatives by autograd are not those of the function, or the gradient is lost.
 
-        A gradient that explains the change of the loss is right; one that does not may stop at detached values.
+        It is lost if it is not that of the user's program, where compiled functions are compiled. One that explains
+        the change of the loss is right; one that does not may stop at detached values.
         """
-        if follows_values(objective, here, self.own.directions.like(here.slopes)[0]):
+        vectors = self.own.directions.like(here.slopes)
+        refusal = refusal_of(objective, here, vectors)
+        if refusal is not None or "torch._dynamo" not in sys.modules:  # nothing has been compiled
+            return refusal
+        if follows_values(objective, here, vectors[0]):
             return None
         lost = own.lost(shares)
         if not lost:
@@ -344,10 +342,10 @@ def _is_usual(here: Derivatives) -> bool:
 
 
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
-    places = uncopied(network)[0]
+    computed = [f"{name} is computed from parameters, and no parameter itself" for name in computed_attributes(network)]
     return UserError(
         "what would be measured is not the user's function: copy and network in place have other derivatives",
-        got=plain("; ".join([f"{words}: {why}" for words, why in tried.items()] + [places] * bool(places)), most=700),
+        got=plain("; ".join([*(f"{words}: {why}" for words, why in tried.items()), *computed[:3]]), most=700),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "
         f"{str(real).removeprefix('torch.')} whatever it is given, dtype={str(real).removeprefix('torch.')!r}",
