@@ -5,8 +5,9 @@ Forward mode is not used, because torch would import its compiler for it (second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 
@@ -86,6 +87,15 @@ class SmallNetwork:
             verdicts[part] = self._holds(part)
         return verdicts[part]
 
+    def kept_product(
+        self, part: Part, columns: Sequence[str], rows: Sequence[str]
+    ) -> Callable[[Tensor], Tensor] | None:
+        """Return the product with one flat vector in the parameters `columns`, in `rows`, if graphs of H are kept."""
+        graphs = [one for one in self.graphs(part).kept if isinstance(one, _Curved)]
+        if not graphs:
+            return None
+        return _OneVector([one.product(columns, rows) for one in graphs], [self.at[name] for name in columns])
+
     def graphs(self, part: Part) -> _Graphs:
         """Return the graphs of a part, which are created once."""
         graphs = self._shared.graphs.get(part) or self._own.get(part)
@@ -155,6 +165,11 @@ class _Graphs:
         """Return the sum of the products of all batches in `rows`; no graph is held while the next one is created."""
         return summed(self._of(number).products(columns, rows) for number in range(len(self._sizes)))
 
+    @property
+    def kept(self) -> list[_Curved | _Outer]:
+        """The graphs of all batches, if all are kept; else none."""
+        return self._kept if len(self._kept) == len(self._sizes) else []
+
     def _of(self, number: int) -> _Curved | _Outer:
         if number < len(self._kept):
             return self._kept[number]
@@ -189,6 +204,44 @@ class _Curved:
         return _pulled(
             [self._slopes[name] for name in columns], list(columns.values()), [self._at[row] for row in rows]
         )
+
+    def product(self, columns: Sequence[str], rows: Sequence[str]) -> _Pulled:
+        """Return the product with one vector, one tensor for each of `columns`, in `rows`."""
+        kept = [place for place, name in enumerate(columns) if self._slopes[name].requires_grad]
+        slopes = [self._slopes[columns[place]] for place in kept]
+        return _Pulled(kept, slopes, [self._at[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """Returns the gradient of <slopes, v> in `leaves`, for one vector v; `places` are those of the slopes in it."""
+
+    places: Sequence[int]
+    slopes: Sequence[Tensor]
+    leaves: Sequence[Tensor]
+
+    def __call__(self, along: Sequence[Tensor]) -> list[Tensor]:
+        """Return one tensor per leaf, from one tensor per parameter of the vector."""
+        if not self.slopes:
+            return [torch.zeros_like(leaf) for leaf in self.leaves]
+        vectors = [along[place] for place in self.places]
+        grads = torch.autograd.grad(self.slopes, self.leaves, vectors, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(self.leaves, grads, strict=True)]
+
+
+class _OneVector:
+    """The sum of products of batches with one flat vector in the parameters `places`."""
+
+    def __init__(self, batches: list[_Pulled], places: Sequence[Tensor]) -> None:
+        self._batches = batches
+        self._sizes, self._shapes = [one.numel() for one in places], [one.shape for one in places]
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return A v, flat."""
+        split = zip(vector.split_with_sizes(self._sizes), self._shapes, strict=True)
+        along = [piece.reshape(shape) for piece, shape in split]
+        pieces = self._batches[0](along) if len(self._batches) == 1 else summed([one(along) for one in self._batches])
+        return pieces[0].flatten() if len(pieces) == 1 else torch.cat([piece.flatten() for piece in pieces])
 
 
 class _Outer:
@@ -278,6 +331,14 @@ class BatchedColumn(SidedColumn):
         from hessfig.curvature.curvlinops import ColumnOperator
 
         return ColumnOperator(*self._given)
+
+    def kept_product(self, row: Hashable, part: Part) -> Callable[[Tensor], Tensor] | None:
+        """Return v -> A v, as SidedColumn says; None for views of parameters, and for H_o."""
+        if not (self._is_of_whole and self._are_whole and self._network.holds(part)):
+            return None
+        names = {path: self._network.names[one] for path, one in zip(self.places, self.parameters, strict=True)}
+        columns, rows = ([names[one.parameter] for one in side] for side in (self.col, self.rows[row]))
+        return self._network.kept_product(part, columns, rows)
 
     @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:

@@ -12,9 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.batched import undisturbed
-from hessfig.curvature.column import Column, view_of
+from hessfig.curvature.column import Column, SidedColumn, view_of
 from hessfig.curvature.differences import check_errors, multiplied_with_errors
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
+from hessfig.curvature.kept_product import KeptProduct
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few, plain
 from hessfig.rng import in_turn
@@ -121,6 +122,7 @@ class BlockOperator(ImplicitMatrix):
         self.columns = Entries(objective, block.layer, block.col)
         self.names, self.sizes = self.columns.names, self.columns.sizes
         self._made: Column | None = None
+        self._kept: KeptProduct | None = None
         self._transposed: BlockOperator | None = self if block.is_diagonal else None
         device = next(objective.network.parameters()).device
         super().__init__((sum(self.rows.sizes), sum(self.columns.sizes)), objective.dtype, device)
@@ -182,8 +184,27 @@ class BlockOperator(ImplicitMatrix):
         """Return a product (n,) as tensors by the names of the weights of the rows, in their shapes."""
         return self.rows.unflatten(vector)
 
+    def __matmul__(self, x: Vectors) -> Vectors:
+        """Return A x for x (m,), or A X for X (m, k). Raises UserError for other shapes and for complex numbers."""
+        kept = self._kept
+        if isinstance(x, Tensor) and kept is not None and kept.needs_no_context(x) and len(x) == self.shape[1]:
+            return kept.alone(x)
+        return super().__matmul__(x)
+
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
-        return self._products(vectors, [self.part])[self.part]
+        if vectors.shape[1] > 1:
+            return self._products(vectors, [self.part])[self.part]
+        if self._kept is not None:
+            return self._kept(vectors[:, 0])[:, None]
+        product = self._products(vectors, [self.part])[self.part]  # creates the graphs
+        self._kept = self._kept_product()
+        return product
+
+    def _kept_product(self) -> KeptProduct | None:
+        """Return the product with one vector, if its graphs are kept."""
+        column = self._made_column()
+        multiply = column.kept_product(self.block, self.part) if isinstance(column, SidedColumn) else None
+        return None if multiply is None else KeptProduct(multiply, self._problem)
 
     def _products(self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]) -> dict[Part, Tensor]:
         column = self._made_column()

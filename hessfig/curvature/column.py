@@ -1,7 +1,7 @@
 """Columns of blocks as operators: the interface between networks and estimators, in chunks that bound memory."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -198,6 +198,19 @@ class SidedColumn:
         self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
         self.like = recurrence_like(objective.network, self.dtype, self.dim)
         self.is_recorded = is_built_in(objective.network)
+
+    def kept_product(self, row: Hashable, part: Part) -> Callable[[Tensor], Tensor] | None:
+        """Return v -> A v, the bits of `split_matmat` for one vector, through graphs that are kept; None without these.
+
+        It enters no context: see kept_product.KeptProduct.
+        """
+        del row, part
+        return None
+
+    @property
+    def _is_of_whole(self) -> bool:
+        """Whether every weight of every side is a parameter."""
+        return all(weight.index is None and not weight.axes for weight in self.weights)
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""

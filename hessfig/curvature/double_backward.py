@@ -211,6 +211,12 @@ def _full_precision() -> Iterator[None]:
         _set_precision(word, {one: "none" if was == whole else was for one, was in zip(settings, before, strict=True)})
 
 
+def is_narrow() -> bool:
+    """Whether float32 is multiplied in fewer digits on the CPU."""
+    backends: Any = torch.backends
+    return backends.mkldnn.matmul.fp32_precision in ("tf32", "bf16")
+
+
 def _precision() -> str:
     """Return the precision by the older interface of torch; "" if settings of the newer interface differ from it."""
     try:

@@ -295,8 +295,12 @@ class _Linear(torch.autograd.Function):
 
 def _is_traced(columns: Tensor) -> bool:
     """Whether autograd, forward mode or torch.func follows what is done with a tensor: otherwise A is multiplied."""
-    in_forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return columns.requires_grad or in_forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
+    return columns.requires_grad or is_followed()
+
+
+def is_followed() -> bool:
+    """Whether forward mode or torch.func is at work."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_real(x: Tensor | NDArray[Any]) -> bool:

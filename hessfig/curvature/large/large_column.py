@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.large.graphs import Graphs, Totals
-from hessfig.curvature.large.readouts import Tangents
+from hessfig.curvature.large.readouts import Tangents, VocabularyReadout
 from hessfig.curvature.problem import Objective
 from hessfig.rng import in_turn
 from hessfig.terms import Part
@@ -94,6 +94,10 @@ class LargeProducts:
 
     def _add(self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
         """Add the products of one batch for all columns to `sums`."""
+        alone = self._of_head([one.movedim(-1, 0) for one in columns]) if not graphs.paths else None
+        if alone is not None and (len(alone), *sums) == (1, Part.H) and isinstance(graphs.readout, VocabularyReadout):
+            self._add_to_head(sums[Part.H], 0, graphs.readout.product_in_weight(graphs.value, alone)[0])
+            return
         tangents, seconds = self._pushed(columns, graphs, second=set(sums) != {Part.H_o})
         if tangents is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -32,6 +32,7 @@ from hessfig.curvature.samples import few_samples, first_samples
 from hessfig.errors import UserError, plain
 from hessfig.rng import in_turn
 from hessfig.terms import Part
+from hessfig.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -373,6 +374,18 @@ class OwnColumn(LargeColumn):
         from hessfig.curvature.curvlinops import ColumnOperator
 
         return ColumnOperator(*self._given)
+
+    def kept_product(self, row: Hashable, part: Part) -> Callable[[Tensor], Tensor] | None:
+        """Return v -> A v, as SidedColumn says; None for H_o and H_f, where a zero takes another way."""
+        are_kept = all(self.network.keeps(number) for number in range(len(self.network)))
+        if not (part == Part.H and are_kept and self.network.holds(part)):
+            return None
+        return partial(self._product, self.rows[row])
+
+    def _product(self, row: Sequence[Weight], vector: Tensor) -> Tensor:
+        """Return H v in the weights of a row."""
+        totals = self.products.of_batches(range(len(self.network)), self.spread(vector.unsqueeze(1)), [Part.H])
+        return self._gather(totals[Part.H].tensors(), row).squeeze(1)
 
     @in_turn
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:

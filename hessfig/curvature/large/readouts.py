@@ -138,6 +138,16 @@ class VocabularyReadout:
                 self._mix(self._slope(p, chunk), here, to_features[:, chunk], to_weight)
         return to_features, to_weight
 
+    def product_in_weight(
+        self, features: Float[Tensor, "tokens width"], direction: Float[Tensor, "1 vocabulary width"]
+    ) -> Float[Tensor, "1 vocabulary width"]:
+        """Return what `products` returns in the unembedding, along dW alone: the sum of (B dW h) h^T over tokens."""
+        total = torch.zeros_like(direction)
+        for chunk in self._chunks(1):
+            curved = self._curved(features[chunk], self._softmax(features, chunk), Tangents(None, direction))
+            total += curved.transpose(1, 2) @ features[chunk]
+        return total
+
     def _curved(self, features: Tensor, p: Tensor, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
         """Return B dz of a chunk of tokens with the probabilities p."""
         dz = None if tangents.features is None else tangents.features @ self.unembedding.T

@@ -1,0 +1,274 @@
+"""Products with one vector: the bits of the first one, in every mode, and no trace of the code of users in them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+
+DRAWN_FROM = {"torch": False}
+
+
+def draw() -> None:
+    """Draw a number from global generators; small networks multiply several vectors at once, where torch draws none."""
+    random.random()
+    np.random.standard_normal()  # noqa: NPY002 - the caller's
+    if DRAWN_FROM["torch"]:
+        torch.rand(())
+
+
+class Drawing(torch.autograd.Function):
+    """The square, whose derivative draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        draw()
+        return 2 * ctx.saved_tensors[0] * slope
+
+
+def plain(x: Tensor) -> Tensor:
+    return x * x
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * x
+    y.register_hook(lambda slope: draw())
+    return y
+
+
+def hooked_node(x: Tensor) -> Tensor:
+    y = x * x
+    y.grad_fn.register_prehook(  # type: ignore[union-attr]
+        lambda slopes: draw()
+    )
+    return y
+
+
+def unpacked(x: Tensor) -> Tensor:
+    def unpack(held: Tensor) -> Tensor:
+        draw()
+        return held
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda held: held, unpack):
+        return x * x
+
+
+KINDS = {"a hook": hooked, "a hook of a node": hooked_node, "a Function": Drawing.apply, "saved tensors": unpacked}
+
+
+class Network(nn.Module):
+    """A network with one layer that may run code of its own in the backward pass."""
+
+    def __init__(self, square: Callable[[Tensor], Tensor], width: int = 5) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+        self.square = square
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs (batch, 2)."""
+        return self.last(self.square(torch.tanh(self.first(x))))
+
+
+def problem(square: Callable[[Tensor], Tensor] = plain, width: int = 5, batches: int = 1) -> hessfig.Problem:
+    torch.manual_seed(0)
+    network = Network(square, width).double()
+    given = [(torch.randn(6, 3).double(), torch.randint(2, (6,))) for _ in range(batches)]
+    weights = {name: name for name, _ in network.named_parameters()}
+    named: dict[str, Any] = {**weights, "row": ("first.weight", [1]), "both": ["first.bias", "last.weight"]}
+    return hessfig.Problem(network, given, loss="cross_entropy", weights=named)
+
+
+def states() -> tuple[Any, ...]:
+    """Return the states of NumPy and torch; what checks the types here draws from Python's generator."""
+    arrays: Any = np.random.get_state()  # noqa: NPY002
+    return arrays[1].tolist(), arrays[2:], torch.get_rng_state().tolist()
+
+
+def of_double_backward(given: hessfig.Problem, rows: list[str], columns: list[str], vector: Tensor) -> Tensor:
+    network = given.network
+    total = torch.stack([nn.functional.cross_entropy(network(x), y) for x, y in given.inputs]).mean()
+    parameters = dict(network.named_parameters())
+    at, along = [parameters[name] for name in rows], [parameters[name] for name in columns]
+    slopes = torch.autograd.grad(total, along, create_graph=True)
+    pieces = vector.split([one.numel() for one in along])
+    vectors = [piece.view_as(one) for piece, one in zip(pieces, along, strict=True)]
+    found = torch.autograd.grad(slopes, at, vectors, materialize_grads=True)
+    return torch.cat([one.flatten() for one in found])
+
+
+EVERY = ["first.weight", "first.bias", "last.weight", "last.bias"]
+BLOCKS: dict[str, tuple[Any, list[str], list[str]]] = {
+    "first": ("first.weight", ["first.weight"], ["first.weight"]),
+    "last": ("last.weight", ["last.weight"], ["last.weight"]),
+    "the last bias": ("last.bias", ["last.bias"], ["last.bias"]),
+    "a pair": (("first.weight", "last.bias"), ["first.weight"], ["last.bias"]),
+    "a group": ("both", ["first.bias", "last.weight"], ["first.bias", "last.weight"]),
+    "all": ("all", EVERY, EVERY),
+}
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("width", [5, 20_000])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_product_has_the_bits_of_the_first(block: str, width: int, batches: int) -> None:
+    given = problem(width=width, batches=batches)
+    name, rows, columns = BLOCKS[block]
+    operator = given.operator(name)
+    many = torch.randn(operator.shape[1], 6, dtype=torch.float64)
+    many[:, 3] = 0.0
+    for part in ("H", "H_o", "H_f"):
+        of_part = given.operator(name, part)
+        alone = [given.operator(name, part) @ vector for vector in many.T]  # no operator has a product before
+        assert all(torch.equal(of_part @ vector, first) for vector, first in zip(many.T, alone, strict=True))
+    for vector in many.T:
+        truth = of_double_backward(given, rows, columns, vector)
+        torch.testing.assert_close(operator @ vector, truth, rtol=1e-9, atol=1e-12)
+
+
+def test_views_and_vectors_of_other_kinds_are_multiplied_as_before() -> None:
+    given = problem()
+    operator, row = given.operator("all"), given.operator("row")
+    vector = torch.linspace(-1, 2, operator.shape[1], dtype=torch.float64)
+    product = [operator @ vector for _ in range(5)][-1]
+    assert torch.equal(row @ vector[:3], given.operator("row") @ vector[:3])
+    assert torch.equal(operator @ vector.repeat_interleave(2)[::2], product)
+    assert np.array_equal(operator @ vector.numpy(), product.numpy())
+    assert torch.equal(operator @ vector[:, None], product[:, None])
+    assert (operator @ vector.float()).dtype == torch.float64
+    with pytest.raises(hessfig.UserError, match="does not fit"):
+        operator @ vector[1:]
+    followed = vector.clone().requires_grad_()
+    (operator @ followed).sum().backward()
+    torch.testing.assert_close(followed.grad, operator @ torch.ones_like(vector))
+    pushed = torch.func.jvp(lambda one: operator @ one, (vector,), (vector,))[1]
+    torch.testing.assert_close(pushed, product)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "another device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("width", [5, 20_000])
+def test_modes_of_the_caller_change_nothing(mode: str, width: int) -> None:
+    operator = problem(width=width).operator("all", dtype="float32")
+    vector = torch.linspace(-1, 2, operator.shape[1])
+    products = [operator @ vector for _ in range(5)]
+    with MODES[mode]():
+        inside = operator @ vector
+    assert torch.equal(inside, products[0]) and not inside.requires_grad and not inside.is_inference()
+
+
+@pytest.mark.parametrize("width", [5, 20_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_code_of_users_draws_in_a_product_is_put_back(
+    kind: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DRAWN_FROM, "torch", width > 5)
+    operator = problem(KINDS[kind], width).operator("first.weight")
+    vector = torch.ones(operator.shape[1])
+    np.random.standard_normal()  # noqa: NPY002 - the next one is kept in the generator
+    before = states()
+    products = [operator @ vector for _ in range(6)]
+    assert states() == before and all(torch.equal(one, products[0]) for one in products)
+    assert operator._kept is not None and not operator._kept._is_alone
+
+
+class Stepping(nn.Module):
+    """A network whose product draws in the backward pass of one weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs (batch, 2)."""
+        return self.last(hooked(self.first(x)))
+
+
+def test_another_block_of_the_same_graphs_is_decided_by_itself() -> None:
+    torch.manual_seed(0)
+    given = hessfig.Problem(Stepping().double(), torch.randn(6, 3).double(), torch.randint(2, (6,)), "cross_entropy")
+    late, first = given.operator("last.weight"), given.operator("first.weight")
+    for _ in range(5):
+        late @ torch.ones(10)
+    before = states()
+    for _ in range(5):
+        first @ torch.ones(15)
+    assert states() == before
+
+
+def test_with_a_profiler_at_work_nothing_is_decided() -> None:
+    operator = problem().operator("all")
+    vector, seen = torch.ones(operator.shape[1]), list[str]()
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        seen.append(event)
+
+    operator @ vector
+    sys.setprofile(note)
+    try:
+        [operator @ vector for _ in range(5)]
+        assert sys.getprofile() is note and not operator._kept._is_alone  # type: ignore[union-attr]
+    finally:
+        sys.setprofile(None)
+    assert seen
+
+
+_ALONE = """
+import numpy, random, torch, hessfig
+torch.manual_seed(0)
+for width, threads in ((5, 2), (20_000, 2), (5, 1)):
+    torch.set_num_threads(threads)
+    network = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 2))
+    given = hessfig.Problem(network, torch.randn(6, 3), torch.randint(2, (6,)), "cross_entropy")
+    for block in ("all", "0.weight", "2.bias"):
+        operator = given.operator(block)
+        vector = torch.linspace(-1, 1, operator.shape[1], dtype=torch.float64)
+        products = [operator @ vector for _ in range(5)]
+        assert operator._kept._is_alone, (width, block)
+        assert operator._kept.needs_no_context(vector) and not products[-1].requires_grad
+        assert all(torch.equal(one, products[0]) for one in products), (width, block)
+        assert torch.get_num_threads() == threads
+
+def hooked(module, given, made):
+    made.register_hook(lambda slope: [random.random(), numpy.random.standard_normal()].clear())
+
+for width in (5, 20_000):
+    network = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 2))
+    network[1].register_forward_hook(hooked)
+    operator = hessfig.Problem(network, torch.randn(6, 3), torch.randint(2, (6,)), "cross_entropy").operator("0.weight")
+    numpy.random.standard_normal()
+    python, arrays = random.getstate(), numpy.random.get_state()
+    for _ in range(6):
+        operator @ torch.ones(3 * width)
+        assert random.getstate() == python and repr(numpy.random.get_state()) == repr(arrays)
+    assert operator._kept is not None and not operator._kept._is_alone
+print("alone")
+"""
+
+
+def test_products_of_torch_alone_enter_no_context() -> None:
+    """Of what users add, nothing is lost: in another process, since checks of types are code of others, which draws."""
+    run = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False)
+    assert run.stdout == "alone\n", run.stderr
