@@ -45,20 +45,14 @@ class LargeProducts:
     pieces : Pieces
         The batches.
     parameters : dict
-        The parameters by path.
-    above : bool
-        Whether a parameter of the head is a parameter of the head alone; a tied embedding is also below it.
+        The parameters by path; one of the head may also be below it, as a tied embedding is.
     """
 
-    def __init__(self, pieces: Pieces, parameters: Mapping[str, nn.Parameter], *, above: bool = False) -> None:
+    def __init__(self, pieces: Pieces, parameters: Mapping[str, nn.Parameter]) -> None:
         self.pieces, self._parameters = pieces, list(parameters.values())
         self._places = {path: place for place, path in enumerate(parameters)}
         self._heads = _heads(self._parameters, pieces.unembedding)
-        self._body = {
-            path: one
-            for (path, one), place in zip(parameters.items(), self._places.values(), strict=True)
-            if not above or place not in self._heads
-        }
+        self._body = dict(parameters)
         self._kept = dict[int, Graphs]()
 
     def of_batches(self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]) -> dict[Part, Totals]:
@@ -168,22 +162,11 @@ class LargeColumn(SidedColumn):
         The batches.
     objective, layer, col, rows
         As in ColumnOperator.
-    above : bool
-        As in LargeProducts.
     """
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        objective: Objective,
-        layer: int,
-        col: str,
-        rows: Sequence[str] | Rows,
-        *,
-        above: bool = False,
-    ) -> None:
+    def __init__(self, pieces: Pieces, objective: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(objective, layer, col, rows)
-        self.products = LargeProducts(pieces, dict(zip(self.places, self.parameters, strict=True)), above=above)
+        self.products = LargeProducts(pieces, dict(zip(self.places, self.parameters, strict=True)))
 
     @property
     def bytes_per_probe(self) -> int:

@@ -53,6 +53,7 @@ def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     the folder does not contain finite weights of this model, and if its files are not those that were planned.
     """
     model = _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
+    model.config.use_cache = False  # of keys and values, for generation
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # so that the padding token has derivatives like any other token
