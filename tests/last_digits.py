@@ -52,16 +52,24 @@ def shaken(problem: hessfig.Problem, seed: int) -> hessfig.Problem:
     return replace(problem, inputs=inputs, targets=targets)
 
 
-def decisions(problem: hessfig.Problem, dtype: str = "float64") -> dict[str, str]:
-    """Return what was decided on the way to a product, in words; numbers in texts are left out."""
-    found = dict[str, str]()
+def decisions(problem: hessfig.Problem, dtype: str = "float64", *, is_measured: bool = True) -> dict[str, str]:
+    """Return what was decided on the way to a product and, if it is measured, to numbers.
+
+    Decisions are words: numbers in texts are left out.
+    """
+    found = _noted(_decided(problem, dtype), "warnings")
+    if is_measured and "refused" not in found:
+        found |= _noted(_of_numbers(problem, dtype), "warnings, measuring")
+    return found
+
+
+def _noted(ways: Iterator[tuple[str, str]], name: str) -> dict[str, str]:
+    """Return decisions by what they decide, and under a name the warnings on the way."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")  # torch says it once a process
-        for what, word in _decided(problem, dtype):
-            found[what] = word
-    found["warnings"] = " | ".join(sorted({masked(str(one.message)) for one in noted}))
-    return found
+        found = dict(ways)
+    return found | {name: " | ".join(sorted({masked(str(one.message)) for one in noted}))}
 
 
 def masked(text: str) -> str:
@@ -84,14 +92,21 @@ def _decided(problem: hessfig.Problem, dtype: str) -> Iterator[tuple[str, str]]:
         "split": why_no_split,
         "pieces": _pieces,
         "engine": _engine,
-        "numbers": lambda _: _converged(problem, dtype),
-        "approximations": lambda _: _approximated(problem),
     }
     for what, act in acts.items():
-        try:
-            yield what, masked(str(act(objective)))
-        except (ValueError, ArithmeticError, RuntimeError) as error:
-            yield what, masked(f"{type(error).__name__}: {error}")
+        yield what, _in_words(act, objective)
+
+
+def _of_numbers(problem: hessfig.Problem, dtype: str) -> Iterator[tuple[str, str]]:
+    yield "numbers", _in_words(partial(_converged, problem), dtype)
+    yield "approximations", _in_words(_approximated, problem)
+
+
+def _in_words(act: Callable[[Any], object], given: Any) -> str:
+    try:
+        return masked(str(act(given)))
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        return masked(f"{type(error).__name__}: {error}")
 
 
 def _of_the_problem(objective: Objective) -> Iterator[tuple[str, str]]:

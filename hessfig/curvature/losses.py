@@ -307,5 +307,5 @@ def _apart(loss: Module, got: str, what: str) -> UserError:
         f"{loss.reduction!r}",
         got=got,
         allowed="a loss that is a mean over samples (weighted, perhaps), or with reduction 'sum' a sum",
-        remedy=f"{as_one}write the loss with reduction='sum'",
+        remedy=f"{as_one}set the attribute `reduction` of the loss to what it is, 'mean' or 'sum'",
     )

@@ -127,6 +127,18 @@ def test_losses_that_do_not_add_up_are_refused(loss: nn.Module, targets: Tensor)
     assert caught.value.got and caught.value.allowed and "one batch" in caught.value.remedy
 
 
+def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="sum")
+
+    with pytest.raises(UserError) as caught:
+        numbers(NET, [X[:3], X[3:]], [CLASSES[:3], CLASSES[3:]], loss)
+    assert "set the attribute `reduction` of the loss to what it is, 'mean' or 'sum'" in caught.value.remedy
+    loss.reduction = "sum"  # type: ignore[attr-defined]
+    apart = numbers(NET, [X[:3], X[3:]], [CLASSES[:3], CLASSES[3:]], loss)
+    assert apart == pytest.approx(numbers(NET, X, CLASSES, loss), rel=1e-10, abs=1e-13)
+
+
 def test_a_loss_whose_batches_cannot_be_joined_is_refused() -> None:
     x, y = torch.randn(3, 5, 3).double(), torch.randn(3, 5, 3).double()
     with pytest.raises(UserError, match=r"do not add up(.|\n)*cannot be joined"):
