@@ -192,16 +192,22 @@ class DifferencedColumn(SidedColumn):
     def _piece(self, part: Part, number: int, here: Callable[[], Sequence[Tensor]]) -> AbstractContextManager[object]:
         """Return a context that holds what is piecewise constant in a batch; `here` evaluates it at the weights.
 
-        Nothing is held if torch computes something else there while it is watched: higher-order operators (torch.cond)
-        lose parameters then.
+        Nothing is held if torch computes something else there while it is watched, or cannot: higher-order operators
+        (torch.cond) lose parameters then, or are not traced.
         """
         if (part, number) not in self._constants_of:
-            with PieceOf() as piece:
-                watched = here()
-            is_same = not piece.noted or self._is_same(watched, here())
-            self._constants_of[part, number] = piece.noted if is_same else []
+            self._constants_of[part, number] = self._noted_here(here)
         constants = self._constants_of[part, number]
         return PieceOf(constants) if constants else nullcontext()
+
+    def _noted_here(self, here: Callable[[], Sequence[Tensor]]) -> list[Constant]:
+        try:
+            with PieceOf() as piece:
+                watched = here()
+        except (AssertionError, RuntimeError):  # of the compiler; what fails without being watched too raises there
+            return []
+        is_same = not piece.noted or self._is_same(watched, here())
+        return piece.noted if is_same else []
 
     def _is_same(self, watched: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
         apart = [one - other for one, other in zip(watched, plain, strict=True)]
