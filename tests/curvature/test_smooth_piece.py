@@ -161,20 +161,23 @@ def test_a_parametrization_that_jumps_at_the_weights() -> None:
 class Conditional(nn.Module):
     """A higher-order operator, which loses the parameters of its branches while operations are watched."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_deep: bool) -> None:
         super().__init__()
+        self.below = nn.Sequential(nn.Linear(3, 3), nn.Tanh()) if is_deep else nn.Identity()
         self.first, self.last, self.is_on = nn.Linear(3, 4), nn.Linear(4, 2), True
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.below(x)
         if not self.is_on:
             return self.last((self.first(x) ** 2).relu())
         hidden = torch.cond(x.sum() > -100, lambda x: self.first(x) ** 2, lambda x: self.first(x), (x,))
         return self.last(hidden.relu())
 
 
-def test_operators_that_compile_are_not_watched() -> None:
+@pytest.mark.parametrize("is_deep", [False, True], ids=["parameters are lost", "not traced"])
+def test_operators_that_compile_are_not_watched(is_deep: bool) -> None:
     torch.manual_seed(0)
-    network, x = Conditional().double(), torch.randn(6, 3).double()
+    network, x = Conditional(is_deep=is_deep).double(), torch.randn(6, 3).double()
     problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1, 0]))
     found = problem.operator("all", products="differences")
     vector = torch.randn(found.shape[0]).double()
