@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import re
 import secrets
+import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -577,3 +579,95 @@ def test_the_loss_of_a_trainer(tmp_path: Path) -> None:
     )
     assert [*monitor(0).values()] == [pytest.approx(3 * float(F.mse_loss(network(X), X[:, :1]).detach()), rel=1e-6)]
     monitor.close()
+
+
+NETS = types.ModuleType("nets_of_a_user")
+torch.manual_seed(3)
+NETS.teacher, NETS.calls, NETS.inner = mlp(4, 3, 2).float(), None, types.SimpleNamespace()
+
+
+class Holder:
+    """Classes and methods that reach the teacher in several ways."""
+
+    teacher = NETS.teacher
+
+    @property
+    def of_property(self) -> nn.Module:
+        return NETS.teacher
+
+    @staticmethod
+    def loss(network: nn.Module, x: Tensor) -> Tensor:
+        return taught(network, x, NETS.teacher)
+
+
+class Heir(Holder):
+    """Reaches the teacher through its base, and through another method."""
+
+    def helped(self, network: nn.Module, x: Tensor) -> Tensor:
+        return self.helper(network, x)
+
+    def helper(self, network: nn.Module, x: Tensor) -> Tensor:
+        return taught(network, x, NETS.teacher)
+
+
+class Student(nn.Module):
+    """A network with the loss as a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp(4, 3, 2).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return taught(self, x, NETS.teacher)
+
+
+def taught(network: nn.Module, x: Tensor, teacher: nn.Module) -> Tensor:
+    return (network(x) - teacher(x).detach()).pow(4).mean()
+
+
+def imported(network: nn.Module, x: Tensor) -> Tensor:
+    import nets_of_a_user
+
+    return taught(network, x, nets_of_a_user.teacher)
+
+
+NETS.inner.holder = Holder()
+REACHED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a module's attribute": lambda network, x: taught(network, x, NETS.teacher),
+    "a module imported inside": imported,
+    "a class attribute": lambda network, x: taught(network, x, Holder.teacher),
+    "an attribute of the base": lambda network, x: taught(network, x, Heir().teacher),
+    "a property, two objects down": lambda network, x: taught(network, x, NETS.inner.holder.of_property),
+    "a static method": lambda network, x: Holder.loss(network, x),
+    "a method of a method": Heir().helped,
+    "a method of the network": lambda network, x: network.loss(x),
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_a_module_is_cast_wherever_the_function_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else float32 outputs of the teacher would enter a float64 Hessian, or not fit its inputs."""
+    monkeypatch.setitem(sys.modules, "nets_of_a_user", NETS)
+    torch.manual_seed(1)
+    network, x = Student(), X.float()
+    student, teacher = copy.deepcopy(network).double(), copy.deepcopy(NETS.teacher).double()
+    truth = hessian(lambda: taught(student, x.double(), teacher), list(student.parameters()))
+    found = measured(network, x, REACHED[name])
+    assert float((found - truth).norm()) <= 1e-12 * float(truth.norm())
+    assert {one.dtype for one in NETS.teacher.parameters()} == {torch.float32}
+    assert "teacher" not in vars(Heir)
+
+
+def test_attributes_of_modules_and_classes_are_restored() -> None:
+    Holder.calls = 0
+
+    def counting(network: nn.Module, x: Tensor) -> Tensor:
+        NETS.calls = (NETS.calls or 0) + 1
+        Holder.calls += 1
+        return network(x).square().mean() * NETS.calls * Holder.calls
+
+    hessfig.Problem(small(), X, compute_loss=counting).operator("all").dense()
+    assert (NETS.calls, Holder.calls) == (None, 0)

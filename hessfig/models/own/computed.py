@@ -26,7 +26,7 @@ from hessfig.models.own.in_place import InPlace, held_by
 from hessfig.models.own.opaque import Image, cast_to, mapped, opaque_batches, tensors_in, twin, without_graph
 from hessfig.models.own.own_checks import Raised, checked_network, shape_of, words_of
 from hessfig.models.own.own_network import Built
-from hessfig.models.own.preserved import preserved, reached_by
+from hessfig.models.own.preserved import methods_of, preserved, reached_by
 from hessfig.models.own.run_checks import CUT
 from hessfig.models.own.weight_names import TRAINABLE, named_layout
 from hessfig.models.own.wrappers import opener_of
@@ -118,7 +118,7 @@ class Computed(InPlace):
 
     def __init__(self, asked: Asked, function: Function, read: Callable[[Any], Tensor], real: torch.dtype) -> None:
         functions = [one for one in (asked.compute_loss, asked.compute_outputs) if one is not None]
-        super().__init__(asked.network, real, *_reachable(functions))
+        super().__init__(asked.network, real, *_reachable(functions, asked.network))
         if asked.is_trainable:
             only_trainable(self)
         self._functions, self._read = (function,), read  # in a tuple: no module of this one
@@ -402,13 +402,17 @@ def number_of(numbers: Tensor, batches: Sequence[Any]) -> int:
     return int(numbers[0]) if len(batches) > 1 else 0
 
 
-def _reachable(functions: Iterable[Any]) -> list[Any]:
-    """Return functions and what is preserved besides: the attributes of their objects, and the code of their class."""
+def _reachable(functions: Iterable[Any], network: nn.Module) -> list[Any]:
+    """Return functions and what is preserved besides.
+
+    That is: the attributes of their objects, the code of their class, and methods of the network that they call.
+    """
     things = list[Any]()
     for function in functions:
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = [getattr(type(owner), name, None) for name in ("__call__", "forward")]
-        things += [function, *([vars(owner)] if hasattr(owner, "__dict__") else []), *code]
+        methods = [one for each in (function, *code) for one in methods_of(each, network)]
+        things += [function, *([vars(owner)] if hasattr(owner, "__dict__") else []), *code, *methods]
     return things
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import CellType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ from hessfig.models.identity import is_library, names_in
 from hessfig.rng import is_row_major, kept_draws, lay_out
 
 _CONTAINERS = (dict, list, set, deque)
+_CALLED = ("__init__", "__call__", "forward")  # methods that code runs without their name
 
 
 @contextmanager
@@ -45,6 +47,12 @@ def reached_by(*things: Any) -> list[Any]:
     for thing in things:
         state.add(thing)
     return state.things
+
+
+def methods_of(function: Any, holder: Any) -> list[FunctionType]:
+    """Return the methods of an object that a function calls if the object is its argument."""
+    found = _State(numbers=False)._looked_up(holder, _names_of(function), set())
+    return [one for one in found if isinstance(one, FunctionType)]
 
 
 @contextmanager
@@ -154,7 +162,8 @@ class _State:
         if isinstance(thing, FunctionType):
             return self._of_function(thing)
         if isinstance(thing, MethodType):
-            return thing.__func__, thing.__self__
+            found = self._looked_up(thing.__self__, _names_of(thing.__func__), set())
+            return thing.__func__, thing.__self__, *found
         if isinstance(thing, partial):
             return thing.func, *thing.args, *thing.keywords.values()
         if isinstance(thing, CellType):
@@ -170,17 +179,44 @@ class _State:
     def _of_function(self, function: FunctionType) -> list[Any]:
         if is_library(function.__module__):
             return []
-        known = function.__globals__
-        shared = {name: known[name] for name in names_in(function.__code__) if name in known}
+        known, names = function.__globals__, _names_of(function)
+        shared = {name: known[name] for name in names if name in known}
         self._undo.append(partial(known.update, shared))
         words = (function.__kwdefaults__ or {}).values()
-        return [*(function.__closure__ or ()), *(function.__defaults__ or ()), *words, *shared.values()]
+        cells = [one for one in function.__closure__ or () if _is_filled(one)]
+        imported = [sys.modules[name] for name in names if name in sys.modules and name not in known]
+        holders = [*(one.cell_contents for one in cells), *(function.__defaults__ or ()), *words, *shared.values()]
+        seen = set[int]()
+        found = [one for holder in (*holders, *imported) for one in self._looked_up(holder, names, seen)]
+        return [*cells, *holders, *found]
+
+    def _looked_up(self, holder: Any, names: Iterable[str], seen: set[int]) -> Iterator[Any]:
+        """Yield what code that looks up these names finds in a module or class of the user, or in an object of one.
+
+        What methods look up in their turn is found, too. The contents of an object are left to `_of_container`.
+        """
+        if id(holder) in seen:
+            return
+        seen.add(id(holder))
+        spaces, found = list(_namespaces(holder)), dict[str, list[Any]]()
+        wanted = dict.fromkeys(names if isinstance(holder, ModuleType) else (*names, *_CALLED))
+        while spaces and wanted.keys() - found.keys():
+            new = {name: [one[name] for one in spaces if name in one][:1] for name in wanted if name not in found}
+            found |= new
+            functions = [one for values in new.values() for value in values for one in _functions_of(value)]
+            yield from functions
+            if not isinstance(holder, ModuleType):
+                wanted |= dict.fromkeys(name for one in functions for name in _names_of(one))
+        for owner in _owners(holder):
+            self._undo.append(partial(_put_attributes, owner, {k: vars(owner)[k] for k in found if k in vars(owner)}))
+        for value in (one for values in found.values() for one in values):
+            yield value
+            yield from self._looked_up(value, wanted, seen)
 
     def _of_cell(self, cell: CellType) -> list[Any]:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # the cell is empty
+        if not _is_filled(cell):
             return []
+        content = cell.cell_contents
         self._undo.append(partial(setattr, cell, "cell_contents", content))
         return [content]
 
@@ -189,6 +225,49 @@ class _State:
         self._undo.append(partial(_refill, thing, copy))
         entries = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
         return entries if len(entries) <= self.longest else []
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _names_of(function: Any) -> list[str]:
+    """Return the names that a function of the user looks up."""
+    is_own = isinstance(function, FunctionType) and not is_library(function.__module__)
+    return list(names_in(function.__code__)) if is_own else []
+
+
+def _functions_of(value: Any) -> list[FunctionType]:
+    """Return the functions of an attribute of a class: a method of any kind, or a property."""
+    inner = [getattr(value, name, None) for name in ("__func__", "fget", "func")]
+    return [one for one in (value, *inner) if isinstance(one, FunctionType)]
+
+
+def _owners(holder: Any) -> list[Any]:
+    """Return a module of the user, or a class and its bases, without those of libraries; of an object, its class's."""
+    if isinstance(holder, ModuleType):
+        return [] if is_library(holder.__name__) else [holder]
+    kind = holder if isinstance(holder, type) else type(holder)
+    return [one for one in kind.__mro__ if not is_library(one.__module__)]
+
+
+def _namespaces(holder: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield where the attributes of a module, class or object of the user are found; none for those of libraries."""
+    if not isinstance(holder, ModuleType | type) and _is_open(holder):
+        yield vars(holder)
+        yield getattr(holder, "_modules", {})
+    yield from map(vars, _owners(holder))
+
+
+def _put_attributes(holder: Any, values: Mapping[str, Any]) -> None:
+    """Restore attributes of a module or class, if they differ."""
+    for name, value in values.items():
+        if vars(holder).get(name) is not value:
+            setattr(holder, name, value)
 
 
 def _is_open(thing: Any) -> bool:
