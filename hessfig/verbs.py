@@ -92,6 +92,8 @@ class Verb:
     def _remedy(self, key: str) -> str:
         if self.name == "plot" and key.partition(".")[0] == "sweep":
             return "figure.sweep=NAME draws another sweep's table"
+        if self.name == "plot" and key == "quantity":
+            return "figure.options.quantity=NAME draws another quantity"
         others = [verb.name for verb in VERBS.values() if verb.composed and verb.takes(key)]
         return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
 

@@ -131,12 +131,16 @@ def _around(page: str, name: str, command: str) -> tuple[str, str, str]:
 
 
 _FIRST = ["value", "error", "quantity", "row", "col", "part"]
+_PRINTED = ["row", "col", "part", "quantity", "value", "error", "status"]
 _LAST = ["sweep", "config", "seconds", "dtype", "estimator", "num_probes"]
 _MOST = 30  # largest number of rows in HTML
 
 
 class Table(pd.DataFrame):
-    """A table of measured numbers: a pandas DataFrame whose HTML shows value and error first."""
+    """A table of measured numbers: a pandas DataFrame that shows block, quantity, value and error first.
+
+    The order of its columns stays that of the file.
+    """
 
     @property
     def _constructor(self) -> type[Table]:
@@ -145,13 +149,26 @@ class Table(pd.DataFrame):
     def _repr_html_(self) -> str:
         return table_html(self)
 
+    def __repr__(self) -> str:
+        """Return the text that is printed; of a selection of columns, in its own order."""
+        frame = pd.DataFrame(self)
+        if not {*_PRINTED, *_LAST[:1]} <= {*frame.columns}:
+            return repr(frame)
+        shown = frame[[*_PRINTED, *_differing(frame, _PRINTED)]]
+        with pd.option_context("display.max_columns", None, "display.show_dimensions", False):
+            return f"{shown}\n[{len(frame)} rows x {len(frame.columns)} columns]"
+
+
+def _differing(frame: pd.DataFrame, first: Sequence[str]) -> list[str]:
+    """Return the columns, besides the `first` and the technical ones, whose entries are not all the same."""
+    others = [name for name in frame.columns if name not in {*first, *_LAST}]
+    return [name for name in others if len(frame) < 2 or len(frame[name].unique()) > 1]
+
 
 def table_html(table: pd.DataFrame) -> str:
     """Return the first 30 rows of a table as HTML: value and error first, then the columns that distinguish rows."""
     shown = pd.DataFrame(table).head(_MOST)
-    same = [name for name in shown.columns if name not in _FIRST and len(shown) > 1 and len(shown[name].unique()) == 1]
-    names = [name for name in shown.columns if name not in {*same, *_FIRST, *_LAST}]
-    frame = shown[[*(name for name in _FIRST if name in shown), *names]]
+    frame = shown[[*(name for name in _FIRST if name in shown), *_differing(shown, _FIRST)]]
     more = f"<p>{len(table)} rows, of which the first {_MOST} are shown</p>" if len(table) > _MOST else ""
     return frame.to_html(index=False, float_format=lambda number: f"{number:.4g}", na_rep="") + more
 

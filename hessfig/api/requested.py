@@ -150,7 +150,8 @@ def _of_its_sweep(job: Job) -> Job:
     manifest = manifest_of(Path(job.config.output_dir) / name) if name else None
     if manifest is None:
         what, got = f"figure.sweep: there is no sweep {name!r}", f"figure.sweep={name}"
-        raise unknown_name(what, name, known, "figure.sweep=NAME of a sweep, or of one that was run", got=got)
+        remedy = f"output_dir=FOLDER, where FOLDER/{name}/table.csv is; or figure.sweep=NAME of another sweep"
+        raise unknown_name(what, name, known, remedy, got=got)
     return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
 
 

@@ -278,7 +278,8 @@ def plot(
     options : dict, optional
         Options of the layout: {"quantity": "trace"}.
     **settings
-        Settings of the group figure, and `style`: x="step", colour="part", width=3.3, title="Mine".
+        Settings of the group figure, and `style`: x="step", colour="part", width=3.3, title="Mine". `quantity` is
+        short for the option of this name.
 
     Returns
     -------
@@ -301,10 +302,14 @@ def plot(
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))
+        if figure and "=" in figure:
+            figure, words = None, (figure, *words)
         chosen = {"figure": figure} if figure else {"name": folder.name, "layout": "lines"}
         chosen |= _given(layout=layout, options=options)
         place = {"figure.sweep": folder.name, "output_dir": str(folder.parent)}
-        job = compose(_words(words, {**place, **_of_figures({**chosen, **settings})}))
+        asked = _words(words, {**place, **_of_figures({**chosen, **settings})})
+        VERBS["plot"].check(asked)
+        job = compose(asked)
         if job.config.figure.layout == STUDY:
             raise UserError(
                 f"figure {figure} is computed from the theory, not drawn from a run",
@@ -390,6 +395,8 @@ def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         if key == "options" and isinstance(value, Mapping):
             named |= {f"figure.options.{name}": option for name, option in value.items()}
+        elif key == "quantity":
+            named["figure.options.quantity"] = value
         else:
             named[f"figure.{key}" if key in known else key] = value
     return named

@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib import image
+from matplotlib.text import Text
 from torch import nn
 
 import hessfig
 from hessfig.config.compose.overrides import as_word
+from hessfig.config.compose.provenance import table_folder
 from hessfig.errors import UserError
 from hessfig.record import TABLE
 from hessfig.verbs import VERBS
@@ -135,6 +137,11 @@ def test_tables_show_value_and_error_first() -> None:
     heads = table._repr_html_().split("<th>")
     assert [head.partition("<")[0] for head in heads[1:3]] == ["value", "error"]
     assert "config" not in table._repr_html_()
+    shown = ["row", "col", "part", "quantity", "value", "error", "status"]
+    with pd.option_context("display.width", 80, "display.max_columns", 0):
+        assert str(table).split("\n")[0].split() == shown
+    assert str(table).endswith("[6 rows x 19 columns]")
+    assert table.columns[0] == "sweep" and str(table[["value", "row"]]).split()[:2] == ["value", "row"]
     assert "Problem of Linear" in problem._repr_html_() and "<td>8</td>" in problem._repr_html_()
     assert hessfig.plot(table, layout="bars").axes
 
@@ -146,6 +153,31 @@ def test_arrays_of_a_measured_table_are_drawn() -> None:
     for quantity, layout, panels in (("density", "spectra", 1), ("spectrum", "spectra", 1), ("slices", "slices", 3)):
         table = hessfig.measure(problem, blocks=["all"], parts=["H"], quantities=[quantity])
         assert len(hessfig.plot(table, layout=layout).axes) == panels
+
+
+def test_another_quantity_of_a_monitor_is_drawn(tmp_path: Path) -> None:
+    """Each of these names the quantity; its folder is not below outputs, and no preset has its name."""
+    network, batch = nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
+    options = {"every": 1, "max_fraction": None, "quantities": ["loss", "largest_eigenvalue"]}
+    monitor = hessfig.Monitor(network, "cross_entropy", batch, folder=tmp_path / "watched", **options)
+    for step in range(3):
+        monitor(step)
+    monitor.close()
+    with pytest.raises(UserError, match="for example quantity=loss"):
+        hessfig.plot(monitor.folder)
+    run = hessfig.read(monitor.folder)
+    for figure in (
+        hessfig.plot(monitor.folder, quantity="largest_eigenvalue"),
+        run.plot(quantity="largest_eigenvalue"),
+        run.plot("figure.options.quantity=largest_eigenvalue"),
+        hessfig.plot(run.table, options={"quantity": "largest_eigenvalue"}),
+    ):
+        assert any("largest eigenvalue" in text.get_text() for text in figure.findobj(Text))
+    for call in (lambda: run.plot(tolerance=0.2), lambda: run.plot("quantity=loss")):
+        with pytest.raises(UserError, match=r"hessfig plot does not read"):
+            call()
+    with pytest.raises(UserError, match=r"output_dir=FOLDER, where FOLDER/watched/table\.csv is"):
+        table_folder(VERBS["slopes"].job(["sweep.name=watched"]))
 
 
 def test_tables_of_several_runs_stand_in_one_figure(swept: Path) -> None:

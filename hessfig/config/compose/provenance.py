@@ -105,11 +105,12 @@ def table_folder(job: Job) -> Path:
     """Return outputs/<sweep> with its table. Raises UserError if there is none, or one of other settings."""
     folder = matching_folder(job)
     if not is_file(folder / TABLE):
+        is_known = folder.name in names("sweep", job.own) or any(word.startswith("sweep=") for word in job.words)
         raise UserError(
             f"{folder / TABLE} is missing: the sweep was not run",
             got="no table",
-            allowed="the table that `hessfig run` writes",
-            remedy=_run_command(job),
+            allowed="the table that `hessfig run` or hessfig.Monitor writes",
+            remedy=_run_command(job) if is_known else f"output_dir=FOLDER, where FOLDER/{folder.name}/{TABLE} is",
         )
     return folder
 
