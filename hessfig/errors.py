@@ -71,9 +71,13 @@ def first_few(names: Sequence[str], *, most: int = 5) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return 'did you mean X?' for the closest of `choices`, or an empty string."""
+    """Return 'did you mean X?' for the closest of `choices`, or an empty string; capitals are compared last."""
+    known = list(choices)
+    alike = [choice for choice in known if str(choice).casefold() == word.casefold()]
+    if alike:
+        return f"did you mean {str(alike[0])!r}?"
     cutoff = 0.5 if len(word) < 4 else 0.6  # half of two letters is one slip, half of four another word
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"did you mean {str(close[0])!r}?" if close else ""
 
 

@@ -99,7 +99,7 @@ class SettingInfo:
         for name, entry in entries.items():
             if entry is not None and not self._holds(entry):
                 allowed = self.allowed or self._range(key.rpartition(".")[2], whole=is_whole)
-                raise refusal(f"{name}{self.why or self._too_large(entry)}", entry, allowed)
+                raise refusal(f"{name}{self.why or self._outside(entry)}", entry, allowed)
 
     def _of_list(self, entries: list[Any], *, may_be_empty: bool) -> str:
         """Return what is wrong with a list as a whole; empty if nothing is."""
@@ -119,8 +119,12 @@ class SettingInfo:
                 return False
         return True
 
-    def _too_large(self, value: Any) -> str:
-        return " is too large" * (self.most is not None and isinstance(value, int) and value > self.most)
+    def _outside(self, value: Any) -> str:
+        """Return what is wrong with a value that `_holds` refuses."""
+        if self.pattern:
+            return " has another form"
+        is_large = self.most is not None and isinstance(value, int) and value > self.most
+        return " is too large" if is_large else " is out of range"
 
     def _range(self, name: str, *, whole: bool) -> str:
         """Return the allowed numbers in words."""

@@ -1,5 +1,6 @@
 """Lists all settings of the schema by dotted key, and by role."""
 
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -123,7 +124,11 @@ def meant(key: str) -> str:
     """Return suggestions for the unknown `key`: the same name in another group, similar spellings, or the list."""
     top = [name for name in settings() if "." not in name]
     same = [name for name in settings() if name.rpartition(".")[2] == key and not did_you_mean(key, top)]
-    hint = f"did you mean {same[0]!r}?" if same else did_you_mean(key, [*settings(), *GROUPS])
+    known = [*settings(), *GROUPS]
+    group, _, last = key.rpartition(".")
+    if group and any(name.startswith(f"{group}.") for name in settings()):
+        known = [name for name in known if did_you_mean(last, [name.rpartition(".")[2]])]
+    hint = f"did you mean {same[0]!r}?" if same else did_you_mean(key, known)
     return hint or "`hessfig run --help` lists the settings"
 
 
@@ -135,8 +140,18 @@ def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
         f"{where}{key} must be {'one of ' * bool(setting.choices)}{allowed}",
         got=got,
         allowed=allowed,
-        remedy=f"for example {key}={setting.default}",
+        remedy=_in_brackets(setting, got) or f"for example {key}={setting.default}",
     )
+
+
+def _in_brackets(setting: Setting, got: object) -> str:
+    """Return the remedy for a single entry of a list: [entry]; empty for anything else."""
+    entry = str(got).removeprefix(f"{setting.key}=")
+    if setting.kind.startswith("a list of numbers"):
+        is_entry = re.fullmatch(r"[-+.\deE]+", entry)
+    else:
+        is_entry = re.fullmatch(r"[\w.@*]+", entry) if setting.kind == "a list of names" else None
+    return f"{setting.key}=[{entry}], a list of one" if is_entry else ""
 
 
 @cache

@@ -393,13 +393,15 @@ def no_derivative(error: Exception, what: str) -> UserError:
     """Return the error for functions that torch cannot differentiate, with a remedy."""
     remedy = "write the operation in elementary ones, choose no attention kernel in forward(); or take differences of "
     remedy += 'gradients: products="differences" with parts="H" (estimator.products=differences parts=[H])'
+    if "use_reentrant" in str(error):
+        remedy = "checkpoint(..., use_reentrant=False), in transformers gradient_checkpointing_kwargs"
+    if "a second time" in str(error):
+        remedy = "create_graph=True in a torch.autograd.grad or backward inside the function"
     return UserError(
         what,
         got=plain(f"{type(error).__name__}: {error}", most=300),
         allowed="operations with second derivatives",
-        remedy="checkpoint(..., use_reentrant=False), in transformers gradient_checkpointing_kwargs"
-        if "use_reentrant" in str(error)
-        else remedy,
+        remedy=remedy,
     )
 
 

@@ -70,7 +70,7 @@ def why_no_split(objective: Objective) -> str:
     if objective.witness and objective.witness.no_split:
         return objective.witness.no_split
     if isinstance(objective.loss, Inside):
-        return "the loss is computed inside the network, or of several outputs: no outputs are declared"
+        return "the loss is a function of the network, and no compute_outputs are given"
     if is_convex(objective.loss):
         return ""
     for batch in objective.batches:

@@ -34,8 +34,11 @@ _ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this
 _NEARER = {torch.float64: 1e-3}
 _NEARER_OF_FEW_DIGITS = 0.1
 _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
-_NO_FUNCTION = "is not that of a function: u.Hv differs from v.Hu"
-_NO_GRADIENT = "give what is detached or rounded as data, computed beforehand; take hooks off that change gradients"
+_NO_FUNCTION = "the gradient of this loss is not that of a function: u.Hv differs from v.Hu"
+_NO_GRADIENT = (
+    "give what is detached or rounded as data, computed beforehand; an inner torch.autograd.grad takes "
+    "create_graph=True; remove hooks that change gradients"
+)
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
 STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
 Tensors = Mapping[str, Tensor]
@@ -251,7 +254,12 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
         where = "" if ray.is_outside else ray.off(ray.product(), rounding)[0]
     if where:
         remedy = DIFFERENCES if ray.is_symmetric(vectors[1]) else _NO_GRADIENT
-        return _refused(objective, "has another derivative than autograd says", where, remedy)
+        return _refused(
+            objective,
+            "autograd's second derivative does not match differences of the gradient of this loss",
+            where,
+            remedy,
+        )
     return _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT) if off > _ASYMMETRY else None
 
 
@@ -397,7 +405,7 @@ def _refused(objective: Objective, what: str, got: str, remedy: str) -> UserErro
     with torch.enable_grad(), differentiable_twice():
         functions = sorted({name for term in terms_of(objective, at) for name in functions_of([term()])})
     return UserError(
-        f"the gradient of this loss {what}",
+        what,
         got="; derivatives written in Python: ".join([got, first_few(functions)] if functions else [got]),
         allowed="a network and a loss whose derivatives autograd computes, twice",
         remedy=remedy,

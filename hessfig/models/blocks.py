@@ -302,6 +302,13 @@ def _at(name: str, layout: Layout) -> tuple[str, list[int]]:
 
 def _no_weight(name: Any, layout: Layout) -> UserError:
     known = [*layout.names, *layout.others]
+    if name in (EVERY_WEIGHT, EVERY_PAIR[0]):
+        return UserError(
+            f"blocks: {name} stands alone, not in a list",
+            got=f"[{name}]",
+            allowed=_allowed(layout),
+            remedy=f"blocks={name!r} in Python, blocks={name} on the command line",
+        )
     return UserError(
         f"blocks: there is no weight named {name!r}",
         got=name,

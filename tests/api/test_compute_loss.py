@@ -332,7 +332,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
         lambda: measured(small(), (X, 17), lambda network, batch: squares(network, batch[0]) * batch[1]),
     ),
     "a target network that is the network": (
-        "has another derivative than autograd says",
+        "second derivative does not match differences",
         "give what is detached or rounded as data",
         lambda: measured(small(), X, lambda network, x: (network(x) - network(x + 1).detach()).square().mean()),
         lambda: measured(

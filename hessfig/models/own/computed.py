@@ -177,7 +177,9 @@ class Computed(InPlace):
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            raise _raised(self._functions[0], error, self.opaque_batches[number], self._like.dtype) from error
+            raise _raised(
+                self._functions[0], _USE[self._read], error, self.opaque_batches[number], self._like.dtype
+            ) from error
         now = enumerate(self._versions())
         self._changing |= {place for place, version in now if version != versions[place]}
         self._images = self._beyond.images(self._like)
@@ -310,7 +312,8 @@ class OfOutputs(nn.Module):
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            raise _raised(self._functions[0], error, computed.opaque_batches[number], outputs.dtype) from error
+            batch, use = computed.opaque_batches[number], "compute_loss(outputs, batch) that returns its loss"
+            raise _raised(self._functions[0], use, error, batch, outputs.dtype) from error
         finally:
             for one, flag in zip(leaves, flags, strict=True):
                 one.requires_grad_(flag)
@@ -477,7 +480,13 @@ def _one_tensor(value: Any) -> Tensor:
     )
 
 
-def _raised(function: Any, error: BaseException, batch: Any, real: torch.dtype) -> Raised:
+_USE = {
+    one_number: "compute_loss(network, batch) that returns its loss",
+    _one_tensor: "compute_outputs(network, batch) that returns one tensor",
+}
+
+
+def _raised(function: Any, use: str, error: BaseException, batch: Any, real: torch.dtype) -> Raised:
     name = str(real).removeprefix("torch.")
     other = "float32" if name == "float64" else "float64"
     is_type = "dtype" in str(error) or "scalar type" in str(error)
@@ -485,7 +494,7 @@ def _raised(function: Any, error: BaseException, batch: Any, real: torch.dtype) 
     return Raised(
         f"{getattr(function, '__name__', type(function).__name__)} raises {type(error).__name__} when it is called",
         got=f"{words_of(error)}; given the network in {name} and {shape_of(batch)}",
-        allowed="compute_loss(network, batch) that returns its loss",
+        allowed=use,
         remedy=type_remedy if is_type else "call it yourself with the same network and batch",
     )
 
@@ -508,7 +517,7 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
     again, size = float(here.value), directions.size_of_terms(here)
     if abs(again - value) > LOSS.of(problem.dtype) * max(abs(value), size):
         raise UserError(
-            "compute_loss is not a function: it changes from call to call",
+            "compute_loss is not deterministic: it changes from call to call",
             got=f"{value:.9g}, then {again:.9g}, with the same parameters and batches",
             allowed="a function of the network and the batch",
             remedy="give what changes (counters, files, caches, generators of other libraries) as data of the batch",
