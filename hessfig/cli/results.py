@@ -98,9 +98,23 @@ def slopes_verb(job: Job) -> int:
         return 0
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
+    _say_too_few(fitted)
     print_plain(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
     print(f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={job.config.tolerance:g})")
     return 0
+
+
+def _say_too_few(fitted: pd.DataFrame) -> None:
+    """Print what to do about curves with fewer points than a slope needs."""
+    from hessfig.analysis.slopes.printed import SlopeVerdict
+
+    few = fitted[fitted["verdict"] == SlopeVerdict.too_few_points]
+    for axis in dict.fromkeys(few["axis"]):
+        more = "for example grid.values=[0.1,0.3,1] or grid.points=10" if axis == "sigma" else "in the sweep"
+        print_plain(
+            f"too few points: a slope needs three values of {axis} in its window, each with a positive mean; measure "
+            f"more of them ({more}), or widen the window (sweep.windows)"
+        )
 
 
 def _print(frame: pd.DataFrame, job: Job) -> None:

@@ -67,7 +67,7 @@ class Workers:
             say(*status_lines(job, sweep))
             return None
         if not sys.stderr.isatty():
-            say(f"start: {command}\n{describe_plan(sweep, title=title(job))}")
+            say(f"start: {command}\n{describe_plan(sweep, title=title(job), unread=False)}")
         if shard is None:
             return run_sweep(sweep, command=command)
         words = [word for word in words_without(job, Role.machine) if not word.startswith("shard=")]

@@ -33,7 +33,7 @@ _OTHER_CONTENT = "these settings, but other files or code, or another version of
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
-def describe_plan(sweep: Sweep, *, title: str = "") -> str:
+def describe_plan(sweep: Sweep, *, title: str = "", unread: bool = True) -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go.
 
     `title` is the first of them: the settings know what a run changes of its preset.
@@ -47,7 +47,7 @@ def describe_plan(sweep: Sweep, *, title: str = "") -> str:
     ]
     if pilots:
         lines.append(_pilot_line(pilots, pilots_todo))
-    lines += sweep.notes
+    lines += [note for note in sweep.notes if unread or note not in sweep.unread]
     lines += _training_lines(todo)
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)

@@ -89,7 +89,8 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
     diverged = _diverged(sweep, gathered.missing)
     run["diverged_cells"] = len(diverged)
     written = _write(sweep, gathered, run) if is_written else []
-    notes = [*sweep.notes, *written, *_lacks(sweep, gathered.missing, diverged)]
+    planned = [note for note in sweep.notes if note not in sweep.unread]  # `begin` has said what is not read
+    notes = [*planned, *written, *_lacks(sweep, gathered.missing, diverged)]
     if lost:
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
