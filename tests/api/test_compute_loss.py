@@ -288,6 +288,22 @@ def measured(network: nn.Module, batches: Any, compute_loss: Any, dtype: str = "
     return hessfig.Problem(network, batches, compute_loss=compute_loss, **further).operator("all", dtype=dtype).dense()
 
 
+def _inner(network: nn.Module, batch: Tensor, *, keep: bool) -> Tensor:
+    """Return the mean square of the outputs times their slopes in the inputs."""
+    x = batch.detach().requires_grad_()
+    outputs = network(x)
+    (slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=keep)
+    return (outputs * slope).square().mean()
+
+
+def _adapted(network: nn.Module, x: Tensor, *, keep: bool) -> Tensor:
+    """Return the loss after one step of gradient descent."""
+    named = dict(network.named_parameters())
+    slopes = torch.autograd.grad(squares(network, x), [*named.values()], create_graph=keep)
+    there = {name: named[name] - 0.1 * slope for name, slope in zip(named, slopes, strict=True)}
+    return torch.func.functional_call(network, there, (x + 1,)).square().mean()
+
+
 REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
     "a number of Python": (
         "does not return one real number",
@@ -338,6 +354,24 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
         lambda: measured(
             small(), (X, small()(X + 1).detach()), lambda network, batch: (network(batch[0]) - batch[1]).square().mean()
         ),
+    ),
+    "an inner gradient without its graph": (
+        "has no gradient in torch",
+        "create_graph=True",
+        lambda: measured(small(), X, lambda network, x: _inner(network, x, keep=False) + squares(network, x)),
+        lambda: measured(small(), X, lambda network, x: _inner(network, x, keep=True) + squares(network, x)),
+    ),
+    "a first-order inner step": (
+        "second derivative does not match differences",
+        "create_graph=True",
+        lambda: measured(small(), X, lambda network, x: _adapted(network, x, keep=False)),
+        lambda: measured(small(), X, lambda network, x: _adapted(network, x, keep=True)),
+    ),
+    "outputs that raise": (
+        "raises KeyError",
+        "call it yourself",
+        lambda: measured(small(), X, lambda o, x: o.sum(), compute_outputs=lambda network, x: network({}[0])),
+        lambda: measured(small(), X, lambda o, x: o.square().sum(), compute_outputs=lambda network, x: network(x)),
     ),
     "a batch with a graph": (
         "a tensor of a batch has a graph",
@@ -671,3 +705,14 @@ def test_attributes_of_modules_and_classes_are_restored() -> None:
 
     hessfig.Problem(small(), X, compute_loss=counting).operator("all").dense()
     assert (NETS.calls, Holder.calls) == (None, 0)
+
+
+def test_refusals_name_the_function_that_is_meant() -> None:
+    with pytest.raises(hessfig.errors.UserError, match=r"compute_outputs\(network, batch\) that returns one tensor"):
+        measured(small(), X, lambda o, x: o.sum(), compute_outputs=lambda network, x: network({}[0]))
+    with pytest.raises(hessfig.errors.UserError, match=r"compute_loss\(outputs, batch\) that returns its loss"):
+        measured(small(), X, lambda o, x: {}[0], compute_outputs=lambda network, x: network(x))
+    with pytest.raises(hessfig.errors.UserError, match=r"compute_loss\(network, batch\) that returns its loss"):
+        measured(small(), X, lambda network, x: {}[0])
+    with pytest.raises(hessfig.errors.UserError, match="a function of the network, and no compute_outputs are given"):
+        hessfig.measure(hessfig.Problem(small(), X, compute_loss=squares), blocks=["all"], parts="H_o")

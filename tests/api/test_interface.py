@@ -211,6 +211,10 @@ BAD = {
     "dropout": ({"network": nn.Sequential(nn.Dropout(0.5), NET)}, "training mode(.|\n)*network.eval"),
     "a tuple of outputs": ({"network": nn.LSTM(3, 2)}, "output is not a tensor"),
     "other inputs": ({"inputs": {"x": X}}, "the network cannot take the batch(.|\n)*argument 'x'"),
+    "a function of network and batch": (
+        {"inputs": (X, X), "targets": lambda network, batch: X.sum()},
+        "compute_loss=f",
+    ),
     "too few targets": ({"inputs": [X, X]}, "inputs and targets are not tensors"),
 }
 
