@@ -303,7 +303,7 @@ def plot(
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))
         if figure and "=" in figure:
-            figure, words = None, (figure, *words)
+            words, figure = (figure, *words), None
         chosen = {"figure": figure} if figure else {"name": folder.name, "layout": "lines"}
         chosen |= _given(layout=layout, options=options)
         place = {"figure.sweep": folder.name, "output_dir": str(folder.parent)}

@@ -480,7 +480,7 @@ def _one_tensor(value: Any) -> Tensor:
     )
 
 
-_USE = {
+_USE: dict[Any, str] = {
     one_number: "compute_loss(network, batch) that returns its loss",
     _one_tensor: "compute_outputs(network, batch) that returns one tensor",
 }
