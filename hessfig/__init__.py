@@ -29,7 +29,7 @@ __all__ = [
     "read",
     "run",
 ]
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 _HOMES = {
     **dict.fromkeys(("Problem", "measure"), "hessfig.api.interface"),
     **dict.fromkeys(("Run", "plot", "read", "run"), "hessfig.api.sessions"),
