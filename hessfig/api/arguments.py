@@ -149,6 +149,8 @@ def device_of(given: Any) -> torch.device:
     """Return a device. Raises UserError for a device that this machine lacks, or that holds no numbers."""
     import torch
 
+    if isinstance(given, str) and given == "cpu":  # to count cards loads a library
+        return torch.device("cpu")
     counts = {"cpu": 1, "cuda": torch.cuda.device_count()}
     with suppress(RuntimeError, TypeError, ValueError, OverflowError):
         device = torch.device(given)

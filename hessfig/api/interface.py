@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -41,6 +41,16 @@ if TYPE_CHECKING:
 
 
 _OF_ZERO = " (of a block that is zero these are not defined)"
+
+
+def _settings(*given: Any) -> tuple[Measure, Config]:
+    """Return what an operator is asked for, and the settings that stand for it. Raises UserError."""
+    block, part, dtype, device, products = given
+    wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
+    return wanted, wanted.config()
+
+
+_known_settings = lru_cache(maxsize=256)(_settings)
 
 
 @dataclass(frozen=True)
@@ -253,10 +263,11 @@ class Problem:
         from hessfig.models.own.own_checks import is_sharded
         from hessfig.models.routes import Engines
 
-        wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
+        given = (block, part, dtype, device, products)
+        wanted = (_known_settings if all(isinstance(one, str) for one in given) else _settings)(*given)
         if is_sharded(self.network):
-            return sharded_operator(self, wanted.config(), block)
-        config, problem, single = self._single(wanted)
+            return sharded_operator(self, wanted[1], block)
+        config, problem, single = self._single(*wanted)
         engines = Engines(problem, config.model, config.estimator.products)
         return BlockOperator(problem, single, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
 
@@ -308,20 +319,19 @@ class Problem:
         chosen = ApproximationConfig(names=[kind], rank=whole("rank", rank, most=64, example=3))
         method = "dense" if kind in OF_THE_BLOCK else "auto"
         wanted = Measure([block], [part], ["approximations"], method, seed=seed)
-        config, problem, single = self._single(wanted, chosen)
+        config, problem, single = self._single(wanted, replace(wanted.config(), approximation=chosen))
         request = asked_of(quantity("approximations"), [single], At(config, seed=config.first_seed))
         with undisturbed(problem), _kept(self):
             product = approximation_of(problem, request)
         return ApproximatedBlock(name, single, product, Entries(problem, single.layer, single.col))
 
-    def _single(self, wanted: Measure, chosen: ApproximationConfig | None = None) -> tuple[Config, Objective, Block]:
+    def _single(self, wanted: Measure, config: Config) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the named block. Raises UserError for several blocks."""
-        config = wanted.config()
-        config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(wanted.device or "cpu")
-        with differentiating(), _kept(self):
+        with differentiating():
             problem = self._checked(config.dtype, place)
-            config, blocks = checked_request(config, problem, str(config.parts[0]))
+            with nullcontext() if config.parts == [Part.H] else _kept(self):  # other parts call the loss
+                config, blocks = checked_request(config, problem, str(config.parts[0]))
         if len(blocks) > 1:
             names = [f"{block.col}@{block.layer}" for block in blocks]
             raise UserError(

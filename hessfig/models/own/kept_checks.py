@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,11 @@ class Request:
     opened: Callable[[], Asked | AskedFunction]
     dtype: str
     place: torch.device | None = None
+
+    def preserved(self) -> AbstractContextManager[None]:
+        """Return a context after which lists and dictionaries that hooks and losses fill are as before."""
+        function = self.arguments["compute_loss"] or self.arguments["loss"]
+        return preserved(self.network, function, numbers=False)
 
     def fingerprint(self) -> str:
         """Return a hash of all that the function is made of, as far as Python shows it, and of settings of torch."""
@@ -87,16 +93,22 @@ class Compared:
     size: float
 
     def sizes(self, request: Request) -> Sizes:
-        """Return value and gradient of the user's own function, as it is now."""
-        asked = request.opened() if self.whole is None else self.whole.asked
-        with differentiating(), kept_draws(), made_on(_device(asked)):
-            if self.whole is None:
-                assert isinstance(asked, AskedFunction)
-                return Sizes.of(Computing(asked).gradient(getattr(torch, request.dtype)), self.size)
+        """Return value and gradient of the user's own function, as it is now; an OwnFunction preserves what it runs."""
+        if self.whole is None:
+            return self._of_function(request)
+        with differentiating(), kept_draws(), made_on(_device(self.whole.asked)):
             if self.few is None:
                 return Sizes.of(self.whole.gradient(self.shares), self.size)
-            values = self.whole.values()  # a gradient of all samples may take more memory than is allowed
-            return Sizes.of(self.few.gradient({0: 1.0}), self.size, values)
+            # a gradient of all samples may take more memory than is allowed
+            values, here = self.whole.values_and_gradient(self.few)
+            return Sizes.of(here, self.size, values)
+
+    def _of_function(self, request: Request) -> Sizes:
+        with request.preserved():
+            asked = request.opened()
+            assert isinstance(asked, AskedFunction)
+            with differentiating(), made_on(_device(asked)):
+                return Sizes.of(Computing(asked).gradient(getattr(torch, request.dtype)), self.size)
 
 
 class KeptChecks:
@@ -120,6 +132,11 @@ class KeptChecks:
             self._last = last
             return found
         del last  # as large as the network
+        with request.preserved():
+            return self._checked(request)
+
+    def _checked(self, request: Request) -> Objective:
+        """Return the problem of a request, checked anew, and keep it if that takes less time than the checks."""
         started = time.perf_counter()
         checking = Checking(request)
         checked = time.perf_counter()

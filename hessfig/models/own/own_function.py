@@ -66,7 +66,15 @@ class OwnFunction:
     def values(self, *, beside: bool = False) -> list[float]:
         """Return the loss of every batch at the weights, or `beside` them: one step away."""
         with self._kept(), torch.enable_grad(), self._moved() if beside else nullcontext():
-            return [float(self._term(batch, 1.0).detach()) for batch in range(len(self.call.given))]
+            return self._values()
+
+    def values_and_gradient(self, few: OwnFunction) -> tuple[list[float], Derivatives]:
+        """Return the loss of every batch, and value and gradient of `few`: this function of its first samples."""
+        with self._kept(), torch.enable_grad():
+            return self._values(), few._derivatives({0: 1.0}, (), 1)
+
+    def _values(self) -> list[float]:
+        return [float(self._term(batch, 1.0).detach()) for batch in range(len(self.call.given))]
 
     def derivatives(self, shares: Mapping[int, float], order: int) -> Derivatives:
         """Return the derivatives at the weights; `shares` are the weights of batches, by number."""

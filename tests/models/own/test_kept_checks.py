@@ -284,6 +284,36 @@ def test_a_large_copy_is_kept_only_while_an_operator_holds_it(monkeypatch: pytes
     assert held() is None
 
 
+@pytest.mark.parametrize("form", ["problem", "function"])
+def test_what_hooks_and_losses_fill_is_as_before_every_operator(form: str) -> None:
+    filled, network = list[Any](), Network().eval()
+    network.first.register_forward_hook(lambda *given: filled.append(given))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        filled.append(outputs)
+        return (outputs - targets).square().mean()
+
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    of_batch = {"compute_loss": lambda network, batch: loss(network(batch), y.to(batch))}
+    given = hessfig.Problem(network, x, y, loss) if form == "problem" else hessfig.Problem(network, x, **of_batch)
+    for part in ("H", "H", "H_o", "H_o")[: 4 if form == "problem" else 2]:
+        given.operator("last.weight", part)
+        assert filled == []
+
+
+def test_an_operator_that_is_refused_is_refused_again() -> None:
+    problem = case().problem
+    for _ in range(2):
+        with pytest.raises(hessfig.UserError, match="products: there is no such choice"):
+            problem.operator("last.weight", products="fast")
+        with pytest.raises(hessfig.UserError, match="device"):
+            problem.operator("last.weight", device="cpu:7")
+        with pytest.raises(hessfig.UserError):
+            problem.operator("nowhere")
+    first, other = (problem.operator(["first.weight", "last.bias"], dtype=dtype) for dtype in ("float64", "float32"))
+    assert first.shape == (15, 2) and (str(first.dtype), str(other.dtype)) == ("float64", "float32")
+
+
 def test_copies_of_a_problem_keep_nothing() -> None:
     problem = hessfig.Problem(Network().eval(), torch.randn(6, 3), torch.randn(6, 2), "mse")
     first = product(problem)
