@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, Tas
 from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.measurements import quantity as quantity_module
 from hessfig.measurements.catalogue import CATALOGUE, CORE, quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.registry import row_facts
@@ -90,41 +88,6 @@ def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Objective, R
 def test_the_catalogue_is_read_without_torch() -> None:
     program = "import sys, hessfig.measurements.catalogue; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-@pytest.mark.filterwarnings("error::DeprecationWarning")
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [("blocks", "block_row, columns"), ("estimate", "Estimate"), ("protocol", "Measured, Quantity, Request, row_of")],
-)
-def test_modules_of_0_2_0_have_their_names_with_a_warning(module: str, names: str) -> None:
-    """Also where hessfig.measurements is all that was imported, and where nothing was."""
-    place = f"hessfig.measurements.{module}"
-    for name in names.split(", "):
-        with pytest.warns(
-            DeprecationWarning, match=f"{place} is deprecated .* import {name} from hessfig.measurements.q"
-        ) as told:
-            found = getattr(importlib.import_module(place), name)
-        assert found is getattr(quantity_module, name)
-        assert told[0].filename == __file__
-    ways = [f"from {place} import {names}", f"import {place} as old; old.{names.split(', ')[0]}", f"import {place}"]
-    for way in ways:
-        assert subprocess.run([sys.executable, "-W", "ignore", "-c", way], check=False).returncode == 0
-    wrong = subprocess.run(
-        [sys.executable, "-c", f"from {place} import nothing"], capture_output=True, text=True, check=False
-    )
-    assert wrong.returncode == 1 and "ImportError" in wrong.stderr
-
-
-def test_files_written_for_0_2_0_find_the_names_they_import(tmp_path: Path) -> None:
-    (tmp_path / "old.py").write_text(
-        "from hessfig.measurements.blocks import block_row, columns\n"
-        "from hessfig.measurements.estimate import Estimate\n"
-        "from hessfig.measurements.protocol import Measured, Quantity, row_of\n\n"
-        "QUANTITY = Quantity('old', lambda problem, request: Measured([]))\n"
-    )
-    with pytest.warns(DeprecationWarning, match="hessfig 0.5.0"):
-        assert quantity("old.py:QUANTITY", str(tmp_path)).name == "old"
 
 
 OF_WEIGHTS = """
