@@ -54,7 +54,12 @@ def from_first(make: Callable[[], T]) -> T:
         except UserError as error:
             told[1] = error
         except Exception as error:
-            told[1] = UserError(f"rank 0 raised {type(error).__name__}", got=error, remedy="look at its output")
+            told[1] = UserError(
+                "rank 0 cannot go on",
+                got=f"{type(error).__name__}: {error}",
+                allowed="ranks that all run to the end",
+                remedy="look at the output of rank 0",
+            )
             raise
         finally:
             with together():

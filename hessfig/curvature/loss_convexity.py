@@ -70,7 +70,8 @@ def why_no_split(objective: Objective) -> str:
     if objective.witness and objective.witness.no_split:
         return objective.witness.no_split
     if isinstance(objective.loss, Inside):
-        return "the loss is a function of the network, and no compute_outputs are given"
+        made = "computed inside the network, by compute_loss, or from several outputs"
+        return f"the loss is {made}, and no outputs are declared"
     if is_convex(objective.loss):
         return ""
     for batch in objective.batches:
