@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
+from matplotlib.transforms import ScaledTranslation
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
@@ -26,6 +27,7 @@ from hessfig.predictions.growth_rates import Prediction
 _BELOW = 0.06  # distance from a curve to its guide, as a share of the panel
 _GAP = 0.05  # inches between words and the line at sigma = 1
 _DARK = 0.5  # lightness of a cell below which its words are white
+_SPACING = 1.15  # from one line of a text to the next, in heights of a line
 _LINE = 0.11  # inches from one line of small words to the next
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
@@ -198,12 +200,15 @@ def corner(
     vertical, horizontal = where.split()
     x = {"left": left, "right": right}[horizontal]
     y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
-    style: dict[str, Any] = {"color": colour, "fontsize": TINY, "bbox": BACKING, "linespacing": 1.15}
-    rows = [len(text.splitlines()) for text in (words, aside)]  # two texts of as many lines stand below one another
-    ax.text(x, y, words + "\n" * rows[1], transform=ax.transAxes, ha=horizontal, va=va, **style)
-    if aside:
-        style |= {"color": GUIDE, "bbox": None}
-        ax.text(x, y, "\n" * rows[0] + aside, transform=ax.transAxes, ha=horizontal, va=va, **style)
+    style: dict[str, Any] = {"transform": ax.transAxes, "ha": horizontal, "va": va, "fontsize": TINY}
+    style["linespacing"] = _SPACING
+    text = ax.text(x, y, words, color=colour, bbox=BACKING, **style)
+    if not aside:
+        return
+    grey = ax.text(x, y, aside, color=GUIDE, **style)
+    at_corner, moved, sign = (text, grey, -1) if va == "top" else (grey, text, 1)
+    height = at_corner.get_window_extent().height / ax.figure.dpi + (_SPACING - 1) * TINY / 72  # inches
+    moved.set_transform(ax.transAxes + ScaledTranslation(0, sign * height, ax.figure.dpi_scale_trans))
 
 
 def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:
