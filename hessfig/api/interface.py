@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 _OF_ZERO = " (of a block that is zero these are not defined)"
 
 
-def _settings(*given: Any) -> tuple[Measure, Config]:
+def _settings(block: Any, part: str, dtype: str, device: str, products: str) -> tuple[Measure, Config]:
     """Return what an operator is asked for, and the settings that stand for it. Raises UserError."""
-    block, part, dtype, device, products = given
     wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
     return wanted, wanted.config()
 
@@ -496,6 +495,7 @@ def measure(
 
 
 def of_ranks(config: Config, parts: Any, problem: Problem) -> Config:
+    """Return the settings for a sharded network: H alone where no parts are asked for and outputs are not known."""
     is_whole = parts is None and problem.compute_outputs is None
     return replace(config, parts=[Part.H]) if is_whole else config
 

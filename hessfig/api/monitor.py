@@ -183,8 +183,6 @@ class Monitor:
         check_form(
             compute_loss, loss=loss, outputs=outputs, batch_weights=batch_weights, compute_outputs=compute_outputs
         )
-        if compute_loss is not None:
-            warn_of_lengths(batch, batch_weights)
         opener = opener_of(network)
         if opener is not None and compute_loss is None:
             network, batch, loss = opener.followed(network, batch, loss)
@@ -222,6 +220,8 @@ class Monitor:
                 from_first(lambda: self._open(self._sharded.content, 0, log, overwrite=overwrite))
                 return
             check_not_sharded(sharded_batches)
+            if compute_loss is not None:
+                warn_of_lengths(batch, batch_weights)
             functions = (compute_loss, compute_outputs, batch_weights) if compute_loss is not None else None
             asked = (batch, loss, weights, outputs, functions)
             self._copy = NetworkCopy(self._network, *asked, dtype=config.dtype, place=place)

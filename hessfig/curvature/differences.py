@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
+from traceback import walk_tb
 
 import torch
 from jaxtyping import Float
@@ -204,7 +205,9 @@ class DifferencedColumn(SidedColumn):
         try:
             with PieceOf() as piece:
                 watched = here()
-        except (AssertionError, RuntimeError):  # of the compiler; what fails without being watched too raises there
+        except (AssertionError, RuntimeError) as error:
+            if not _is_of_the_compiler(error):
+                raise
             return []
         is_same = not piece.noted or self._is_same(watched, here())
         return piece.noted if is_same else []
@@ -241,6 +244,12 @@ class DifferencedColumn(SidedColumn):
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
         return self._suffix.at(dict(zip(self._names, weights, strict=True)), start)
+
+
+def _is_of_the_compiler(error: BaseException) -> bool:
+    """Whether an exception passed through torch's compiler, which traces higher-order operators."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return any(name.startswith(("torch._dynamo", "torch._subclasses", "torch._higher_order_ops")) for name in frames)
 
 
 def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -529,6 +529,70 @@ def test_derivatives_of_a_loss_in_float32_are_compared(kind: Callable[[], nn.Mod
     assert float((found - truth).norm()) <= 1e-5 * float(truth.norm())
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_losses_in_float32_are_added_over_batches(number: int) -> None:
+    """Sums of batches have the digits of the parameters: they were taken for a loss that changes."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    batches = [(torch.randn(12, 4).double(), torch.randint(0, 4, (12,))) for _ in range(number)]
+
+    def loss(network: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(network(batch[0]).float(), batch[1])
+
+    found = hessfig.Problem(network, batches, compute_loss=loss).operator("all").dense()
+    every = list(network.parameters())
+    truth = hessian(lambda: torch.stack([loss(network, batch) for batch in batches]).mean(), every, rounding=1e-5)
+    assert float((found - truth).norm()) <= 1e-5 * float(truth.norm())
+
+
+class Counting(nn.Module):
+    """A layer that counts its calls and keeps what it was given last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 3), [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        self.last = x
+        return torch.tanh(self.layer(x))
+
+
+@pytest.mark.parametrize("depth", [1, 8, 30])
+@pytest.mark.parametrize("form", ["compute_loss", "loss"])
+def test_a_network_nested_deeply_keeps_its_own_tensors(depth: int, form: str, tmp_path: Path) -> None:
+    """A network of float32 kept tensors of the measured type where modules were nested more than six deep (BERT)."""
+    torch.manual_seed(0)
+    inside = Counting()
+    network: nn.Module = nn.Sequential(inside, nn.BatchNorm1d(3))
+    for _ in range(depth):
+        network = nn.Sequential(network)
+    network.eval()
+    batch, targets = torch.randn(5, 3), torch.zeros(5, 3)
+
+    def loss(network: nn.Module, batch: Tensor) -> Tensor:
+        return network(batch).square().mean()
+
+    held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    numbers = {name: tensor.clone() for name, tensor in held.items()}
+    given: dict[str, Any] = {"compute_loss": loss} if form == "compute_loss" else {"targets": targets, "loss": "mse"}
+    problem = hessfig.Problem(network, batch, **given)
+    product = problem.operator("all").dense()
+    hessfig.measure(problem, blocks=["all"], parts="H", quantities=["trace"])
+    arguments = (batch,) if form == "compute_loss" else ("mse", (batch, targets))
+    monitor = hessfig.Monitor(
+        network, *arguments, compute_loss=given.get("compute_loss"), folder=tmp_path, quantities=["loss"]
+    )
+    monitor(0)
+    monitor.close()
+    now = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    assert all(now[name] is tensor and torch.equal(tensor, numbers[name]) for name, tensor in held.items())
+    assert inside.calls == [0] and not hasattr(inside, "last")
+    plain = copy.deepcopy(network).double()
+    truth = hessian(lambda: loss(plain, batch.double()), list(plain.parameters()))
+    assert float((product - truth).norm()) <= 1e-9 * float(truth.norm())
+
+
 def test_what_a_function_reaches_stays_as_it_was() -> None:
     names = ["preference_of_an_object", "moving_baseline", "variational_autoencoder_with_a_generator"]
     names += ["distillation_of_features", "batch_changed_in_place", "variational_autoencoder"]

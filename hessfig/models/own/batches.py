@@ -164,10 +164,16 @@ def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
         f"the batch cannot be read: {what}",
         got=f"{shape_of(inputs)} and {shape_of(targets)}",
         allowed=_ALLOWED,
-        remedy="hessfig.Problem(network, batch, compute_loss=f), if the function is f(network, batch)"
-        if callable(targets)
-        else "hessfig.Problem(network, inputs, targets), or targets='NAME' of an entry of a dictionary",
+        remedy=_as_function(targets)
+        or "hessfig.Problem(network, inputs, targets), or targets='NAME' of an entry of a dictionary",
     )
+
+
+def _as_function(targets: Any) -> str:
+    """Return the remedy for a function in place of targets; empty for anything else."""
+    if not callable(targets):
+        return ""
+    return "hessfig.Problem(network, batch, compute_loss=f), if the function is f(network, batch)"
 
 
 def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
@@ -178,9 +184,8 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
             "inputs and targets are not tensors, or lists of as many tensors",
             got=f"{shape_of(inputs)} and {shape_of(targets)}",
             allowed="tensors whose first axis runs over samples",
-            remedy="hessfig.Problem(network, batch, compute_loss=f), if the function is f(network, batch)"
-            if callable(targets)
-            else "torch.as_tensor(array); wrap networks of other inputs in a module that takes one tensor",
+            remedy=_as_function(targets)
+            or "torch.as_tensor(array); wrap networks of other inputs in a module that takes one tensor",
         )
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:

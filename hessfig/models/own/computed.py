@@ -137,7 +137,7 @@ class Computed(InPlace):
         """Return the value of the function for one batch, as a tensor with at least one axis."""
         with self.running(number_of(numbers, self.opaque_batches)) as (network, batch):
             value = self._read(self._functions[0](network, batch))
-            return value if value.ndim else value.reshape(1)
+            return value if value.ndim else _to_be_added(value, self._like).reshape(1)
 
     @contextmanager
     def running(self, number: int, image: Image = twin) -> Iterator[tuple[nn.Module, Any]]:
@@ -293,7 +293,7 @@ class OfOutputs(nn.Module):
         """Return the loss of the outputs of a batch, which is cast to their type."""
         computed = self._computed[0]
         with computed.running(number_of(targets, computed.opaque_batches), cast_to(outputs)) as (_, batch):
-            return one_number(self._functions[0](outputs, batch))
+            return _to_be_added(one_number(self._functions[0](outputs, batch)), outputs)
 
     def first_value(self, number: int, outputs: Tensor) -> Tensor:
         """Return the loss of the outputs of a batch.
@@ -466,6 +466,11 @@ def one_number(value: Any) -> Tensor:
         allowed="a tensor of shape ()",
         remedy=remedy,
     )
+
+
+def _to_be_added(value: Tensor, like: Tensor) -> Tensor:
+    """Return the loss of a batch in no fewer digits than another tensor: sums over batches have those of the sum."""
+    return value.to(torch.promote_types(value.dtype, like.dtype))
 
 
 def _one_tensor(value: Any) -> Tensor:

@@ -126,6 +126,7 @@ def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:
 class _State:
     """State to restore: one function per object, called in reverse order.
 
+    Objects are followed through `deepest` others; every module counts anew, since networks may be nested more deeply.
     For a container with more entries than `longest` (a data set), the entries are recorded but not their contents.
     """
 
@@ -142,7 +143,7 @@ class _State:
         self._seen.add(id(thing))
         self.things.append(thing)  # its id stays its own
         for part in self._parts(thing):
-            self.add(part, depth + 1)
+            self.add(part, 0 if isinstance(part, nn.Module) else depth + 1)
 
     def restore(self) -> None:
         """Restore everything."""

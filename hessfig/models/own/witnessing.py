@@ -342,7 +342,9 @@ def _is_usual(here: Derivatives) -> bool:
 
 
 def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
-    computed = [f"{name} is computed from parameters, and no parameter itself" for name in computed_attributes(network)]
+    computed = [
+        f"{name} is computed from parameters, and is not a parameter itself" for name in computed_attributes(network)
+    ]
     return UserError(
         "what would be measured is not the user's function: copy and network in place have other derivatives",
         got=plain("; ".join([*(f"{words}: {why}" for words, why in tried.items()), *computed[:3]]), most=700),
