@@ -168,7 +168,10 @@ def extrapolated(
             longest = trial.octave
         octave = _between(trial.octave + trial.jump, shortest, longest)
         if octave in (shortest, longest):
-            break
+            if not trial.is_rounding or best.octave != longest:
+                break
+            shortest, longest = longest, math.inf  # a shorter step was worse, by rounding: this one was not too long
+            octave = best.octave + trial.jump
         trial = steps.tried(octave)
         if trial.error < best.error:
             best = trial

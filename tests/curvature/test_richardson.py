@@ -153,3 +153,21 @@ def test_shards_take_the_steps_of_the_whole() -> None:
     whole = product_by_differences(cubes, [WEIGHTS], [VECTORS["few entries"]], unit=UNIT[torch.float64])
     together = torch.cat([results[number].product[0] for number in range(2)])
     assert length([together - whole.product[0]]) <= length(whole.deviation)
+
+
+def test_rounding_that_looks_like_truncation_does_not_end_the_search() -> None:
+    """By chance |D_2h - D_4h| > |D_h - D_2h| in rounding, too; shorter steps are worse then, and longer ones right."""
+    unit = UNIT[torch.float32]
+    errors = []
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+
+        def quotient(step: float, generator: torch.Generator = generator) -> Quotient:
+            size = torch.full((2,), 50.0).double()
+            rounding = unit * size / step * torch.randn(2, generator=generator).double()
+            return Quotient([torch.ones(2).double() + rounding], [size])
+
+        one = extrapolated(quotient, 1e-3, unit=unit)
+        assert one.gradients <= 24
+        errors.append(length(one.deviation) / length(one.product))
+    assert max(errors) <= 2.0 * unit**0.5
